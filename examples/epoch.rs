@@ -1,5 +1,5 @@
 //! One epoch of a training job as the file system sees it: processes that open, read and close
-//! files in shuffled order, or read one large file. `scripts/bench` uses it as its reader, so it is
+//! files in shuffled order, or read one large file. `scripts/bench/run` uses it as its reader, so it is
 //! written to cost little itself.
 //!
 //! Usage: epoch walk ROOT

@@ -1,6 +1,6 @@
 //! A file on a slow file system: each read takes a given time, and reads run concurrently.
 //!
-//! `scripts/bench-slow` uses it as the location of the archive. Nothing above it is cached, so
+//! `scripts/bench/slow` uses it as the location of the archive. Nothing above it is cached, so
 //! every read that archfs makes is delayed. When it is unmounted, it prints how much was read, and
 //! how many reads were in flight: the maximum, and the average over all reads.
 //!

@@ -1,7 +1,8 @@
-//! The crate's error type: a kind for the caller, a sentence and an optional hint for the user, and
-//! a source. `cli::exit` maps kinds to exit statuses, `fuse::reply` to errno.
+//! The crate's error type: a kind for the caller, a sentence and an optional hint for the user,
+//! details and a source. `cli::exit` maps kinds to exit statuses, `fuse::reply` to errno.
 //!
-//! Invariant: the sentence names the object and the problem. It never repeats the source's text.
+//! Invariants: the sentence names the object and the problem. It never repeats the source's text.
+//! No text of an error contains an errno number.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -51,11 +52,18 @@ pub enum Kind {
     Interrupted,
 }
 
-/// An error: kind, sentence, hint, source.
+/// An error: kind, sentence, details, hint, source.
+///
+/// `{}` shows the sentence and the source, `{:#}` also the details. `plain` leaves out where in the
+/// archive the damage is.
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
     context: String,
+    /// What is wrong with a file, without where.
+    brief: Option<String>,
+    /// What only an expert understands, such as the text of a library.
+    detail: Option<String>,
     hint: Option<String>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -64,7 +72,7 @@ impl Error {
     /// An error of `kind`; `context` names the object and the problem, such as `data.sqfs: not an
     /// archive`.
     pub fn new(kind: Kind, context: impl Into<String>) -> Self {
-        Self { kind, context: context.into(), hint: None, source: None }
+        Self { kind, context: context.into(), brief: None, detail: None, hint: None, source: None }
     }
 
     /// The archive contradicts itself; `context` names the structure and its offset.
@@ -89,6 +97,20 @@ impl Error {
         self
     }
 
+    /// Adds what only an expert understands, such as the text of a library.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl fmt::Display) -> Self {
+        self.detail = Some(detail.to_string());
+        self
+    }
+
+    /// Adds what is wrong with a file in a few words, such as `damaged data block (gzip)`.
+    #[must_use]
+    pub fn with_brief(mut self, brief: impl Into<String>) -> Self {
+        self.brief = Some(brief.into());
+        self
+    }
+
     /// Adds what the user can do about it, shown on its own line.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
@@ -107,6 +129,15 @@ impl Error {
         self
     }
 
+    /// Prefixes the sentence with `archive: path: `. Errors of a read name only the archive.
+    #[must_use]
+    pub fn within_file(mut self, archive: impl fmt::Display, path: impl fmt::Display) -> Self {
+        let archive = format!("{archive}: ");
+        let problem = self.context.strip_prefix(&archive).unwrap_or(&self.context);
+        self.context = format!("{archive}{path}: {problem}");
+        self
+    }
+
     /// What a caller can act on.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -121,14 +152,80 @@ impl Error {
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
+
+    /// What is wrong with a file that is named already.
+    pub fn brief(&self) -> String {
+        match (&self.brief, &self.source) {
+            (Some(brief), _) => brief.clone(),
+            (None, _) if self.is_damage() => "damaged".to_owned(),
+            (None, Some(source)) if self.kind == Kind::Io => {
+                format!("cannot be read: {}", reason(source))
+            }
+            _ => self.to_string(),
+        }
+    }
+
+    /// The text for a user: of damage, without the offsets.
+    pub fn plain(&self) -> String {
+        if self.is_damage() { without_offsets(&self.to_string()) } else { self.to_string() }
+    }
+}
+
+/// The text of an error of the system or of a library, without the number that Rust appends:
+/// `No such file or directory (os error 2)`.
+pub fn reason(error: impl fmt::Display) -> String {
+    const START: &str = " (os error ";
+    let text = error.to_string();
+    let mut parts = text.split(START);
+    let mut reason = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        match rest.strip_prefix(')') {
+            Some(rest) => reason.push_str(rest),
+            None => reason.extend([START, part]),
+        }
+    }
+    reason
+}
+
+/// Leaves the offsets out of a text of the form `STRUCTURE at 0x60: STRUCTURE at 0x7: PROBLEM`.
+fn without_offsets(text: &str) -> String {
+    const BEFORE_OFFSET: [&str; 6] =
+        [" that ends at ", " that starts at ", ", at ", ", near ", " at ", " in "];
+    let is_offset = |text: &str| {
+        let text = ["bit ", "bits ", "byte ", "bytes "]
+            .into_iter()
+            .find_map(|unit| text.strip_prefix(unit))
+            .unwrap_or(text);
+        text.starts_with("0x")
+    };
+    let start_of_offset = |part: &str| {
+        BEFORE_OFFSET
+            .into_iter()
+            .flat_map(|words| part.match_indices(words))
+            .filter(|(at, words)| is_offset(&part[at + words.len()..]))
+            .map(|(at, _)| at)
+            .min()
+    };
+    let mut parts: Vec<&str> = text.split(": ").collect();
+    let count = parts.len().saturating_sub(1);
+    for part in parts.iter_mut().take(count) {
+        if let Some(at) = start_of_offset(part) {
+            *part = &part[..at];
+        }
+    }
+    parts.join(": ")
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.context)?;
+        if let Some(detail) = self.detail.as_deref().filter(|_| f.alternate()) {
+            write!(f, ": {}", reason(detail))?;
+        }
         let mut source = self.source();
         while let Some(cause) = source {
-            write!(f, ": {cause}")?;
+            write!(f, ": {}", reason(cause))?;
             source = cause.source();
         }
         Ok(())
@@ -147,13 +244,76 @@ mod tests {
 
     #[test]
     fn shows_the_outer_context_first_and_the_source_last() {
-        let error = Error::io("can not read 96 bytes at 0x0", io::Error::other("disk on fire"))
+        let error = Error::io("cannot read 96 bytes at 0x0", io::Error::other("disk on fire"))
             .within("data.sqfs")
             .with_hint("buy a new disk");
-        assert_eq!(error.to_string(), "data.sqfs: can not read 96 bytes at 0x0: disk on fire");
+        assert_eq!(error.to_string(), "data.sqfs: cannot read 96 bytes at 0x0: disk on fire");
         assert_eq!(error.hint(), Some("buy a new disk"));
         assert_eq!(error.kind(), Kind::Io);
         let again = error.within("data.sqfs").to_string();
-        assert_eq!(again, "data.sqfs: can not read 96 bytes at 0x0: disk on fire");
+        assert_eq!(again, "data.sqfs: cannot read 96 bytes at 0x0: disk on fire");
+    }
+
+    #[test]
+    fn names_the_file_after_the_archive() {
+        for context in ["a.sqfs: block at 0x60: cut", "block at 0x60: cut"] {
+            let error = Error::corrupt(context).within_file("a.sqfs", "dir/file").within("a.sqfs");
+            assert_eq!(error.to_string(), "a.sqfs: dir/file: block at 0x60: cut");
+        }
+    }
+
+    #[test]
+    fn shows_no_errno_number_wherever_an_error_of_the_system_comes_from() {
+        let refused = || io::Error::from_raw_os_error(libc::EACCES);
+        let nested = io::Error::other(Error::io("a", refused()));
+        for error in [
+            Error::io("a", refused()),
+            Error::io("a", rustix::io::Errno::ACCESS.into()),
+            Error::new(Kind::Io, "a").with_source(rustix::io::Errno::ACCESS),
+            Error::new(Kind::Io, "a").with_source(nested),
+            Error::corrupt("a").with_detail(refused()),
+        ] {
+            let texts = [error.to_string(), format!("{error:#}"), error.brief(), error.plain()];
+            assert!(texts.iter().all(|text| !text.contains("os error")), "{texts:?}");
+            assert!(texts[1].ends_with(": Permission denied"), "{texts:?}");
+        }
+        assert_eq!(reason(refused()), "Permission denied");
+        assert_eq!(reason("x (os error 2) at \"/y\""), "x at \"/y\"");
+        assert_eq!(reason("a (os error of mine)"), "a (os error of mine)");
+    }
+
+    #[test]
+    fn users_see_damage_without_offsets_and_library_texts() {
+        let error = Error::corrupt("gzip cannot decode it")
+            .with_detail("InvalidHeader in libgz")
+            .within(format_args!("squashfs data block at {:#x}", 0x60))
+            .within("squashfs inode at 0x623c, byte 419")
+            .within("bad.sqfs");
+        let place = "bad.sqfs: squashfs inode at 0x623c, byte 419: squashfs data block at 0x60";
+        assert_eq!(error.to_string(), format!("{place}: gzip cannot decode it"));
+        assert_eq!(
+            format!("{error:#}"),
+            format!("{place}: gzip cannot decode it: InvalidHeader in libgz")
+        );
+        let plain = "bad.sqfs: squashfs inode: squashfs data block: gzip cannot decode it";
+        assert_eq!(error.plain(), plain);
+        assert_eq!(error.brief(), "damaged");
+        assert_eq!(error.with_brief("damaged data block").brief(), "damaged data block");
+        for (text, plain) in [
+            ("a: lz4 frame that ends at 0x12: checksum wrong", "a: lz4 frame: checksum wrong"),
+            ("a: gzip data in bytes 0x1 to 0x2: no", "a: gzip data: no"),
+            ("a: member 2, near 0x77: no", "a: member 2: no"),
+            ("a: bzip2 stream at bit 0x8: no", "a: bzip2 stream: no"),
+            ("file at home: no", "file at home: no"),
+        ] {
+            assert_eq!(without_offsets(text), plain);
+        }
+    }
+
+    #[test]
+    fn a_brief_text_of_an_error_of_the_system_is_the_reason() {
+        let gone = io::Error::from_raw_os_error(libc::ESTALE);
+        let error = Error::io("/x/a.sqfs: cannot read 96 bytes at 0x0", gone);
+        assert_eq!(error.brief(), "cannot be read: Stale file handle");
     }
 }

@@ -1,16 +1,25 @@
-//! The daemon's log, to standard error or a file.
+//! Messages for people: their form, and where those of the daemon go.
 //!
-//! Errors that end a command are printed by `cli` instead. Invariant: a repeated fault does not
-//! fill the disk. Nothing is written to syslog.
+//! A message is one line, `archfs: error: OBJECT: WHAT`, where `error` may be `warning` or `note`.
+//! A line `archfs: hint: ACTION` follows if there is a remedy. In a batch job the prefix names the
+//! node, because the output of many nodes often goes to one file: `archfs[nid0012]: error: ...`.
+//! Lines in a log file begin with the time.
+//!
+//! Invariants: only `line` makes a prefix. A repeated fault does not fill the disk. Nothing is
+//! written to syslog.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
+use std::time::SystemTime;
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 
-use crate::sync::Mutex;
+use crate::batch_job;
+use crate::error::{Error, reason};
+use crate::sync::{Mutex, OnceLock};
+use crate::units::format_utc;
 
 /// How often the same message is logged: a corrupt block may be read a million times.
 const REPEATS: u32 = 3;
@@ -18,35 +27,145 @@ const REPEATS: u32 = 3;
 /// Distinct messages remembered for that. Then all are forgotten, and may be logged again.
 const REMEMBERED: usize = 1024;
 
-/// How much is logged.
+/// The target of records that are hints.
+const HINT: &str = "archfs::hint";
+
+/// How much is printed and logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verbosity {
-    /// Errors only.
+    /// Errors with their hints, and warnings.
     Quiet,
-    /// Errors and warnings.
+    /// Notes and all hints as well.
     #[default]
     Default,
-    /// Errors, warnings and information.
+    /// Everything, with offsets and the texts of libraries.
     Verbose,
 }
 
+/// What the first word of a line says about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// Something failed.
+    Error,
+    /// Something works worse than the user may expect.
+    Warning,
+    /// Something that the user may want to know.
+    Note,
+    /// What to do about the line before.
+    Hint,
+}
+
+impl Label {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Note => "note",
+            Self::Hint => "hint",
+        }
+    }
+}
+
+/// Set by the first `start`.
+static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
+
 /// Sends all further log messages to `file`, or to standard error.
 pub fn start(verbosity: Verbosity, file: Option<File>) {
-    log::set_max_level(match verbosity {
-        Verbosity::Quiet => LevelFilter::Error,
-        Verbosity::Default => LevelFilter::Warn,
+    let level = match verbosity {
+        Verbosity::Quiet | Verbosity::Default => LevelFilter::Warn,
         Verbosity::Verbose => LevelFilter::Info,
-    });
-    let state = Mutex::new(State { sink: file, repeats: HashMap::new() });
+    };
+    start_at(level, verbosity, file);
+}
+
+/// Logs only errors: for commands that report by themselves what others warn of.
+pub fn start_without_warnings() {
+    start_at(LevelFilter::Error, Verbosity::Default, None);
+}
+
+fn start_at(level: LevelFilter, verbosity: Verbosity, file: Option<File>) {
+    log::set_max_level(level);
+    let _ = VERBOSITY.set(verbosity);
+    let state = Mutex::new(State::new(file));
     // If there is a logger already, it stays in use.
     let _ = log::set_boxed_logger(Box::new(Logger { state }));
 }
 
-/// Logs a message that is not a warning, but is shown unless only errors are wanted.
-pub fn tell(message: fmt::Arguments<'_>) {
-    if log::max_level() >= LevelFilter::Warn {
-        log::logger().log(&Record::builder().level(log::Level::Info).args(message).build());
+/// How much is printed and logged.
+pub fn verbosity() -> Verbosity {
+    VERBOSITY.get().copied().unwrap_or_default()
+}
+
+/// Logs a note, unless only errors and warnings are wanted.
+pub fn note(message: fmt::Arguments<'_>) {
+    if verbosity() != Verbosity::Quiet && log::max_level() >= LevelFilter::Warn {
+        send(module_path!(), Level::Info, message);
     }
+}
+
+/// Logs an error and its hint.
+pub fn error(error: &Error) {
+    send(module_path!(), Level::Error, format_args!("{}", text_of(error)));
+    if let Some(hint) = error.hint() {
+        send(HINT, Level::Error, format_args!("{hint}"));
+    }
+}
+
+/// Logs a warning, and a hint unless only errors and warnings are wanted.
+pub fn warn(message: fmt::Arguments<'_>, hint: &str) {
+    log::warn!("{message}");
+    if verbosity() != Verbosity::Quiet && log::max_level() >= LevelFilter::Warn {
+        send(HINT, Level::Warn, format_args!("{hint}"));
+    }
+}
+
+/// Logs a hint to an error that was just logged.
+pub fn hint(hint: &str) {
+    send(HINT, Level::Error, format_args!("{hint}"));
+}
+
+fn send(target: &str, level: Level, message: fmt::Arguments<'_>) {
+    log::logger().log(&Record::builder().target(target).level(level).args(message).build());
+}
+
+/// `detail` if everything is wanted, else nothing: an offset, or the text of a library.
+pub fn detail(detail: impl fmt::Display) -> String {
+    if verbosity() == Verbosity::Verbose { detail.to_string() } else { String::new() }
+}
+
+/// The text of `error`: with all details if everything is wanted.
+pub fn text_of(error: &Error) -> String {
+    if verbosity() == Verbosity::Verbose { format!("{error:#}") } else { error.plain() }
+}
+
+/// A message as it is printed, with the newline and without errno numbers.
+pub fn line(label: Label, text: &str) -> String {
+    static PREFIX: OnceLock<String> = OnceLock::new();
+    let prefix = PREFIX.get_or_init(|| {
+        let node = batch_job::current().map(|_| batch_job::node_name());
+        prefix_on(node.as_deref())
+    });
+    format!("{prefix}: {}: {}\n", label.word(), printable(&reason(text)))
+}
+
+/// The start of each line; `node` is given in a batch job.
+fn prefix_on(node: Option<&str>) -> String {
+    match node {
+        Some(node) => format!("archfs[{}]", printable(node)),
+        None => "archfs".to_owned(),
+    }
+}
+
+/// Splits a line that this program printed, perhaps on another node, into the label and the text.
+pub fn parse_line(line: &str) -> Option<(Label, &str)> {
+    let rest = line.strip_prefix("archfs")?;
+    let rest = match rest.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?.1,
+        None => rest,
+    };
+    let (word, text) = rest.strip_prefix(": ")?.split_once(": ")?;
+    let labels = [Label::Error, Label::Warning, Label::Note, Label::Hint];
+    labels.into_iter().find(|label| label.word() == word).map(|label| (label, text))
 }
 
 struct Logger {
@@ -64,25 +183,38 @@ struct State {
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // fuser logs each request and each capability. Only its errors matter to a user.
-        !metadata.target().starts_with("fuser") || metadata.level() <= log::Level::Error
+        !metadata.target().starts_with("fuser") || metadata.level() <= Level::Error
     }
 
     fn log(&self, record: &Record<'_>) {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let message = record.args().to_string();
-        if record.target().starts_with("fuser") && is_late_answer(&message) {
-            return;
+        let mut message = record.args().to_string();
+        if record.target().starts_with("fuser") {
+            if is_late_answer(&message) {
+                return;
+            }
+            let detail = detail(format_args!(" ({})", reason(&message)));
+            message = format!("the connection to the kernel failed{detail}");
         }
+        let label = match (record.target(), record.level()) {
+            (HINT, _) => Label::Hint,
+            (_, Level::Error) => Label::Error,
+            (_, Level::Warn) => Label::Warning,
+            _ => Label::Note,
+        };
         let mut state = self.state.lock();
-        let Some(note) = state.note(&message) else {
+        let Some(suffix) = state.suffix(label, &message) else {
             return;
         };
-        let line = format!("archfs: {}{note}\n", printable(&message));
+        let line = line(label, &format!("{message}{suffix}"));
         // A failure to write the log cannot be reported.
         let _ = match &mut state.sink {
-            Some(file) => file.write_all(line.as_bytes()),
+            Some(file) => {
+                let timed = format!("{} {line}", format_utc(SystemTime::now()));
+                file.write_all(timed.as_bytes())
+            }
             None => std::io::stderr().write_all(line.as_bytes()),
         };
     }
@@ -91,16 +223,22 @@ impl Log for Logger {
 }
 
 impl State {
-    /// The suffix for `message`, or `None` if it was logged often enough.
-    fn note(&mut self, message: &str) -> Option<&'static str> {
+    fn new(sink: Option<File>) -> Self {
+        Self { sink, repeats: HashMap::new() }
+    }
+
+    /// The suffix for `message`, or `None` if it was logged often enough. A hint is logged once.
+    fn suffix(&mut self, label: Label, message: &str) -> Option<&'static str> {
         if self.repeats.len() >= REMEMBERED {
             self.repeats.clear();
         }
         let times = self.repeats.entry(message.to_owned()).or_insert(0);
         *times = times.saturating_add(1);
         match *times {
+            1 => Some(""),
+            _ if label == Label::Hint => None,
             times if times < REPEATS => Some(""),
-            REPEATS => Some(" (not told again)"),
+            REPEATS => Some(" (not logged again)"),
             _ => None,
         }
     }
@@ -135,41 +273,92 @@ mod tests {
 
     use super::*;
 
+    /// A logger that writes to the file `log` in the directory.
+    fn logger(directory: &std::path::Path) -> Logger {
+        Logger { state: Mutex::new(State::new(File::create(directory.join("log")).ok())) }
+    }
+
+    fn record(logger: &Logger, target: &str, level: Level, text: &str) {
+        let mut record = Record::builder();
+        logger.log(&record.target(target).level(level).args(format_args!("{text}")).build());
+    }
+
     #[test]
-    fn logs_a_repeated_fault_three_times() {
-        let mut state = State { sink: None, repeats: HashMap::new() };
-        let notes: Vec<_> = (0..5).map(|_| state.note("bad block")).collect();
-        assert_eq!(notes, [Some(""), Some(""), Some(" (not told again)"), None, None]);
-        assert_eq!(state.note("another"), Some(""));
+    fn logs_a_repeated_fault_three_times_and_its_hint_once() {
+        let mut state = State::new(None);
+        let notes: Vec<_> = (0..5).map(|_| state.suffix(Label::Error, "bad block")).collect();
+        assert_eq!(notes, [Some(""), Some(""), Some(" (not logged again)"), None, None]);
+        assert_eq!(state.suffix(Label::Error, "another"), Some(""));
+        let hints = [(); 2].map(|()| state.suffix(Label::Hint, "do it"));
+        assert_eq!(hints, [Some(""), None]);
     }
 
     #[test]
     fn forgets_old_messages_before_they_fill_memory() {
-        let mut state = State { sink: None, repeats: HashMap::new() };
+        let mut state = State::new(None);
         for number in 0..10 * REMEMBERED {
-            state.note(&number.to_string());
+            state.suffix(Label::Error, &number.to_string());
             assert!(state.repeats.len() <= REMEMBERED);
         }
     }
 
     #[test]
-    fn logs_replies_that_cannot_be_sent_unless_no_process_waits_for_them() {
+    fn a_line_names_its_kind_and_in_a_batch_job_the_node() {
+        assert_eq!(prefix_on(Some("nid0012")), "archfs[nid0012]");
+        assert_eq!(prefix_on(None), "archfs");
+        for label in [Label::Error, Label::Warning, Label::Note, Label::Hint] {
+            let line = line(label, "a.sqfs: no such file\n");
+            assert!(line.ends_with(": a.sqfs: no such file\\n\n"), "{line}");
+            let parsed = parse_line(line.trim_end());
+            assert_eq!(parsed, Some((label, "a.sqfs: no such file\\n")), "{line}");
+        }
+        let refused = std::io::Error::from_raw_os_error(13).to_string();
+        assert!(line(Label::Error, &refused).ends_with(": error: Permission denied\n"));
+        assert_eq!(parse_line("archfs[n1]: error: a: b"), Some((Label::Error, "a: b")));
+        assert_eq!(parse_line("archfs: odd: a"), None);
+        assert_eq!(parse_line("srun: error: a"), None);
+    }
+
+    #[test]
+    fn lines_of_a_file_have_a_kind_and_a_time() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log");
-        let state = State { sink: File::create(&path).ok(), repeats: HashMap::new() };
-        let logger = Logger { state: Mutex::new(state) };
-        let tell = |target: &str, number: i32| {
+        let logger = logger(directory.path());
+        for level in [Level::Error, Level::Warn, Level::Info] {
+            record(&logger, "archfs::vfs", level, &format!("{level}"));
+        }
+        record(&logger, HINT, Level::Error, "do it");
+        let text = fs::read_to_string(directory.path().join("log")).unwrap();
+        let mut found = Vec::new();
+        for line in text.lines() {
+            let (time, line) = line.split_once(' ').unwrap();
+            assert!(time.starts_with("20") && time.ends_with('Z') && time.len() == 20, "{text}");
+            found.push(parse_line(line).unwrap());
+        }
+        let expected = [
+            (Label::Error, "ERROR"),
+            (Label::Warning, "WARN"),
+            (Label::Note, "INFO"),
+            (Label::Hint, "do it"),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn failures_of_the_connection_are_logged_without_the_text_of_the_library() {
+        let directory = tempfile::tempdir().unwrap();
+        let logger = logger(directory.path());
+        let log = || fs::read_to_string(directory.path().join("log")).unwrap();
+        let failed = |target: &str, number: i32| {
             let error = std::io::Error::from_raw_os_error(number);
-            let message = format!("Failed to send FUSE reply: {error}");
-            let level = log::Level::Error;
-            let mut record = Record::builder();
-            logger.log(&record.target(target).level(level).args(format_args!("{message}")).build());
+            record(&logger, target, Level::Error, &format!("Failed to send FUSE reply: {error}"));
         };
-        tell("fuser::reply", 2);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "");
-        tell("fuser::reply", 5);
-        tell("archfs::fuse", 2);
-        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
+        // No process waits for this reply.
+        failed("fuser::reply", 2);
+        assert_eq!(log(), "");
+        failed("fuser::reply", 5);
+        assert!(log().ends_with(": error: the connection to the kernel failed\n"), "{}", log());
+        record(&logger, "fuser", Level::Debug, "a request");
+        assert_eq!(log().lines().count(), 1);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! an error, never a smaller number.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Kind, Result};
 
@@ -14,8 +14,8 @@ use crate::error::{Error, Kind, Result};
 /// `Usage` for anything else.
 pub fn parse_size(text: &str) -> Result<u64> {
     let invalid = || {
-        Error::new(Kind::Usage, format!("{text:?} is no size"))
-            .with_hint("give a whole number of bytes, or one with K, M, G or T behind it: 512M")
+        Error::new(Kind::Usage, format!("{text:?} is not a size"))
+            .with_hint("give a whole number, with K, M, G or T if it is not in bytes: 512M")
     };
     let upper = text.trim().to_ascii_uppercase();
     let upper = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
@@ -42,8 +42,8 @@ const TIME_MAX: u64 = 365 * 24 * 3600;
 /// `Usage` for anything else, and for more than a year.
 pub fn parse_time(text: &str) -> Result<Duration> {
     let invalid = || {
-        Error::new(Kind::Usage, format!("{text:?} is no time"))
-            .with_hint("give a whole number of seconds, or one with s, m or h behind it: 15m")
+        Error::new(Kind::Usage, format!("{text:?} is not a time"))
+            .with_hint("give a whole number, with s, m or h if it is not in seconds: 15m")
     };
     let text = text.trim();
     let (digits, unit) = match text.char_indices().last() {
@@ -60,8 +60,14 @@ pub fn parse_time(text: &str) -> Result<Duration> {
     seconds.map(Duration::from_secs).ok_or_else(invalid)
 }
 
+/// Formats a count with a regular noun: `1 file`, `2 files`.
+pub fn counted(count: u64, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// Formats a size: `0 B`, `1.5 KiB`, `137.4 GiB`.
-pub fn show_size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     if bytes < 1024 {
         return format!("{bytes} B");
     }
@@ -74,7 +80,7 @@ pub fn show_size(bytes: u64) -> String {
 }
 
 /// Formats a time: `0.8 us`, `3.1 ms`, `1.5 s`, `2m 3s`, `2h 3m`, `1d 2h`.
-pub fn show_duration(time: Duration) -> String {
+pub fn format_duration(time: Duration) -> String {
     let (seconds, nanoseconds) = (time.as_secs(), u64::from(time.subsec_nanos()));
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     match (seconds, nanoseconds) {
@@ -87,6 +93,28 @@ pub fn show_duration(time: Duration) -> String {
     }
 }
 
+/// Formats a time of day for a log: `2026-11-23T22:15:07Z`.
+pub fn format_utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (year, month, day) = date(seconds / 86400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of the day `days` after 1970-01-01 (Gregorian calendar). Counting from March
+/// of year 0 puts the leap day at the end of a year.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
 /// Formats a size in bytes, both exactly and rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
@@ -95,7 +123,7 @@ impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(bytes) = *self;
         write!(f, "{bytes} bytes")?;
-        if bytes >= 1024 { write!(f, " ({})", show_size(bytes)) } else { Ok(()) }
+        if bytes >= 1024 { write!(f, " ({})", format_size(bytes)) } else { Ok(()) }
     }
 }
 
@@ -131,8 +159,15 @@ mod tests {
             (137 << 30, "137.0 GiB"),
             (u64::MAX, "15.9 EiB"),
         ] {
-            assert_eq!(show_size(bytes), text);
+            assert_eq!(format_size(bytes), text);
         }
+    }
+
+    #[test]
+    fn counts_in_singular_and_plural() {
+        assert_eq!(counted(0, "file"), "0 files");
+        assert_eq!(counted(1, "file"), "1 file");
+        assert_eq!(counted(2, "file"), "2 files");
     }
 
     #[test]
@@ -148,7 +183,22 @@ mod tests {
             (7_384_200_000_000, "2h 3m"),
             (93_600_000_000_000, "1d 2h"),
         ] {
-            assert_eq!(show_duration(Duration::from_nanos(nanoseconds)), text);
+            assert_eq!(format_duration(Duration::from_nanos(nanoseconds)), text);
+        }
+    }
+
+    #[test]
+    fn shows_dates_as_date_does() {
+        // As `date -u -d @N +%FT%TZ` prints them.
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_827_696, "2000-02-29T12:34:56Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(format_utc(UNIX_EPOCH + Duration::from_secs(seconds)), text);
         }
     }
 

@@ -3,7 +3,7 @@
     with archfs.mount("data.sqfs") as root:         # unmounted at the end of the block
         ...
     root = archfs.mount_until_exit("data.sqfs")     # unmounted when this process ends, however it ends
-    archfs.pack("folder", archive="data.sqfs")
+    archfs.pack("directory", archive="data.sqfs")
 
 The program archfs, which is part of this package, does the work. See docs/PYTHON.md.
 """

@@ -10,11 +10,11 @@ def main() -> None:
     try:
         program = executable()
     except Error as error:
-        sys.exit(f"archfs: {error}")
+        sys.exit(f"archfs: error: {error}")
     try:
         os.execv(program, [program, *sys.argv[1:]])
     except OSError as error:  # For example, it was built for another architecture.
-        sys.exit(f"archfs: {program}: {error.strerror}")
+        sys.exit(f"archfs: error: {program}: {error.strerror}")
 
 
 if __name__ == "__main__":

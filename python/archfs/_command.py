@@ -38,18 +38,18 @@ _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What a progress bar prints before a line: a carriage return, and sequences that clear the line.
 _DRAWN = re.compile(rb".*(?:\r|\x1b\[[0-9;?]*[A-Za-z])", re.DOTALL)
 
-# Messages about a successful mount.
-_ORDINARY = re.compile(
-    r"(mounted|sharing) .* until |started inside an srun step|"
-    r".*: (Slurm kills the daemon|still held by process|stays mounted)"
-)
+# A message of archfs: `archfs: error: TEXT`, in a batch job `archfs[NODE]: error: TEXT`.
+_MESSAGE = re.compile(r"archfs(?:\[[^]]*\])?: (error|warning|note|hint): (.*)", re.DOTALL)
+
+_LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
 
 
 class Line(NamedTuple):
-    """A message of archfs, without the prefix "archfs: "."""
+    """A message of archfs, without its prefix."""
 
     text: str
     hint: Optional[str]
+    level: int
 
 
 class Outcome(NamedTuple):
@@ -83,9 +83,9 @@ def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
     """The exception for a failed run. The status may be 0: if SIGCHLD is ignored, a child's status is lost."""
     status = outcome.status or 1
     if status < 0:
-        return _errors.Error(f"signal {-status} ended archfs", None, 128 - status, _texts(outcome.lines))
+        return _errors.Error(f"signal {-status} killed archfs", None, 128 - status, _texts(outcome.lines))
     if not outcome.lines:
-        return _errors.of_status(status, f"archfs ended with status {status}", None, ())
+        return _errors.of_status(status, f"archfs exited with status {status}", None, ())
     last = outcome.lines[-1]
     error = _errors.of_status(status, last.text, last.hint, _texts(outcome.lines[:-1]))
     if status == 1:
@@ -102,8 +102,7 @@ def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
 def log(lines: Sequence[Line]) -> None:
     """Logs the messages of a successful run."""
     for line in lines:
-        level = logging.INFO if _ORDINARY.match(line.text) else logging.WARNING
-        LOGGER.log(level, "%s", line.text if line.hint is None else f"{line.text} ({line.hint})")
+        LOGGER.log(line.level, "%s", line.text if line.hint is None else f"{line.text} ({line.hint})")
 
 
 def execute(words: Sequence[str], timeout: Optional[float] = None) -> Outcome:
@@ -116,7 +115,7 @@ def execute(words: Sequence[str], timeout: Optional[float] = None) -> Outcome:
         # An error without errno was raised by a signal handler.
         if isinstance(error, _errors.Error) or error.errno is None:
             raise
-        raise _errors.Error(f"{program}: can not be run: {error.strerror}") from error
+        raise _errors.Error(f"{program}: cannot run: {error.strerror}") from error
 
 
 def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
@@ -189,7 +188,7 @@ def _listen(
     while True:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0 and not has_ended:
-            raise _errors.TimedOut("archfs: it took too long", "allow more by timeout=", 6)
+            raise _errors.TimedOut("archfs: timed out", "pass a larger timeout=", 6)
         wait = 0 if has_ended else _LOOK if left is None else min(left, _LOOK)
         if not is_open:
             if has_ended or _ends_within(process, wait):
@@ -270,14 +269,18 @@ def _drawing(line: bytes) -> bytes:
 
 
 def _lines(messages: bytes) -> list[Line]:
-    """The messages `archfs: TEXT`, each with the `hint: TEXT` on the line below."""
+    """The messages, each with the hint on the line below."""
     lines: list[Line] = []
     for raw in messages.split(b"\n")[:-1]:
         text = _DRAWN.sub(b"", raw, count=1).decode(errors="replace").rstrip()
-        if text.startswith("hint: ") and lines:
-            lines[-1] = Line(lines[-1].text, text[len("hint: ") :])
+        message = _MESSAGE.fullmatch(text)
+        if message and message[1] == "hint":
+            if lines:
+                lines[-1] = lines[-1]._replace(hint=message[2])
+        elif message:
+            lines.append(Line(message[2], None, _LEVELS[message[1]]))
         elif text:
-            lines.append(Line(text[len("archfs: ") :] if text.startswith("archfs: ") else text, None))
+            lines.append(Line(text, None, logging.WARNING))
     return lines
 
 

@@ -19,11 +19,11 @@ def executable() -> str:
 
     Raises ExecutableNotFound if there is none.
     """
-    told = os.environ.get(VARIABLE)
-    if told:
-        if _is_program(told):
-            return os.path.abspath(told)
-        raise ExecutableNotFound(f"{told}: no program, but {VARIABLE} names it", f"unset {VARIABLE}")
+    named = os.environ.get(VARIABLE)
+    if named:
+        if _is_program(named):
+            return os.path.abspath(named)
+        raise ExecutableNotFound(f"{named}: not a program ({VARIABLE})", f"unset {VARIABLE}")
     for folder in _folders():
         program = os.path.join(folder, "archfs")
         if _is_program(program):
@@ -32,8 +32,8 @@ def executable() -> str:
     if found is not None:
         return os.path.abspath(found)
     raise ExecutableNotFound(
-        "the program archfs is not there: not beside this package, nor in PATH",
-        f"install the package anew, or set {VARIABLE} to its path",
+        "archfs: program not found next to this package or in PATH",
+        f"install the package again, or set {VARIABLE} to its path",
     )
 
 

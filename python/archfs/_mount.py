@@ -93,12 +93,12 @@ class Mount:
 
     def __repr__(self) -> str:
         names = [repr(os.path.basename(name)) for name in self._archives]
-        shown = names[0] if len(names) == 1 else f"{len(names)} archives"
+        archives = names[0] if len(names) == 1 else f"{len(names)} archives"
         state = ", unmounted" if self.closed else ""
-        return f"<archfs.Mount of {shown} at {str(self._path)!r}{state}>"
+        return f"<archfs.Mount of {archives} at {str(self._path)!r}{state}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Mount belongs to the process that made it; pass its path")
+        raise TypeError("a Mount cannot be passed to another process; pass its path")
 
 
 class _Hold:
@@ -125,6 +125,7 @@ def mount(
     threads: Optional[int] = None,
     stage: Optional[PathLike] = None,
     preload: bool = False,
+    archive_cache: Optional[str] = None,
     allow_changes: bool = False,
     grace: Optional[Time] = None,
     linger: Optional[Time] = None,
@@ -160,6 +161,7 @@ def mount(
             "threads": threads,
             "stage": stage,
             "preload": preload,
+            "archive_cache": archive_cache,
             "allow_changes": allow_changes,
             "grace": time(grace),
             "linger": time(linger),
@@ -185,6 +187,7 @@ def mount_until_exit(
     threads: Optional[int] = None,
     stage: Optional[PathLike] = None,
     preload: bool = False,
+    archive_cache: Optional[str] = None,
     allow_changes: bool = False,
     grace: Optional[Time] = None,
     linger: Optional[Time] = None,
@@ -212,6 +215,7 @@ def mount_until_exit(
         "threads": threads,
         "stage": _absolute(stage),
         "preload": preload,
+        "archive_cache": archive_cache,
         "allow_changes": allow_changes,
         "grace": grace,
         "linger": linger,
@@ -282,7 +286,7 @@ def _dropped(hold: _Hold) -> None:
     """A Mount was collected without a call of unmount()."""
     if hold.pid != os.getpid() or not _holds.give_back_or_tell(hold.mount_point, hold):
         return
-    warnings.warn(f"{hold.mount_point}: unmounted, as its Mount was dropped", ResourceWarning, stacklevel=2)
+    warnings.warn(f"{hold.mount_point}: unmounted, because its Mount was garbage-collected", ResourceWarning, stacklevel=2)
 
 
 # Variables in which batch systems pass the job's id.

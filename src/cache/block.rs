@@ -196,7 +196,7 @@ mod tests {
         drop(second);
         let third = filled(&pool, 3, 900);
         assert_eq!(third.bytes().as_ptr(), address);
-        assert_eq!(third.bytes(), [3; 900], "and nothing of what was there before");
+        assert_eq!(third.bytes(), [3; 900], "and none of the earlier bytes");
     }
 
     #[test]

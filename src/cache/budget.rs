@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::memory::{self, Bound};
+use crate::os::memory::{self, Bound};
 use crate::sync::{Arc, Mutex, Weak};
 
 /// The largest default, in bytes.

@@ -21,7 +21,7 @@ use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
-use crate::processors;
+use crate::os::processors;
 use crate::stats::{CacheCounts, CacheKind, Stats};
 use crate::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! Detects sequential readers and decides how far to decode ahead of each.
+//! Detects sequential readers and decides how far to read and decode ahead of each.
 //!
 //! Invariant: readahead never exceeds the bytes that the reader has read in order so far. So a
 //! wrong guess at most doubles the work.
@@ -39,6 +39,9 @@ const GAP: u64 = 4095;
 /// How far out of order a large READ may be, in multiples of its length.
 const DISORDER: u64 = 2;
 
+/// How far apart READs of a file may be that the kernel sends together, in bytes.
+const TOGETHER: u64 = 1 << 20;
+
 /// The read streams of a tree.
 #[derive(Debug)]
 pub struct Readahead {
@@ -78,6 +81,11 @@ impl Readahead {
         Self { sets: OnceLock::new(), distance_max: AtomicU64::new(furthest(capacity)) }
     }
 
+    /// Streams that read ahead into the page cache, which gives way to other pages by itself.
+    pub fn furthest() -> Self {
+        Self::new(AHEAD_MAX.saturating_mul(READERS))
+    }
+
     /// Changes the capacity of the cache, in bytes.
     pub fn set_capacity(&self, capacity: u64) {
         self.distance_max.store(furthest(capacity), Ordering::Relaxed);
@@ -101,9 +109,16 @@ impl Readahead {
             stream.next = stream.next.max(range.end);
             return stream.ahead(distance_max, len);
         }
+        // The kernel sends the first READs of a file together. What a later one has requested is
+        // not requested again: it may have been served and dropped by now.
+        let together = range.end..range.end.saturating_add(TOGETHER);
+        let others = set.streams.iter().filter(|stream| stream.file == file);
+        let reached = others.map(|stream| stream.next).filter(|next| together.contains(next));
+        let reached = reached.max().unwrap_or(0);
         let idle = |stream: &&mut Stream| clock.wrapping_sub(stream.last);
         let oldest = set.streams.iter_mut().max_by_key(idle)?;
-        *oldest = Stream { file, next: range.end, run: size, requested: range.end, last: clock };
+        let requested = range.end.max(reached.min(len));
+        *oldest = Stream { file, next: range.end, run: size, requested, last: clock };
         // A reader that starts at offset 0 with a full kernel readahead will probably continue. A
         // reader that starts elsewhere has to prove it first.
         let is_start = range.start == 0 && size >= LARGE;
@@ -255,6 +270,21 @@ mod tests {
     fn a_cache_of_zero_bytes_disables_readahead() {
         let streams = Readahead::new(0);
         assert_eq!(requested(&streams, 0..100), 0);
+    }
+
+    #[test]
+    fn a_late_first_read_requests_only_what_no_other_read_has_requested() {
+        let streams = Readahead::new(CAPACITY);
+        let len = 8 * READ;
+        // Too far apart to be one stream.
+        assert_eq!(streams.observe(1, 4 * READ..5 * READ, len), None);
+        assert_eq!(streams.observe(1, 0..READ, len), None);
+        assert_eq!(streams.observe(1, READ..2 * READ, len), None);
+        // Another reader of the same file, far ahead, has not read what is in between.
+        assert_eq!(streams.observe(3, 100 * READ..101 * READ, LEN), None);
+        assert_eq!(streams.observe(3, 0..READ, LEN), Some(READ..2 * READ));
+        // The same in another file, whose READs arrive in order.
+        assert_eq!(streams.observe(2, 0..READ, len), Some(READ..2 * READ));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::failpoint;
-use crate::processors;
+use crate::os::processors;
 use crate::sync::{Arc, Condvar, Mutex, Weak, thread};
 
 #[cfg(all(test, feature = "model"))]

@@ -15,7 +15,7 @@ use super::bar::Bar;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
-use crate::lifecycle::{Access, Lifetime, MountPlan};
+use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime, MountPlan};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "PATH", env = "ARCHFS_SUBDIR")]
     subdir: Option<OsString>,
 
-    /// The image starts N bytes into the file (K, M, G work)
+    /// The image starts N bytes into the file (suffixes: K, M, G, T)
     #[arg(long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
     offset: Option<u64>,
 
@@ -45,40 +45,52 @@ pub(super) struct MountArgs {
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where the index of a tar is kept [default: beside it, else in the user's cache directory]
+    /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
-    /// Memory for decoded blocks [default: a quarter of what the job may use, 64M to 16G]
+    /// Memory for decompressed blocks [default: a quarter of the job's memory, an eighth if the job
+    /// has 256M or less; at most 16G and a third of the memory left]
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
-    /// Free that memory after this time without a request; 0 for never
+    /// Free the cache after this time without a request; 0: never
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
     cache_idle: Duration,
 
-    /// First copy the archives to DIR on this node, for example /dev/shm; removed with the mount
+    /// Copy the archives to DIR on this node first, for example /dev/shm; removed with the mount
     #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
     stage: Option<PathBuf>,
 
-    /// First read the archives into the page cache
+    /// Read the archives into the page cache in the background
     #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
 
-    /// Keep serving an archive that was rewritten in place [default: EIO once a read notices]
+    /// Whether what was served stays in the page cache of the archives as well [default: drop it
+    /// where archives and served data do not both fit into the job's memory]
+    #[arg(
+        long,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_default_value = true,
+        env = "ARCHFS_ARCHIVE_CACHE"
+    )]
+    archive_cache: ArchiveCacheName,
+
+    /// Keep serving an archive that was rewritten in place [default: reads fail with EIO]
     #[arg(long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
     allow_changes: bool,
 
-    /// Threads that answer requests [default: two for each CPU core, at least 32]
+    /// Threads that answer requests [default: two for each CPU core, 32 to 256]
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
-    /// Keep serving for this time after SIGTERM while the mount is in use (s, m, h work) [default:
-    /// 20s; in Slurm at most two thirds of KillWait]
+    /// Keep serving for this time after SIGTERM while the mount is in use (suffixes: s, m, h)
+    /// [default: 20s; in Slurm at most two thirds of KillWait]
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
     grace: Option<Duration>,
 
-    /// Stay mounted for this time after the last holder
+    /// Stay mounted for this time after the last holder exits
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
     linger: Duration,
 
@@ -86,22 +98,33 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_IDLE_TIMEOUT")]
     idle_timeout: Option<Duration>,
 
-    /// Append the daemon's messages to this file
+    /// Append the daemon's log to this file
     #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
     log_file: Option<PathBuf>,
 
-    /// Write the counters of the mount (requests, bytes, latencies, memory) to this file when it
-    /// ends
+    /// Write the counters of the mount (requests, bytes, latencies, memory) to this file at unmount
     #[arg(long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
     stats_json: Option<PathBuf>,
 
-    /// Print more
+    /// Print a summary line when the mount ends
+    #[arg(long, env = "ARCHFS_STATS", value_parser = FalseyValueParser::new())]
+    stats: bool,
+
+    /// Print how it was mounted, how long each step took, and details of errors
     #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
 
     /// Print only errors and warnings
     #[arg(short, long)]
     pub(super) quiet: bool,
+}
+
+/// What happens with served pages of the archives, as the user writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ArchiveCacheName {
+    Auto,
+    Keep,
+    Drop,
 }
 
 impl MountArgs {
@@ -114,14 +137,15 @@ impl MountArgs {
         let options = MountOptions::parse(&self.options)?;
         let offset = self.offset.or(options.offset).unwrap_or(0);
         if archives.len() > 1 && (offset != 0 || self.index.is_some()) {
-            let context = "--offset and --index are about one archive, and here are several";
+            let context = "--offset and --index take one archive, but several are given";
             return Err(Error::new(Kind::Usage, context)
-                .with_hint("archfs index makes the index of each one, beside it"));
+                .with_hint("run `archfs index` to save an index beside each archive"));
         }
         if self.idle_timeout.is_some_and(|time| time.is_zero()) {
-            let context = "--idle-timeout 0: the mount would end before anybody reads";
-            return Err(Error::new(Kind::Usage, context)
-                .with_hint("leave it out for a mount that stays however idle it is"));
+            let context = "--idle-timeout 0: the mount would end before the first read";
+            return Err(
+                Error::new(Kind::Usage, context).with_hint("leave it out to keep an idle mount")
+            );
         }
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
@@ -141,10 +165,16 @@ impl MountArgs {
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,
             preload: self.preload,
+            archive_cache: match self.archive_cache {
+                ArchiveCacheName::Auto => ArchiveCacheChoice::Auto,
+                ArchiveCacheName::Keep => ArchiveCacheChoice::Keep,
+                ArchiveCacheName::Drop => ArchiveCacheChoice::Drop,
+            },
             allow_changes: self.allow_changes || options.allow_changes,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
+            stats: self.stats,
             verbosity: match (self.quiet, self.verbose) {
                 (true, _) => Verbosity::Quiet,
                 (false, true) => Verbosity::Verbose,
@@ -160,7 +190,7 @@ impl MountArgs {
     pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
         match self.paths.split_last() {
             Some((mountpoint, archives)) if !archives.is_empty() => Ok((mountpoint, archives)),
-            _ => Err(Error::new(Kind::Usage, "an archive and a mount point are needed")),
+            _ => Err(Error::new(Kind::Usage, "no mount point: give ARCHIVE... and MOUNTPOINT")),
         }
     }
 }
@@ -171,7 +201,7 @@ pub(super) struct OpenArgs {
     /// The archive
     pub(super) archive: PathBuf,
 
-    /// The image starts N bytes into the file (K, M, G work)
+    /// The image starts N bytes into the file (suffixes: K, M, G, T)
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
     offset: u64,
 
@@ -179,7 +209,7 @@ pub(super) struct OpenArgs {
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where the index of a tar is kept [default: beside it, else in the user's cache directory]
+    /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 }
@@ -232,10 +262,12 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         cache_idle,
         stage,
         preload,
+        archive_cache,
         allow_changes,
         threads,
         log_file,
         stats_json,
+        stats,
         verbosity,
     } = plan;
     let mut arguments = Vec::new();
@@ -265,8 +297,16 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     if *preload {
         arguments.push("--preload".into());
     }
+    arguments.push(match archive_cache {
+        ArchiveCacheChoice::Auto => "--archive-cache=auto".into(),
+        ArchiveCacheChoice::Keep => "--archive-cache=keep".into(),
+        ArchiveCacheChoice::Drop => "--archive-cache=drop".into(),
+    });
     if *allow_changes {
         arguments.push("--allow-changes".into());
+    }
+    if *stats {
+        arguments.push("--stats".into());
     }
     match access {
         Access::Owner => {}
@@ -285,7 +325,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
 
 fn absolute(path: &PathBuf) -> Result<PathBuf> {
     std::path::absolute(path)
-        .map_err(|error| Error::io(format!("{}: can not be used", path.display()), error))
+        .map_err(|error| Error::io(format!("{}: invalid path", path.display()), error))
 }
 
 /// Parses a size for clap.
@@ -310,7 +350,7 @@ fn with_hint(error: &Error) -> String {
 pub(super) fn threads(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),
-        _ => Err("it is a number from 1 to 1024".into()),
+        _ => Err("expected a number from 1 to 1024".into()),
     }
 }
 
@@ -346,10 +386,12 @@ mod tests {
             cache_idle: None,
             stage: None,
             preload: false,
+            archive_cache: ArchiveCacheChoice::Auto,
             allow_changes: false,
             threads: None,
             log_file: None,
             stats_json: None,
+            stats: false,
             verbosity: Verbosity::Default,
         };
         let full = MountPlan {
@@ -371,14 +413,17 @@ mod tests {
             cache_idle: Some(Duration::from_secs(90)),
             stage: Some("/s,t\n".into()),
             preload: true,
+            archive_cache: ArchiveCacheChoice::Drop,
             allow_changes: true,
             threads: Some(1024),
             log_file: Some("/l,o g".into()),
             stats_json: Some("/s=t,a ts".into()),
+            stats: true,
             verbosity: Verbosity::Verbose,
             ..minimal.clone()
         };
-        let quiet = MountPlan { verbosity: Verbosity::Quiet, ..minimal.clone() };
+        let (verbosity, archive_cache) = (Verbosity::Quiet, ArchiveCacheChoice::Keep);
+        let quiet = MountPlan { verbosity, archive_cache, ..minimal.clone() };
         let archives = ["/a", "/-b", "/c"].map(PathBuf::from).to_vec();
         let several = MountPlan { archives, ..minimal.clone() };
         for plan in [minimal, full, quiet, several] {

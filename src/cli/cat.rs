@@ -35,35 +35,45 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     // On a terminal a bar would disturb the output.
     let _bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
     for path in &args.paths {
-        cat(tree.as_ref(), path, &progress)
-            .map_err(|error| error.within(args.open.archive.display()))?;
+        let archive = args.open.archive.display().to_string();
+        cat(tree.as_ref(), &archive, path, &progress).map_err(|error| {
+            let (is_damage, error) = (error.is_damage(), error.within(&archive));
+            match is_damage {
+                true => error
+                    .with_hint(format!("run `archfs verify {archive}` to list all damaged files")),
+                false => error,
+            }
+        })?;
     }
     Ok(0)
 }
 
-fn cat(tree: &dyn Tree, path: &Path, progress: &Progress) -> Result<()> {
-    let shown = path.display();
+fn cat(tree: &dyn Tree, archive: &str, path: &Path, progress: &Progress) -> Result<()> {
+    let name = path.display();
     let attr = vfs::resolve_through(tree, path.as_os_str().as_bytes())?;
     match attr.kind {
         FileKind::Regular => {}
         FileKind::Directory => {
-            let context = format!("{shown}: is a directory");
-            return Err(Error::new(Kind::IsADirectory, context).with_hint("archfs ls lists it"));
+            let context = format!("{name}: is a directory");
+            return Err(
+                Error::new(Kind::IsADirectory, context).with_hint("list it with `archfs ls`")
+            );
         }
         _ => {
-            return Err(Error::new(Kind::InvalidInput, format!("{shown}: not a regular file")));
+            return Err(Error::new(Kind::InvalidInput, format!("{name}: not a regular file")));
         }
     }
-    progress.begin(format!("reading {shown}"));
+    progress.begin(format!("reading {name}"));
     progress.expect(attr.size);
     let mut scratch = Scratch::default();
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
     while offset < attr.size {
-        let bytes = tree.read(attr.ino, offset, STEP, &mut scratch)?;
+        let bytes = tree.read(attr.ino, offset, STEP, &mut scratch);
+        let bytes = bytes.map_err(|error| error.within_file(archive, path.display()))?;
         let bytes = bytes.as_slice();
         if bytes.is_empty() {
-            return Err(Error::corrupt(format!("{shown}: ends before its size")));
+            return Err(Error::corrupt(format!("{name}: the file ends before its recorded size")));
         }
         match out.write_all(bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),

@@ -15,7 +15,7 @@ use crate::error::Result;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs completions bash > ~/.local/share/bash-completion/completions/archfs
-  archfs completions zsh > ~/.zfunc/_archfs       (a folder of fpath)
+  archfs completions zsh > ~/.zfunc/_archfs       (a directory in fpath)
   archfs completions fish > ~/.config/fish/completions/archfs.fish")]
 pub(super) struct Args {
     /// The shell

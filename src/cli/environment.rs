@@ -29,8 +29,8 @@ pub(super) fn without_foreign_paths(command: Command, arguments: &[OsString]) ->
     let is_daemon = arguments.iter().any(|word| word.as_bytes().starts_with(b"--daemon="));
     for (_, variable) in WRITTEN {
         if !is_daemon && std::env::var_os(variable).is_some() {
-            term::print_message(&format!(
-                "{variable} is not used as root: it is the variable of another user"
+            term::print_warning(&format!(
+                "{variable}: ignored, because root runs archfs with the environment of another user"
             ));
         }
     }

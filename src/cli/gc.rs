@@ -4,11 +4,10 @@ use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
 use crate::lifecycle;
-use crate::log::Verbosity;
 
 /// Clear your stale archfs mounts, directories created for them, and left-over records
 #[derive(Debug, clap::Args)]
-#[command(after_help = "It touches nothing that is alive, nor anything of another user.
+#[command(after_help = "Live mounts and mounts of other users are not touched.
 
 Examples:
   archfs gc
@@ -21,17 +20,17 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     // This command reports what it cleared, so the log is quiet.
-    crate::log::start(Verbosity::Quiet, None);
-    let bar = (!args.quiet).then(|| Bar::wait("clearing dead mounts"));
+    crate::log::start_without_warnings();
+    let bar = (!args.quiet).then(|| Bar::wait("clearing stale mounts"));
     let cleared = lifecycle::gc();
     drop(bar);
     let cleared = cleared?;
     if !args.quiet {
         for mount_point in &cleared.mounts {
-            term::print_message(&format!("cleared the dead mount {}", mount_point.display()));
+            term::print_note(&format!("{}: cleared a stale mount", mount_point.display()));
         }
         for mount_point in &cleared.directories {
-            term::print_message(&format!("removed {}", mount_point.display()));
+            term::print_note(&format!("{}: removed an unused mount point", mount_point.display()));
         }
     }
     let mut status = 0;

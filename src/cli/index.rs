@@ -8,11 +8,11 @@ use clap::builder::FalseyValueParser;
 use super::args::open_watched;
 use super::term;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{OpenOptions, Saving};
-use crate::heap;
+use crate::formats::{IndexPolicy, OpenOptions};
 use crate::log::Verbosity;
+use crate::os::heap;
 
-/// Save the index of tars, so that mounting them takes no time
+/// Save the index of tars, so that later mounts start at once
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs index data.tar
@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
-    /// Where to save it [default: beside the archive, else in the user's cache directory]
+    /// File to save it to [default: beside the archive, else in your cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
@@ -37,26 +37,26 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     if args.archives.len() > 1 && args.index.is_some() {
-        let context = "--index is about one archive, and here are several";
+        let context = "--index takes one archive, but several are given";
         return Err(Error::new(Kind::Usage, context));
     }
-    crate::log::start(Verbosity::Default, None);
+    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     heap::use_one_heap();
     for archive in &args.archives {
         let options = OpenOptions {
             recursive: args.recursive,
             index: args.index.clone(),
-            saving: Saving::Demanded,
+            index_policy: IndexPolicy::Save,
             cache_bytes: crate::cache::default_bytes(),
             ..OpenOptions::default()
         };
         let tree = open_watched(slice::from_ref(archive), &options)?;
         if !args.quiet {
-            let members = tree.totals().inodes;
-            term::print_message(&format!(
-                "{}: {members} files and folders indexed",
-                archive.display()
-            ));
+            let indexed = match tree.totals().inodes {
+                1 => "1 file or directory".to_owned(),
+                count => format!("{count} files and directories"),
+            };
+            term::print_note(&format!("{}: {indexed} indexed", archive.display()));
         }
     }
     Ok(0)

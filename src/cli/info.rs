@@ -25,7 +25,7 @@ mod screen;
   archfs info data.sqfs
   archfs info --json data.tar.zst
 
-Exit status: 0 told, 3 damaged or of no known format, 1 the system refused to read.")]
+Exit status: 0; 3 damaged or unknown format; 1 not readable.")]
 pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,

@@ -14,14 +14,14 @@ use crate::log::{Verbosity, printable};
 /// List your archfs mounts on this node: mount point, archives, daemon, holders, state
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "State: alive; dead (archfs gc clears it); silent (its daemon does not answer); unknown.
+    after_help = "State: alive; stale (run archfs gc); silent (the daemon does not answer); unknown.
 
 Examples:
   archfs list
   archfs list --json | jq -r .mountpoint"
 )]
 pub(super) struct Args {
-    /// Print one JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     for listed in all? {
         if args.json {
             let row = serde_json::to_string(&row(&listed))
-                .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+                .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
             text.push_str(&term::json_for_output(&row));
         } else {
             text.push_str(&line(&listed));
@@ -78,34 +78,39 @@ fn row(listed: &Listed) -> Row {
             .map(|(pid, name)| HolderRow { pid: *pid, name: name.clone() })
             .collect(),
         kept: *kept,
-        state: name(*state),
+        // Scripts match this value.
+        state: if *state == State::Stale { "dead" } else { name(*state) },
     }
 }
+
+/// How a mount without an end is described.
+const KEPT: &str = "kept until unmount";
 
 fn line(listed: &Listed) -> String {
     let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
     let archive = archives.first().map(|path| path.display().to_string()).unwrap_or_default();
     let more = match archives.len() {
         0 | 1 => String::new(),
-        count => format!(" (+{})", count - 1),
+        count => format!(" and {} more", count - 1),
     };
     let daemon = daemon.map_or("-".to_owned(), |pid| pid.to_string());
     let mut held: Vec<_> = holders.iter().map(|(pid, name)| format!("{pid} ({name})")).collect();
     if *kept {
-        held.push("kept until unmount".to_owned());
+        held.push(KEPT.to_owned());
     }
-    let held = if held.is_empty() { "-".to_owned() } else { held.join(", ") };
+    let held = match held.as_slice() {
+        [] => "no holders".to_owned(),
+        [first, ..] if first == KEPT => KEPT.to_owned(),
+        _ => format!("held by {}", held.join(", ")),
+    };
     let mount_point = mount_point.display();
-    printable(&format!(
-        "{mount_point}: {archive}{more}; daemon {daemon}; held by {held}; {}",
-        name(*state)
-    ))
+    printable(&format!("{mount_point}: {archive}{more}; daemon {daemon}; {held}; {}", name(*state)))
 }
 
 fn name(state: State) -> &'static str {
     match state {
         State::Alive => "alive",
-        State::Dead => "dead",
+        State::Stale => "stale",
         State::Silent => "silent",
         State::Unknown => "unknown",
     }

@@ -12,7 +12,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use super::Cli;
-use super::term::{print_message, written};
+use super::term::{print_note, written};
 use crate::error::{Error, Kind, Result};
 
 /// Print the manual page of archfs or of a command, or write all of them to a directory
@@ -37,28 +37,28 @@ pub(super) struct Args {
 
 /// Environment variables that every page lists after those of options.
 const COMMON_VARIABLES: [(&str, &str); 2] = [
-    ("ARCHFS_MOUNTPOINT", "The mount point, for the command of archfs run."),
-    ("PATH", "Where fusermount3 and fusermount are looked for, before /usr/bin and the like."),
+    ("ARCHFS_MOUNTPOINT", "The mount point. archfs run sets it for its command."),
+    ("PATH", "Directories that archfs searches for fusermount3 and fusermount before /usr/bin."),
 ];
 
 /// The FILES section of every page.
 const FILES: [(&str, &str); 4] = [
-    ("/dev/fuse", "Has to be there to mount, with the mode 0666."),
+    ("/dev/fuse", "The FUSE device. Mounting needs it, with mode 0666."),
     (
         "ARCHIVE.archfs-index",
-        "The saved index of a tar; ~/.cache/archfs where that can not be written.",
+        "The saved index of a tar. In ~/.cache/archfs if that file cannot be written.",
     ),
-    ("/tmp/archfs-UID", "What archfs knows of your mounts; gone with the last of them."),
-    ("/etc/fuse.conf", "user_allow_other in it permits -o allow_other."),
+    ("/tmp/archfs-UID", "Records of your mounts. Removed with the last mount."),
+    ("/etc/fuse.conf", "The line user_allow_other permits -o allow_other."),
 ];
 
 /// The exit statuses of commands whose help lists none (docs/CLI.md).
 const STATUS: [(&str, &str); 7] = [
     ("0", "Done."),
-    ("1", "It failed."),
+    ("1", "Failed."),
     ("2", "Wrong use."),
-    ("3", "The archive is damaged, or not one that archfs reads."),
-    ("4", "Mounting is impossible here; archfs doctor tells why."),
+    ("3", "The archive is damaged, or has a format that archfs does not read."),
+    ("4", "Mounting is impossible here. Run archfs doctor to see why."),
     ("5", "Not mounted, or not by archfs for you."),
     ("6", "Timed out."),
 ];
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     };
     let count = write_all(&root, directory)?;
     if !args.quiet {
-        print_message(&format!("{}: {count} pages written", directory.display()));
+        print_note(&format!("{}: wrote {count} manual pages", directory.display()));
     }
     Ok(0)
 }
@@ -95,8 +95,8 @@ fn visible_subcommands(root: &Command) -> impl Iterator<Item = &Command> {
 
 fn write_all(root: &Command, directory: &Path) -> Result<usize> {
     let failed = |path: &Path| {
-        let shown = path.display().to_string();
-        move |error| Error::io(format!("{shown}: can not be written"), error)
+        let path = path.display().to_string();
+        move |error| Error::io(format!("{path}: cannot write"), error)
     };
     fs::create_dir_all(directory).map_err(failed(directory))?;
     let mut count = 0;
@@ -116,8 +116,9 @@ fn page_name(command: &Command) -> String {
 /// The page of a command in the format of man(1).
 fn page(command: &Command) -> Result<Vec<u8>> {
     let mut text = Vec::new();
-    render(command, &mut text)
-        .map_err(|error| Error::io(format!("{}: no page", command.get_name()), error))?;
+    render(command, &mut text).map_err(|error| {
+        Error::io(format!("{}: cannot make the manual page", command.get_name()), error)
+    })?;
     Ok(text)
 }
 
@@ -181,7 +182,7 @@ fn variables(command: &Command) -> Vec<(String, String)> {
     let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let named = shown.filter_map(|argument| {
         let variable = argument.get_env()?.to_str()?.to_owned();
-        Some((variable, format!("Stands for --{}.", argument.get_long()?)))
+        Some((variable, format!("Default of --{}.", argument.get_long()?)))
     });
     named.collect()
 }

@@ -43,7 +43,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  P=/dev/shm/$USER-$SLURM_JOB_ID     (a mount point of the job's own)
+  P=/dev/shm/$USER-$SLURM_JOB_ID     (a mount point for this job)
   archfs run data.sqfs $P -- python train.py $P
   archfs mount data.sqfs $P          (in a job script: unmounted when the script ends)
   archfs mount shard-*.tar $P        (many archives, one tree)

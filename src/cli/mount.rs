@@ -22,7 +22,7 @@ pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
 
-    /// Unmount when that process ends [default: the batch job's task, else the calling script]
+    /// Unmount when process PID exits [default: the batch script, else the calling process]
     #[arg(long, value_name = "PID", conflicts_with = "keep")]
     until_pid: Option<i32>,
 
@@ -30,7 +30,7 @@ pub(super) struct Args {
     #[arg(long)]
     keep: bool,
 
-    /// Stay in the foreground; SIGTERM, SIGINT, SIGHUP or `archfs unmount` ends it, no other signal
+    /// Stay in the foreground until SIGTERM, SIGINT, SIGHUP or `archfs unmount`
     #[arg(long, short)]
     foreground: bool,
 
@@ -49,7 +49,7 @@ pub(super) struct Args {
     )]
     job_step: JobStepName,
 
-    /// Mount on every node of the Slurm job; return when all can be read
+    /// Mount on every node of the Slurm job; return when all mounts can be read
     #[arg(long, conflicts_with_all = ["foreground", "until_pid"])]
     all_nodes: bool,
 
@@ -87,10 +87,10 @@ enum JobStepName {
 }
 
 const EXAMPLES: &str = "\
-In a job script the first two lines are enough; the mount goes when the script ends.
+In a job script the first two lines are enough. archfs unmounts when the script ends.
 
 Examples:
-  P=/dev/shm/$USER-$SLURM_JOB_ID                     (a mount point of the job's own)
+  P=/dev/shm/$USER-$SLURM_JOB_ID                     (a mount point for this job)
   archfs mount data.sqfs $P && python train.py $P
 
   archfs mount shard-*.tar extra.sqfs $P             (one tree; later archives win)
@@ -138,9 +138,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     };
     let is_warned = warning.is_some();
     if let Some(why) = warning {
-        log::warn!(
-            "{why}; so Slurm kills the daemon when the script ends, and may leave a stale mount; \
-             `exec archfs run` leaves none"
+        crate::log::warn(
+            format_args!(
+                "{why}: Slurm kills the daemon when the script ends, which may leave a stale mount"
+            ),
+            "use `exec archfs run`",
         );
     }
     let arguments = |source| daemon_arguments(&plan, source);
@@ -152,7 +154,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         };
     // mount(8) prints nothing on success.
     if !quiet && !args.mount_helper {
-        report_mounted(args.mount.split_paths()?, mounted, holder, is_warned);
+        // A user who names a holder knows the choices.
+        let hint = holder.hint().filter(|_| holder_choice == HolderChoice::Default);
+        report_mounted(args.mount.split_paths()?, mounted, (holder, hint), is_warned);
     }
     Ok(0)
 }
@@ -168,7 +172,7 @@ fn mount_by_step(
     }
     let choice = match (args.all_nodes, args.job_step) {
         (true, JobStepName::Never) => {
-            let context = "--all-nodes needs a job step, and --job-step says never";
+            let context = "--all-nodes needs a job step, but --job-step is never";
             return Err(Error::new(Kind::Usage, context));
         }
         (true, _) | (false, JobStepName::Always) => JobStep::Always,
@@ -191,8 +195,8 @@ fn mount_by_step(
         StepOutcome::Failed { status, failed, nodes } => {
             if args.all_nodes {
                 let (count, names) = (failed.len(), failed.join(", "));
-                term::print_message(&format!(
-                    "{count} of {nodes} nodes cannot mount ({names}); unmounted on the others"
+                term::print_error(&format!(
+                    "{mount_point}: {count} of {nodes} nodes cannot mount ({names}); the others were unmounted"
                 ));
             }
             Ok(Ok(status))
@@ -208,9 +212,7 @@ fn mount_by_step(
                     true => format!(" on {nodes} nodes"),
                     false => String::new(),
                 };
-                term::print_message(&format!(
-                    "mounted {archives_text} at {mount_point}{on} {until}"
-                ));
+                term::print_note(&format!("mounted {archives_text} at {mount_point}{on} {until}"));
             }
             Ok(Ok(0))
         }
@@ -250,34 +252,39 @@ pub(super) fn wait_bar(message: &str, quiet: bool) -> Box<dyn Any> {
 fn report_mounted(
     (mountpoint, archives): (&PathBuf, &[PathBuf]),
     mounted: MountOutcome,
-    holder: Holder,
+    (holder, hint): (Holder, Option<&str>),
     is_warned: bool,
 ) {
     let archives_text = describe_archives(archives);
     let mount_point = mountpoint.display();
     match mounted {
         MountOutcome::New => {
-            term::print_message(&format!("mounted {archives_text} at {mount_point} {holder}"));
+            term::print_note(&format!("mounted {archives_text} at {mount_point} {holder}"));
         }
         MountOutcome::Shared(daemon) => {
-            term::print_message(&format!(
-                "sharing {archives_text} at {mount_point} (process {daemon}) {holder}"
+            term::print_note(&format!(
+                "sharing {archives_text} at {mount_point} (daemon {daemon}) {holder}"
             ));
         }
+    }
+    if let Some(hint) = hint {
+        term::print_hint(hint);
     }
     if mounted != MountOutcome::New {
         return;
     }
     if in_srun_step() {
-        term::print_message(
-            "started inside an srun step: Slurm ends the daemon with this step, and may leave a dead mount; \
-             `srun archfs run` or a step of its own with --foreground does not (docs/SLURM.md)",
+        term::print_note(&format!(
+            "{mount_point}: Slurm ends the daemon with this srun step, which may leave a stale mount"
+        ));
+        term::print_hint(
+            "use `srun archfs run`, or `srun archfs mount --foreground` as a step (docs/SLURM.md)",
         );
     } else if let Some(job) = lifecycle::killed_with().filter(|_| !is_warned) {
-        term::print_message(&format!(
-            "{job}: Slurm kills the daemon at its end, and may leave a dead mount, which the next one clears; \
-             `exec archfs run`, or `archfs unmount` in a trap, leaves none (docs/SLURM.md)"
+        term::print_note(&format!(
+            "{mount_point}: Slurm kills the daemon when {job} ends, which may leave a stale mount"
         ));
+        term::print_hint("use `exec archfs run`, or `archfs unmount` in a trap (docs/SLURM.md)");
     }
 }
 

@@ -74,12 +74,12 @@ impl MountOptions {
                 None,
             ) => {}
             ("rw" | "suid" | "dev", None) => {
-                let context = format!("-o {name}: a mount of an archive is ro,nosuid,nodev");
+                let context = format!("-o {name}: archfs always mounts ro,nosuid,nodev");
                 return Err(Error::new(Kind::Usage, context).with_hint("leave it out"));
             }
             _ => {
                 return Err(Error::new(Kind::Usage, format!("-o {option}: no such option"))
-                    .with_hint("offset=, subdir=, uid=, gid=, allow_other, allow_changes, ro, nosuid, nodev"));
+                    .with_hint("use offset=, subdir=, uid=, gid=, allow_other, allow_changes, ro, nosuid or nodev"));
             }
         }
         Ok(())
@@ -91,7 +91,7 @@ fn number(option: &str, value: &str) -> Result<u32> {
     let number = value.parse().ok().filter(|&number| number != u32::MAX);
     number.ok_or_else(|| {
         Error::new(Kind::Usage, format!("-o {option}: not a number"))
-            .with_hint("id NAME tells the numbers of a user and of its group")
+            .with_hint("`id NAME` prints the numbers of a user and its groups")
     })
 }
 

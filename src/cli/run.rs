@@ -16,27 +16,27 @@ pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
 
-    /// Mount in a namespace that only COMMAND and its children see: leaves no stale mount
+    /// Mount in a namespace that only COMMAND and its children see; leaves no stale mount
     #[arg(long, env = "ARCHFS_PRIVATE", value_parser = FalseyValueParser::new())]
     private: bool,
 
-    /// The command; ARCHFS_MOUNTPOINT is its mount point
+    /// The command; ARCHFS_MOUNTPOINT in its environment is the mount point
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  P=/dev/shm/$USER-$SLURM_JOB_ID                      (a mount point of the job's own)
+  P=/dev/shm/$USER-$SLURM_JOB_ID                      (a mount point for this job)
   archfs run data.sqfs $P -- python train.py $P
   archfs run --private data.sqfs $P -- python train.py $P  (needs no fusermount)
   srun archfs run data.sqfs $P -- python train.py $P       (the tasks of a node share it)
 
-Signals go to COMMAND. SIGTERM and SIGHUP also start the grace period; if COMMAND still runs at its
-end, the mount is detached, and files that COMMAND has open stay readable.
+archfs passes signals on to COMMAND. SIGTERM and SIGHUP also start the grace period. If COMMAND
+still runs when it ends, archfs unmounts lazily: files that COMMAND has open stay readable.
 
-Exit status: COMMAND's own, or 128 + N where signal N ended it; 127 and 126 where it is not found or
-not executable; 120 + the status of `archfs mount` where that failed.";
+Exit status: COMMAND's own, or 128 + N if signal N ended it; 127 if it is not found, 126 if it is
+not executable; 120 + the status of `archfs mount` if mounting failed.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan()?;

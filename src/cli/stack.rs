@@ -26,7 +26,7 @@ pub(super) fn with_enough(work: impl FnOnce() -> ExitCode + Send) -> ExitCode {
         match thread.spawn_scoped(scope, work) {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
             Err(error) => {
-                let error = Error::io("can not start a thread with a larger stack", error);
+                let error = Error::io("cannot start a thread with a larger stack", error);
                 exit::status(Err(error.with_hint("raise the stack limit: ulimit -s 512")))
             }
         }

@@ -13,22 +13,22 @@ use crate::log::printable;
 
 /// Show counters and latency percentiles of a live mount
 #[derive(Debug, clap::Args)]
-#[command(after_help = "docs/STATS.md tells what each of them means; the unit is in its name.
+#[command(after_help = "docs/STATS.md explains each counter. The unit is part of its name.
 
 Examples:
   archfs stats /dev/shm/$USER-data
   archfs stats --json /dev/shm/$USER-data | jq .read_latency")]
 pub(super) struct Args {
-    /// Where it is mounted
+    /// The mount point
     mountpoint: PathBuf,
 
-    /// One JSON object, as --stats-json writes it
+    /// Print one JSON object, as --stats-json writes it
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    let bar = Bar::wait(&format!("asking the daemon of {}", args.mountpoint.display()));
+    let bar = Bar::wait(&format!("waiting for the daemon of {}", args.mountpoint.display()));
     let json = lifecycle::stats(&args.mountpoint);
     drop(bar);
     let json = json?;
@@ -42,8 +42,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 
 /// One line for each number: `read_latency.p50_ns 3200`.
 fn lines(json: &str) -> Result<String> {
-    let numbers: Value = serde_json::from_str(json)
-        .map_err(|error| Error::new(Kind::Io, "the daemon answers oddly").with_source(error))?;
+    let numbers: Value = serde_json::from_str(json).map_err(|error| {
+        Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)
+    })?;
     let mut text = String::new();
     add(&mut text, "", &numbers);
     Ok(text)

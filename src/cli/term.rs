@@ -1,23 +1,22 @@
-//! Output for people: errors (`archfs: what: why`, then a hint), and names without control
-//! characters.
+//! Output for people: errors with their hints, notes, and names without control characters. `log`
+//! has the form of a message.
 //!
 //! Invariant: no byte of an archive reaches a terminal as a control character.
 
 use std::io::{IsTerminal, Write};
 
 use crate::error::{Error, Kind, Result};
-use crate::log::{is_obeyed, printable};
+use crate::log::{Label, is_obeyed, line, printable, text_of};
 
-/// Prints an error to standard error.
+/// Prints an error to standard error, and its hint on the next line.
 pub(super) fn show_error(error: &Error) {
-    // If standard error is closed, there is no other place for the message.
-    let _ = writeln!(std::io::stderr(), "archfs: {}", printable(&error.to_string()));
+    print(Label::Error, &text_of(error));
     // archfs doctor checks the whole node, which a single error does not know.
-    let doctor =
-        (error.kind() == Kind::CannotMount).then_some("archfs doctor tells what works here");
+    let doctor = (error.kind() == Kind::CannotMount)
+        .then_some("run `archfs doctor` to see what works on this node");
     let hints: Vec<_> = [error.hint(), doctor].into_iter().flatten().collect();
     if !hints.is_empty() {
-        let _ = writeln!(std::io::stderr(), "hint: {}", printable(&hints.join("; ")));
+        print(Label::Hint, &hints.join("; "));
     }
 }
 
@@ -30,8 +29,8 @@ pub(super) fn show_usage(error: &clap::Error) {
     }
     let text = error.render().to_string();
     let (what, usage) = split_usage(&text);
-    let _ = writeln!(std::io::stderr(), "archfs: {}", printable(&what));
-    let _ = writeln!(std::io::stderr(), "hint: {}", printable(&usage));
+    print(Label::Error, &what);
+    print(Label::Hint, &usage);
 }
 
 /// Splits an error of clap into a message on one line and a hint: a similar name, or the usage.
@@ -45,9 +44,29 @@ fn split_usage(text: &str) -> (String, String) {
     (what.trim_start_matches("error: ").to_owned(), hint.to_owned())
 }
 
-/// Prints a message to standard error.
-pub(super) fn print_message(text: &str) {
-    let _ = writeln!(std::io::stderr(), "archfs: {}", printable(text));
+/// Prints a warning.
+pub(super) fn print_warning(text: &str) {
+    print(Label::Warning, text);
+}
+
+/// Prints a note. The caller checks that the user wants notes.
+pub(super) fn print_note(text: &str) {
+    print(Label::Note, text);
+}
+
+/// Prints a hint to the line before.
+pub(super) fn print_hint(text: &str) {
+    print(Label::Hint, text);
+}
+
+/// Prints a line that is an error of one of several objects.
+pub(super) fn print_error(text: &str) {
+    print(Label::Error, text);
+}
+
+fn print(label: Label, text: &str) {
+    // If standard error is closed, there is no other place for the message.
+    let _ = std::io::stderr().write_all(line(label, text).as_bytes());
 }
 
 /// A name for standard output: unchanged into a pipe, escaped on a terminal.
@@ -79,7 +98,7 @@ pub(super) fn json_for_output(json: &str) -> String {
 pub(super) fn written(result: std::io::Result<()>) -> Result<()> {
     match result {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::io("can not write to standard output", error))
+            Err(Error::io("cannot write to standard output", error))
         }
         _ => Ok(()),
     }

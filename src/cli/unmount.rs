@@ -13,19 +13,19 @@ use crate::log::Verbosity;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs unmount /dev/shm/$USER-data
-  archfs unmount --lazy /dev/shm/$USER-data          (also while files of it are open)
+  archfs unmount --lazy /dev/shm/$USER-data          (even with open files)
   archfs unmount --all-nodes /dev/shm/$USER-data     (on every node of the Slurm job)")]
 pub(super) struct Args {
-    /// Where it is mounted
+    /// Mount points
     #[arg(required = true, value_name = "MOUNTPOINT")]
     mountpoints: Vec<PathBuf>,
 
-    /// Also if it is in use: the name is gone at once, open files stay readable until they are
-    /// closed
+    /// Unmount even if the mount is in use: the name is gone at once, open files stay readable
+    /// until they are closed
     #[arg(long, short = 'z')]
     lazy: bool,
 
-    /// Give back what `mount --until-pid PID` took, as if that process had ended: unmounts, lazily
+    /// Release the lease of `mount --until-pid PID`, as if process PID had ended: unmounts, lazily
     /// if in use, unless there are other holders
     #[arg(long, value_name = "PID", conflicts_with = "lazy")]
     held_by: Option<i32>,
@@ -67,15 +67,14 @@ fn unmount_on_all_nodes(args: &Args) -> Result<u8> {
     }
     arguments.push("--".into());
     for mountpoint in &args.mountpoints {
-        let absolute = std::path::absolute(mountpoint).map_err(|error| {
-            Error::io(format!("{}: cannot be used", mountpoint.display()), error)
-        })?;
+        let absolute = std::path::absolute(mountpoint)
+            .map_err(|error| Error::io(format!("{}: invalid path", mountpoint.display()), error))?;
         arguments.push(absolute.into());
     }
     let Some((failed, status)) = lifecycle::unmount_by_step(&arguments)? else {
         return Ok(0);
     };
-    term::print_message(&format!("not unmounted on {}", failed.join(", ")));
+    term::print_error(&format!("not unmounted on {}", failed.join(", ")));
     Ok(status)
 }
 
@@ -93,9 +92,9 @@ fn unmount_all(args: &Args) -> u8 {
         drop(bar);
         match outcome {
             Ok(Unmounted::Gone) => {}
-            Ok(Unmounted::Stays) => term::print_message(&format!("{mount_point}: stays mounted")),
+            Ok(Unmounted::Stays) => term::print_note(&format!("{mount_point}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
-                term::print_message(&format!("{mount_point}: still held by process {others}"));
+                term::print_note(&format!("{mount_point}: still held by {others}"));
             }
             Err(error) => {
                 term::show_error(&error);

@@ -13,10 +13,11 @@ use super::exit;
 use super::term::{self, name_for_output, written};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
-use crate::log::{Verbosity, printable};
-use crate::processors;
+use crate::log::printable;
+use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
+use crate::units::counted;
 use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 /// Read every byte and every record of archives; report what is damaged and where
@@ -27,7 +28,7 @@ use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 Exit status: 0 sound, 3 damaged, 1 the system refused to read.")]
 pub(super) struct Args {
-    /// The archives, each verified by itself
+    /// Archives; each is verified separately
     #[arg(required = true, value_name = "ARCHIVE")]
     archives: Vec<PathBuf>,
 
@@ -56,7 +57,7 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print only what is damaged
+    /// Print only damage and errors
     #[arg(short, long)]
     quiet: bool,
 }
@@ -95,11 +96,11 @@ struct ArchiveRow<'r> {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     if args.archives.len() > 1 && (args.index.is_some() || args.offset != 0) {
-        let context = "--offset and --index are about one archive, and here are several";
+        let context = "--offset and --index take one archive, but several are given";
         return Err(Error::new(Kind::Usage, context));
     }
     // A warning of a mount is a finding here.
-    crate::log::start(Verbosity::Quiet, None);
+    crate::log::start_without_warnings();
     let statuses = args.archives.iter().map(|archive| verify_one(args, archive));
     let statuses = statuses.collect::<Result<Vec<u8>>>()?;
     let most_severe = [3, 2, 1].into_iter().find(|status| statuses.contains(status));
@@ -130,7 +131,7 @@ fn verify_one(args: &Args, archive: &PathBuf) -> Result<u8> {
             let status = exit::of(&error);
             term::show_error(&error);
             if args.json {
-                let finding = Finding::met(Location::Archive, &error);
+                let finding = Finding::from_error(Location::Archive, &error);
                 report.json(&[finding], Counts::default())?;
             }
             Ok(status)
@@ -165,11 +166,8 @@ impl Report<'_> {
         }
         let (status, word) = verdict(&findings);
         if !self.args.quiet {
-            term::print_message(&format!(
-                "{}: {word}: {}",
-                self.shown,
-                self.summary(&findings, counts)
-            ));
+            let text = format!("{}: {word}: {}", self.shown, self.summary(&findings, counts));
+            if status == 0 { term::print_note(&text) } else { term::print_error(&text) }
         }
         Ok(status)
     }
@@ -181,7 +179,7 @@ impl Report<'_> {
             let what = printable(&finding.what);
             if finding.severity.is_note() {
                 if !self.args.quiet {
-                    term::print_message(&format!("{}: note: {what}", self.shown));
+                    term::print_note(&format!("{}: {what}", self.shown));
                 }
                 continue;
             }
@@ -254,12 +252,14 @@ impl Report<'_> {
                 text.push_str(&format!("{count} {word}; "));
             }
         }
-        text.push_str(&format!("{files} files, {folders} folders, {links} links"));
+        let words = [(files, "file"), (folders, "folder"), (links, "link")];
+        let words = words.map(|(number, one)| counted(number, one));
+        text.push_str(&words.join(", "));
         if others > 0 {
-            text.push_str(&format!(", {others} others"));
+            text.push_str(&format!(", {}", counted(others, "other")));
         }
         let seconds = self.seconds;
-        text.push_str(&format!(", {bytes} bytes; {seconds:.1} s"));
+        text.push_str(&format!(", {}; {seconds:.1} s", counted(bytes, "byte")));
         text
     }
 }
@@ -285,7 +285,7 @@ fn path_of(finding: &Finding) -> Option<&[u8]> {
 
 fn line(out: &mut impl Write, row: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string(row)
-        .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
     text = term::json_for_output(&text);
     text.push('\n');
     written(out.write_all(text.as_bytes()))

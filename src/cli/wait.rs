@@ -11,17 +11,17 @@ use crate::lifecycle;
 /// Wait until a mount can be read (for the other tasks of a node)
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 when it can be read; 5 where something else is mounted; 6 when the time is over.
+    after_help = "Exit status: 0 when the mount can be read; 5 if something else is mounted there; 6 at the timeout.
 
 Examples:
   archfs wait /dev/shm/$USER-data
   archfs wait /dev/shm/$USER-data --timeout 5m && python train.py /dev/shm/$USER-data"
 )]
 pub(super) struct Args {
-    /// Where it will be mounted
+    /// The mount point
     mountpoint: PathBuf,
 
-    /// Give up after this time (s, m, h work) [default: never]
+    /// Give up after this time (suffixes: s, m, h) [default: never]
     #[arg(long, value_name = "T", value_parser = time)]
     timeout: Option<Duration>,
 }

@@ -56,13 +56,11 @@ impl Encoder {
         let library = match method {
             Method::Zstd(level) => {
                 let compressor = Zstd::new(level);
-                Library::Zstd(
-                    compressor.map_err(|error| Error::io("making a zstd encoder", error))?,
-                )
+                Library::Zstd(compressor.map_err(|error| failed("zstd", error))?)
             }
             Method::Gzip(level) => {
                 let level = i32::try_from(level).ok().and_then(|n| CompressionLvl::new(n).ok());
-                let no_level = || Error::new(Kind::InvalidInput, "gzip has no such level");
+                let no_level = || Error::new(Kind::InvalidInput, "no such gzip level");
                 Library::Deflate(Deflate::new(level.ok_or_else(no_level)?))
             }
             Method::Xz { dictionary } => Library::Xz(dictionary),
@@ -90,7 +88,7 @@ impl Encoder {
             Library::Zstd(zstd) => match zstd.compress_to_buffer(source, target) {
                 Ok(len) => Some(len),
                 Err(error) if error.to_string().contains("too small") => None,
-                Err(error) => return Err(Error::io("zstd can not encode", error)),
+                Err(error) => return Err(failed("zstd", error)),
             },
             // The only possible error: the target is too small.
             Library::Deflate(deflate) => deflate.zlib_compress(source, target).ok(),
@@ -123,7 +121,7 @@ fn xz(dictionary: u32, source: &[u8], target: &mut [u8]) -> Result<Option<usize>
 }
 
 fn failed(library: &str, why: impl std::fmt::Display) -> Error {
-    Error::new(Kind::Io, format!("{library} can not encode: {why}"))
+    Error::new(Kind::Io, format!("{library} cannot compress: {why}"))
 }
 
 #[cfg(test)]

@@ -86,7 +86,10 @@ impl Codec {
     }
 }
 
-/// The error for a block that the library `codec` cannot decode.
+/// The error for data that `codec` cannot decode. `why` is the text of the library, which only
+/// experts understand.
 fn damaged(codec: &str, why: impl Display) -> Error {
-    Error::corrupt(format!("{codec} can not decode it: {why}"))
+    Error::corrupt(format!("{codec} cannot decode it"))
+        .with_detail(why)
+        .with_brief(format!("damaged data ({codec})"))
 }

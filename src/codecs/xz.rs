@@ -58,11 +58,11 @@ impl Streaming for XzStream {
             self.stream.process(input, output, Action::Run).map_err(|error| match error {
                 liblzma::stream::Error::MemLimit => Error::new(
                     Kind::Unsupported,
-                    format!("xz needs more than {} MiB to decode it", self.memory >> 20),
+                    format!("xz needs more than {} MiB of memory to decode it", self.memory >> 20),
                 ),
                 liblzma::stream::Error::Options => Error::new(
                     Kind::Unsupported,
-                    "xz filters or options that liblzma does not know",
+                    "xz filters or options that archfs does not support",
                 ),
                 error => damaged("xz", error),
             })?;

@@ -1,6 +1,7 @@
 //! zstd by its reference library, with one decoder per thread.
 
 use std::cell::RefCell;
+use std::fmt::Display;
 
 use ::zstd::bulk::Decompressor;
 use ::zstd::stream::raw::{DParameter, Decoder, Operation};
@@ -34,7 +35,7 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
 /// # Errors
 /// `Io` if there is no memory.
 pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
-    ::zstd::bulk::compress(source, 1).map_err(|error| Error::io("packing with zstd", error))
+    ::zstd::bulk::compress(source, 1).map_err(|error| failed("cannot compress with zstd", error))
 }
 
 /// A decoder of consecutive zstd frames, with windows of at most `memory` bytes, but at least 8
@@ -43,11 +44,16 @@ pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
 /// # Errors
 /// `Io` if there is no memory.
 pub fn zstd_stream(memory: u64) -> Result<impl Streaming> {
-    let failed = |error| Error::io("making a zstd decoder", error);
+    let failed = |error| failed("cannot make a zstd decoder", error);
     let mut decoder = Decoder::new().map_err(failed)?;
     let window = memory.checked_ilog2().unwrap_or(0).clamp(WINDOW_LOG_MIN, WINDOW_LOG_MAX);
     decoder.set_parameter(DParameter::WindowLogMax(window)).map_err(failed)?;
     Ok(ZstdStream(decoder))
+}
+
+/// The error for a library that fails without a fault of the data. Its text is not for users.
+pub(super) fn failed(doing: &str, why: impl Display) -> Error {
+    Error::new(Kind::Io, format!("{doing} failed")).with_detail(why)
 }
 
 struct ZstdStream(Decoder<'static>);
@@ -57,7 +63,11 @@ impl Streaming for ZstdStream {
         let status = self.0.run_on_buffers(input, output).map_err(|error| {
             let text = error.to_string();
             match text.contains("too much memory") || text.contains("ictionary") {
-                true => Error::new(Kind::Unsupported, format!("zstd can not decode it: {text}")),
+                true => Error::new(
+                    Kind::Unsupported,
+                    "zstd data that needs a dictionary or too large a window",
+                )
+                .with_detail(text),
                 false => damaged("zstd", text),
             }
         })?;

@@ -7,19 +7,18 @@ use super::bytes::index;
 use crate::error::{Error, Kind};
 
 const PACK: &str = "unpack it, then: archfs pack DIRECTORY data.sqfs";
-const DECODE: &str = "decode it to a plain tar, or compress it anew with gzip, xz, zstd or lz4";
-const LIBRARY: &str =
-    "its own library reads it without archfs; archfs shows archives of many files";
-const ANSWER: &str = "a server has sent this in place of the archive: download it anew";
-const OFFSET: &str = "if it starts further into the file, say where with --offset";
+const DECODE: &str = "decompress it to a tar, or compress it again with gzip, xz, zstd or lz4";
+const LIBRARY: &str = "read it with its own library; archfs mounts archives of many files";
+const ANSWER: &str = "a server sent this instead of the archive: download it again";
+const OFFSET: &str = "if the archive starts further into the file, use --offset N";
 
 /// Offset of the magic bytes, the magic bytes, what the file is, a hint.
 type Magic = (u64, &'static [u8], &'static str, &'static str);
 
 /// From the specifications of the formats, and from file(1).
 const MAGICS: [Magic; 24] = [
-    (0, b"PK\x03\x04", "a zip archive", PACK),
-    (0, b"PK\x05\x06", "a zip archive", PACK),
+    (0, b"PK\x03\x04", "a ZIP archive", PACK),
+    (0, b"PK\x05\x06", "a ZIP archive", PACK),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", PACK),
     (0, b"Rar!\x1a\x07", "a rar archive", PACK),
     (0, b"07070", "a cpio archive", PACK),
@@ -39,15 +38,15 @@ const MAGICS: [Magic; 24] = [
         32,
         b"SIF_MAGIC",
         "a SIF container",
-        "apptainer sif list FILE tells where its image starts: say that with --offset",
+        "`apptainer sif list FILE` prints the offset of its image: use --offset N",
     ),
     (
         0,
         b"\x7fELF",
         "a program",
-        "an AppImage tells with --appimage-offset where its image starts: say that with --offset",
+        "an AppImage prints the offset of its image with --appimage-offset: use --offset N",
     ),
-    (0, b"version https://git-lfs", "a pointer of Git LFS to the archive", "git lfs pull"),
+    (0, b"version https://git-lfs", "a Git LFS pointer to the archive", "run `git lfs pull`"),
     (0, b"<!DOCTYPE", "a web page", ANSWER),
     (0, b"<!doctype", "a web page", ANSWER),
     (0, b"<html", "a web page", ANSWER),
@@ -56,12 +55,12 @@ const MAGICS: [Magic; 24] = [
 
 /// The error for a file that starts with `head` at `offset`.
 pub(super) fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
-    let (what, hint) = match head {
-        [] if offset == 0 => ("is empty", "was it copied whole?"),
-        [] => ("has nothing at that offset", "check --offset"),
+    let (description, hint) = match head {
+        [] if offset == 0 => ("is empty", "check that it was copied completely"),
+        [] => ("ends before --offset", "check --offset"),
         _ => find_magic(head).unwrap_or(("neither a squashfs image nor a tar", OFFSET)),
     };
-    Error::new(Kind::UnknownFormat, format!("{name}: {what}")).with_hint(hint)
+    Error::new(Kind::UnknownFormat, format!("{name}: {description}")).with_hint(hint)
 }
 
 fn find_magic(head: &[u8]) -> Option<(&'static str, &'static str)> {

@@ -43,7 +43,7 @@ const READ: u32 = 20_000;
 
 /// Whether listing a directory and looking up its names must agree.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Folders {
+pub(super) enum DirectoryChecks {
     Consistent,
     /// The index of a large SquashFS directory may lead a lookup elsewhere than a listing.
     MayLie,
@@ -55,7 +55,7 @@ pub(super) fn rest<'b>(reader: &mut Reader<'b>) -> &'b [u8] {
 }
 
 /// Calls every method of `tree`, for up to `FILES` files.
-pub(super) fn walk(tree: &dyn Tree, folders: Folders) {
+pub(super) fn walk(tree: &dyn Tree, folders: DirectoryChecks) {
     let totals = tree.totals();
     assert!(totals.block_size > 0);
     let mut pending = vec![Ino::ROOT];
@@ -98,10 +98,10 @@ struct Listed {
 
 /// Lists a directory from its start and from the middle, and looks up each name. Returns the
 /// inodes.
-fn check_directory(tree: &dyn Tree, ino: Ino, folders: Folders) -> Vec<Ino> {
+fn check_directory(tree: &dyn Tree, ino: Ino, folders: DirectoryChecks) -> Vec<Ino> {
     let (all, outcome) = listing(tree, ino, Cookie::START);
     assert!(all.iter().zip(all.iter().skip(1)).all(|(a, b)| a.name < b.name), "out of order");
-    let consistent = folders == Folders::Consistent && outcome;
+    let consistent = folders == DirectoryChecks::Consistent && outcome;
     if let Some(middle) = all.get(all.len() / 2) {
         let (after, _) = listing(tree, ino, middle.next);
         let expected = &all[all.len() / 2 + 1..];

@@ -187,12 +187,12 @@ pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Resul
         parts.extend(opening.parts(file)?);
     }
     let mut parts = parts.into_iter();
-    let outer = parts.next().ok_or_else(|| Error::corrupt("no archive"))?;
+    let outer = parts.next().ok_or_else(|| Error::corrupt("no archive in the file"))?;
     let mut info = part(&outer, progress).map_err(advised)?;
     for inner in parts {
         match part(&inner, progress) {
             Ok(inner) => info.within.push(inner),
-            Err(error) => log::warn!("{error}; it is not counted"),
+            Err(error) => log::warn!("{error}; not counted"),
         }
     }
     Ok(info)
@@ -208,7 +208,7 @@ fn part(part: &Part, progress: &Progress) -> Result<Info> {
 
 fn advised(error: Error) -> Error {
     match error.is_damage() && error.hint().is_none() {
-        true => error.with_hint("archfs verify tells what of it can still be read"),
+        true => error.with_hint("run `archfs verify` to list the damaged files"),
         false => error,
     }
 }

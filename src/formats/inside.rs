@@ -14,7 +14,7 @@ use super::tar;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::vfs::{Cookie, FileKind, Folders, Ino, Scratch, Tree, joined};
+use crate::vfs::{Cookie, DirectoryWalk, FileKind, Ino, Scratch, Tree, joined};
 
 /// Most bytes of one read from the tree.
 const READ_MAX: usize = 1 << 20;
@@ -36,7 +36,7 @@ pub(super) struct Found {
 /// skipped.
 pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     let mut found = Vec::new();
-    let mut directories = Folders::from_root();
+    let mut directories = DirectoryWalk::from_root();
     let mut scratch = Scratch::default();
     while let Some((path, directory)) = directories.next() {
         let mut candidates = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
                     directories.add(path, entry.ino);
                 }
                 FileKind::Regular => {
-                    let directory = tar::folder_name(&path).map(<[u8]>::to_vec);
+                    let directory = tar::archive_stem(&path).map(<[u8]>::to_vec);
                     candidates.extend(directory.map(|directory| (directory, entry.ino)));
                 }
                 _ => {}
@@ -56,7 +56,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
             ControlFlow::Continue(())
         });
         if let Err(error) = listed {
-            log::warn!("{error}; archives in that folder are not looked for");
+            log::warn!("{error}; archives in that directory are not opened");
         }
         for (directory, ino) in candidates {
             let head = tree.read(ino, 0, HEAD, &mut scratch);
@@ -75,7 +75,7 @@ pub const HEAD: u32 = 1024;
 
 /// Whether a file of an archive is shown as a directory, by its name and its first bytes.
 pub fn is_within(path: &[u8], head: &[u8]) -> bool {
-    tar::folder_name(path).is_some() && recognises(head)
+    tar::archive_stem(path).is_some() && recognises(head)
 }
 
 fn recognises(head: &[u8]) -> bool {
@@ -104,7 +104,7 @@ impl NestedFile {
             let missing = rest.len();
             let (target, remaining) = rest.split_at_mut_checked(bytes.len()).unwrap_or_default();
             if target.is_empty() {
-                return Err(Error::corrupt(format!("ends {missing} bytes early at {offset:#x}")));
+                return Err(Error::corrupt(format!("{missing} bytes missing at {offset:#x}")));
             }
             target.copy_from_slice(bytes);
             offset = offset.saturating_add(length(target.len()));

@@ -56,7 +56,7 @@ pub(crate) const TAR_EMPTY_MAX: u64 = 1 << 20;
 pub(crate) const TAR_SPARSE_MAX: usize = 1 << 20;
 
 /// Most pieces of all sparse members of an archive: 384 MiB of memory.
-pub(crate) const TAR_PIECES_MAX: usize = 1 << 24;
+pub(crate) const TAR_SEGMENTS_MAX: usize = 1 << 24;
 
 /// Extended attributes of all members of an archive, bytes. Equal sets count once. Ten million
 /// members with a short label each have a dozen sets; one million different checksums take 90 MB.

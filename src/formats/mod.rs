@@ -25,6 +25,7 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
+use crate::units::counted;
 use crate::vfs::{Finding, Layer, Tree, Union};
 
 mod bytes;
@@ -47,7 +48,7 @@ pub use info::{
     Sizes, TarLayout, info,
 };
 pub use inside::{HEAD, is_within};
-pub use tar::{Acls, Saving};
+pub use tar::{Acls, IndexPolicy};
 pub use verify::verify;
 
 /// How to open archives.
@@ -65,10 +66,22 @@ pub struct OpenOptions {
     pub index: Option<PathBuf>,
     /// How the ACLs of tars are used.
     pub acls: Acls,
-    /// When a new index is saved.
-    pub saving: Saving,
+    /// When the saved index of a tar is used, and when a new one is saved.
+    pub index_policy: IndexPolicy,
+    /// Where findings go about inner archives that cannot be opened.
+    pub findings: FindingSink,
     /// Counts reads from the archives and what the caches do.
     pub stats: Arc<Stats>,
+}
+
+/// Where findings go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FindingSink {
+    /// To the log.
+    #[default]
+    Log,
+    /// To the caller.
+    Return,
 }
 
 /// Number of archives opened at once, one thread each. On a parallel file system, opening is mostly
@@ -107,7 +120,7 @@ pub fn open_files(
 }
 
 /// The same, but inner archives that cannot be opened are no error. They are returned as findings,
-/// or logged, depending on `options.saving`.
+/// or logged, depending on `options.findings`.
 ///
 /// # Errors
 /// As `open`.
@@ -136,8 +149,8 @@ pub fn open_partly(
         _ => {
             let union = Union::new(&layers)?;
             if union.hidden() > 0 {
-                let hidden = union.hidden();
-                log::warn!("{hidden} files hidden by files of the same path in later archives");
+                let hidden = counted(union.hidden(), "file");
+                log::warn!("{hidden} hidden by files with the same path in later archives");
             }
             Arc::new(union)
         }

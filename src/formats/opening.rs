@@ -6,6 +6,7 @@
 //! anyway.
 
 use std::ops::RangeInclusive;
+use std::time::Instant;
 
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
@@ -13,12 +14,13 @@ use super::inside::{self, NestedFile};
 use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Allowance, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
-use super::{OpenOptions, Saving, foreign};
+use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Metered, Storage, Window};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::units::format_duration;
 use crate::vfs::{Finding, Layer, Location, Tree, View};
 
 #[cfg(test)]
@@ -97,6 +99,16 @@ pub(super) enum Format {
     Tar(Arc<Tar>),
 }
 
+impl Format {
+    /// The format for a message: `SquashFS image, zstd, blocks of 128.0 KiB`.
+    fn describe(&self) -> String {
+        match self {
+            Self::Image(image) => image.describe(),
+            Self::Tar(tar) => tar.describe(),
+        }
+    }
+}
+
 /// The parameters for opening one archive.
 #[derive(Clone, Copy)]
 pub(super) struct Opening<'o> {
@@ -124,7 +136,7 @@ impl Opening<'_> {
     /// As `super::open`.
     pub(super) fn parts(&self, file: &Arc<FileStorage>) -> Result<Vec<Part>> {
         let name = file.path().display().to_string();
-        let OpenOptions { offset, saving, ref stats, .. } = *self.options;
+        let OpenOptions { offset, index_policy: policy, ref stats, .. } = *self.options;
         let whole = Arc::<FileStorage>::clone(file);
         let mut storage: Arc<dyn Storage> = Arc::new(Metered::new(whole, Arc::clone(stats)));
         if offset != 0 {
@@ -132,11 +144,17 @@ impl Opening<'_> {
             storage = Arc::new(window);
         }
         // A window of a file has no modification time and no name to store an index under.
-        let place = self.options.index.as_deref();
-        let use_index = offset == 0 && saving != Saving::Never;
-        let saved = use_index.then_some(SavedIndex { file, place, saving });
+        let path = self.options.index.as_deref();
+        let use_index = offset == 0 && policy != IndexPolicy::Ignore;
+        let saved = use_index.then_some(SavedIndex { file, path, policy });
         self.progress.expect(storage.len());
-        self.open_storage(&name, storage, saved, 0)
+        let start = Instant::now();
+        let parts = self.open_storage(&name, storage, saved, 0)?;
+        if let Some(Part { format, .. }) = parts.first() {
+            let (format, time) = (format.describe(), format_duration(start.elapsed()));
+            log::info!("{name}: {format}; opened in {time}");
+        }
+        Ok(parts)
     }
 
     /// Opens the archive in `storage`, at nesting level `depth`.
@@ -164,11 +182,12 @@ impl Opening<'_> {
             None if tar::recognises(head) => Bytes::Stored(storage),
             None => return Err(foreign::unknown(name, head, self.options.offset)),
         };
-        let OpenOptions { recursive, saving, acls, .. } = *self.options;
+        let OpenOptions { recursive, index_policy, acls, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
-        let verified = saving == Saving::Compared;
+        // `archfs verify` reports the notes itself, with more detail.
+        let logs_notes = index_policy != IndexPolicy::Compare;
         let indexes = &self.memory.indexes;
-        let options = TarOptions { recursive, saved, progress, verified, memory, acls, indexes };
+        let options = TarOptions { recursive, saved, progress, logs_notes, memory, acls, indexes };
         let tar = Tar::open(name, bytes, &options)?;
         let opening = self.with_share(tar.nested_images().len());
         let mut parts = Vec::new();
@@ -186,8 +205,8 @@ impl Opening<'_> {
 
     /// Opens an image, and the archives in it if `options.recursive` is set.
     fn open_image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
-        if self.options.saving == Saving::Demanded && depth == 0 {
-            let context = format!("{name}: an image, which needs no index");
+        if self.options.index_policy == IndexPolicy::Save && depth == 0 {
+            let context = format!("{name}: a SquashFS image, which needs no index");
             return Err(Error::new(Kind::InvalidInput, context));
         }
         // Inner archives get half of the image's memory.
@@ -233,7 +252,7 @@ impl Opening<'_> {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
             self.report(Finding::note(format!(
-                "more than {limit} archives within archives: the others are not opened"
+                "more than {limit} archives inside archives: the others are not opened"
             )));
             return false;
         }
@@ -248,8 +267,8 @@ impl Opening<'_> {
                 true
             }
             Err(error) => {
-                let mut finding = Finding::met(Location::Path(directory.to_vec()), &error);
-                finding.what.push_str("; what is in it is not shown");
+                let mut finding = Finding::from_error(Location::Path(directory.to_vec()), &error);
+                finding.what.push_str("; its files are not shown");
                 self.report(finding);
                 false
             }
@@ -258,12 +277,12 @@ impl Opening<'_> {
 }
 
 impl Opening<'_> {
-    /// Logs a finding, or keeps it for the caller, depending on `options.saving`.
+    /// Logs a finding, or keeps it for the caller, depending on `options.findings`.
     fn report(&self, finding: Finding) {
-        match self.options.saving {
-            Saving::Compared | Saving::Never => self.memory.findings.lock().push(finding),
+        match self.options.findings {
+            FindingSink::Return => self.memory.findings.lock().push(finding),
             // An error, because it is printed at every verbosity.
-            _ => log::error!("{}", finding.what),
+            FindingSink::Log => log::error!("{}", finding.what),
         }
     }
 }

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::slice;
 
 use super::opening::{Memory, Opening};
-use super::{OpenOptions, Saving};
+use super::{FindingSink, IndexPolicy, OpenOptions};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::storage::{self, Changes};
 use crate::vfs::{self, Layer, Verified};
 
-/// Reads the whole archive at `path` with `threads` threads. Ignores `options.saving`.
+/// Reads the whole archive at `path` with `threads` threads. Ignores `options.index_policy`
+/// and `options.findings`.
 ///
 /// # Errors
 /// As `super::open`: an archive that cannot be opened cannot be read.
@@ -25,7 +26,11 @@ pub fn verify(
     progress: &Progress,
 ) -> Result<Verified> {
     let files = storage::open_files(slice::from_ref(path), Changes::default())?;
-    let options = OpenOptions { saving: Saving::Compared, ..options.clone() };
+    let options = OpenOptions {
+        index_policy: IndexPolicy::Compare,
+        findings: FindingSink::Return,
+        ..options.clone()
+    };
     progress.begin("reading headers");
     let memory = Memory::new(1, &options);
     let image_bytes = memory.image_bytes;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use fuser::Request;
 
-use crate::kernel_file;
+use crate::os::kernel_file;
 
 const TRUSTED: &[u8] = b"trusted.";
 

@@ -97,7 +97,7 @@ impl Agreement {
 pub(super) fn negotiate(config: &mut KernelConfig) -> Agreement {
     for (flag, name) in WANTED {
         if config.add_capabilities(flag).is_err() {
-            log::info!("this kernel has no {name}; going on without");
+            log::info!("kernel feature not available: {name}");
         }
     }
     // If the kernel allows less, it returns its maximum, which is then used.

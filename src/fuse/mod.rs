@@ -28,19 +28,22 @@ use fuser::{
     WriteFlags,
 };
 
+use crate::error::{Error, Kind};
 use crate::failpoint;
-use crate::stats::{Operation, Stats};
+use crate::stats::{Operation, Pending, Stats};
 use crate::sync::Arc;
 use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
 
 mod caller;
 mod config;
+mod faults;
 mod reply;
 
 pub use config::{SessionShape, session_shape};
+pub use faults::Faults;
 
 use config::{Agreement, ttl};
-use reply::{GENERATION, NO_PARENT, errno, file_attr, file_type, negative_attr, unknown_attr};
+use reply::{GENERATION, NO_PARENT, file_attr, file_type, negative_attr, unknown_attr};
 
 /// The longest symbolic link target that the kernel accepts, in bytes, including the NUL that it
 /// adds (PATH_MAX).
@@ -55,6 +58,7 @@ thread_local! {
 pub struct ArchiveFilesystem {
     tree: Arc<dyn Tree>,
     stats: Arc<Stats>,
+    faults: Arc<Faults>,
     /// How long the kernel may cache replies.
     ttl: Duration,
     /// What INIT negotiated. Before INIT, answers that every kernel accepts.
@@ -65,7 +69,30 @@ impl ArchiveFilesystem {
     /// Serves `tree` and counts requests in `stats`. If `idle` is set, kernel caches expire early
     /// enough that no use goes unnoticed for that long.
     pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>, idle: Option<Duration>) -> Self {
-        Self { tree, stats, ttl: ttl(idle), agreement: Agreement::with(InitFlags::empty()) }
+        let faults = Faults::new(Arc::clone(&tree), Vec::new());
+        let agreement = Agreement::with(InitFlags::empty());
+        Self { tree, stats, faults, ttl: ttl(idle), agreement }
+    }
+
+    /// The same with `faults` of the same tree.
+    #[must_use]
+    pub fn with_faults(self, faults: Arc<Faults>) -> Self {
+        Self { faults, ..self }
+    }
+
+    /// The errno for `error`, which occurred in `request` on `ino`. A fault of the archive or its
+    /// storage is counted and logged. Errors that a caller can provoke, such as a missing name, are
+    /// not.
+    fn errno(&self, request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
+        let (errno, is_fault) = reply::errno(error.kind());
+        if is_fault {
+            request.meet_fault();
+            // The storage has already logged that the archive was rewritten.
+            if error.kind() != Kind::Changed {
+                self.faults.report(ino, request.operation().name(), error);
+            }
+        }
+        errno
     }
 }
 
@@ -115,7 +142,7 @@ impl Filesystem for ArchiveFilesystem {
         match found {
             Ok(Some(attr)) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
             Ok(None) => reply.entry(&self.ttl, &negative_attr(), GENERATION),
-            Err(error) => reply.error(errno(&request, parent, &error)),
+            Err(error) => reply.error(self.errno(&request, parent, &error)),
         }
     }
 
@@ -125,7 +152,7 @@ impl Filesystem for ArchiveFilesystem {
         let ino = ino_or_reply!(ino, reply);
         match self.tree.attr(ino) {
             Ok(attr) => reply.attr(&self.ttl, &file_attr(&attr)),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -137,7 +164,7 @@ impl Filesystem for ArchiveFilesystem {
             // misleading.
             Ok(target) if target.len() >= PATH_MAX => reply.error(Errno::ENAMETOOLONG),
             Ok(target) => reply.data(&target),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -155,12 +182,17 @@ impl Filesystem for ArchiveFilesystem {
         failpoint::panic_at("read");
         let request = self.stats.begin(Operation::Read);
         let ino = ino_or_reply!(ino, reply);
-        SCRATCH.with_borrow_mut(|scratch| match self.tree.read(ino, offset, size, scratch) {
-            Ok(bytes) => {
-                request.hand_out(bytes.as_slice().len());
-                reply.data(bytes.as_slice());
+        SCRATCH.with_borrow_mut(|scratch| {
+            let outcome = self.tree.read(ino, offset, size, scratch);
+            let is_answered = outcome.is_ok();
+            match outcome {
+                Ok(bytes) => {
+                    request.hand_out(bytes.as_slice().len());
+                    reply.data(bytes.as_slice());
+                }
+                Err(error) => reply.error(self.errno(&request, ino, &error)),
             }
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            scratch.finish(is_answered);
         });
     }
 
@@ -188,7 +220,7 @@ impl Filesystem for ArchiveFilesystem {
         });
         match outcome {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -218,7 +250,7 @@ impl Filesystem for ArchiveFilesystem {
             let (attr, ttl) = match self.tree.attr(entry.ino) {
                 Ok(attr) => (file_attr(&attr), self.ttl),
                 Err(error) => {
-                    errno(&request, entry.ino, &error);
+                    self.errno(&request, entry.ino, &error);
                     (unknown_attr(entry.ino, entry.kind), Duration::ZERO)
                 }
             };
@@ -227,7 +259,7 @@ impl Filesystem for ArchiveFilesystem {
         });
         match outcome {
             Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -252,7 +284,7 @@ impl Filesystem for ArchiveFilesystem {
         };
         match self.tree.seek(ino, offset, target) {
             Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -265,7 +297,7 @@ impl Filesystem for ArchiveFilesystem {
         }
         match self.tree.xattr(ino, name.as_bytes()) {
             Ok(value) => reply::xattr(reply, size, &value),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -277,7 +309,7 @@ impl Filesystem for ArchiveFilesystem {
         }
         match self.tree.list_xattrs(ino) {
             Ok(names) => reply::xattr(reply, size, &caller::visible(names, caller)),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
@@ -341,7 +373,7 @@ impl Filesystem for ArchiveFilesystem {
                 reply.error(Errno::EACCES);
             }
             Ok(_) => reply.ok(),
-            Err(error) => reply.error(errno(&request, ino, &error)),
+            Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 

@@ -1,15 +1,12 @@
 //! Translates `vfs` types and errors to the FUSE protocol.
 //!
-//! This file has the only table from error kinds to errno. Invariant: a fault of the archive or its
-//! storage is logged and counted here, once, with the inode and the operation. Errors that a caller
-//! can provoke, such as a missing name, are not logged.
+//! This file has the only table from error kinds to errno.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, FileAttr, FileType, Generation, INodeNo, ReplyXattr};
 
-use crate::error::{Error, Kind};
-use crate::stats::Pending;
+use crate::error::Kind;
 use crate::vfs::{Attr, FileKind, Ino, Timestamp};
 
 /// Inode numbers are never reused during a mount, so one generation is enough.
@@ -19,9 +16,9 @@ pub(super) const GENERATION: Generation = Generation(0);
 /// itself. libfuse uses the same value (FUSE_UNKNOWN_INO).
 pub(super) const NO_PARENT: INodeNo = INodeNo(0xffff_ffff);
 
-/// The errno for `error`, which occurred in `request` on `ino`.
-pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
-    let (errno, is_fault) = match error.kind() {
+/// The errno for an error of `kind`, and whether the archive or its storage is at fault.
+pub(super) fn errno(kind: Kind) -> (Errno, bool) {
+    match kind {
         Kind::NotFound => (Errno::ENOENT, false),
         Kind::NotADirectory => (Errno::ENOTDIR, false),
         Kind::IsADirectory => (Errno::EISDIR, false),
@@ -39,17 +36,7 @@ pub(super) fn errno(request: &Pending<'_>, ino: Ino, error: &Error) -> Errno {
         | Kind::NotMounted
         | Kind::Changed
         | Kind::Interrupted => (Errno::EIO, true),
-    };
-    if is_fault {
-        request.meet_fault();
-        // The storage has already logged that the archive was rewritten, so the failing reads are
-        // not logged.
-        if error.kind() != Kind::Changed {
-            let operation = request.operation().name();
-            log::error!("{operation} of inode {}: {error}", ino.number());
-        }
     }
-    errno
 }
 
 /// The attributes as sent to the kernel.

@@ -16,8 +16,9 @@ pub mod doctor;
 mod job_step;
 mod mount;
 mod share;
-mod system;
+mod slurm;
 
+pub use crate::os::process::ProcessId;
 pub use commands::gc::{Cleared, gc};
 pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
@@ -26,6 +27,7 @@ pub use commands::mount::{Caller, MountOutcome, mount};
 pub use commands::run::{Outcome, Privacy, run};
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
+pub use daemon::archive_cache::ArchiveCacheChoice;
 pub use daemon::end_policy::Lifetime;
 pub use daemon::signals::{ignore_others, leave_to_system_calls};
 pub use daemon::snapshot::Snapshot;
@@ -36,8 +38,7 @@ pub use job_step::{
 };
 pub use mount::descriptor_path::resolve_descriptors;
 pub use mount::detach::Detach;
-pub use system::process::ProcessId;
-pub use system::slurm::killed_with;
+pub use slurm::killed_with;
 
 /// Where a daemon in the background gets its FUSE connection from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +77,10 @@ pub struct MountPlan {
     /// Directory that the archives are copied to before they are opened; `None` to read them in
     /// place.
     pub stage: Option<PathBuf>,
-    /// Whether the archives are read into memory before they are opened.
+    /// Whether the archives are read into the page cache while they are served.
     pub preload: bool,
+    /// What happens with served pages of the archives.
+    pub archive_cache: ArchiveCacheChoice,
     /// Whether to keep serving archives that were rewritten in place.
     pub allow_changes: bool,
     /// Threads that answer requests; `None` for the default.
@@ -86,8 +89,17 @@ pub struct MountPlan {
     pub log_file: Option<PathBuf>,
     /// File that the daemon writes its statistics to when the mount ends; `None` for none.
     pub stats_json: Option<PathBuf>,
+    /// Whether a summary is printed when the mount ends.
+    pub stats: bool,
     /// How much the daemon logs.
     pub verbosity: Verbosity,
+}
+
+impl MountPlan {
+    /// Whether the user asked for the summary, by `--stats` or `-v`.
+    fn is_summarised(&self) -> bool {
+        self.stats || self.verbosity == Verbosity::Verbose
+    }
 }
 
 /// Which users may access a mount.

@@ -12,7 +12,6 @@
 use std::collections::HashMap;
 
 use super::content::{Content, ContentId};
-use super::walk::Walk;
 use crate::vfs::{FileKind, Name, Timestamp};
 
 /// The number of an inode in a catalog.
@@ -162,44 +161,11 @@ impl Catalog {
         self.contents[id.source as usize].as_ref()
     }
 
-    /// Visits everything from the root on, a directory before its entries, in the order of names.
-    /// `visit` gets the path without a leading slash (empty for the root) and the inode. An inode
-    /// with several names is visited once for each name.
-    pub(crate) fn walk(&self, visit: &mut dyn FnMut(&[u8], InodeId)) {
-        visit(b"", InodeId::ROOT);
-        let mut walk = Walk::new(self);
-        while let Some((path, id)) = walk.next() {
-            visit(path, id);
-        }
-    }
-
     /// The entry of a directory with this index in the order of names.
     pub(crate) fn entry(&self, directory: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
         let InodeKind::Directory(number) = self.inode(directory).kind else { return None };
         let entry = self.directories[number as usize].get(nth)?;
         Some((self.name(entry), entry.inode))
-    }
-
-    /// Regular files, each once, in the order in which their bytes are written. Directories come in
-    /// the order of `walk`; the files of a directory come before its subdirectories. Files in one
-    /// directory are sorted by their offset in the archive they come from, otherwise by name.
-    pub(crate) fn files(&self) -> Vec<InodeId> {
-        let mut order = Vec::new();
-        let mut known = vec![false; self.len()];
-        self.walk(&mut |_, directory| {
-            let start = order.len();
-            for (_, id) in self.entries(directory) {
-                let is_file = matches!(self.inode(id).kind, InodeKind::File { .. });
-                if is_file && !std::mem::replace(&mut known[id.index()], true) {
-                    order.push(id);
-                }
-            }
-            order[start..].sort_by_key(|&id| match self.inode(id).kind {
-                InodeKind::File { content, .. } => self.content(content).data_offset(content.key),
-                _ => 0,
-            });
-        });
-        order
     }
 
     /// The path of a file in its source, for messages.

@@ -364,7 +364,7 @@ mod tests {
                 }
             }
             assert_eq!(position, fake.size, "of file {key}");
-            assert!(pieces > 0, "file {key} is not told of");
+            assert!(pieces > 0, "no pieces of file {key}");
         }
         assert_eq!(all.next(), None);
         let held = taken.iter().map(|batch| {

@@ -75,7 +75,7 @@ impl<'j> Job<'j> {
     /// `Interrupted` if it was.
     pub(crate) fn check(&self) -> Result<()> {
         match self.stop.load(Ordering::Relaxed) {
-            true => Err(Error::new(Kind::Interrupted, "interrupted; nothing was made")),
+            true => Err(Error::new(Kind::Interrupted, "interrupted; no archive was made")),
             false => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! The archive that is being written.
 //!
-//! It appears complete or not at all (`storage::NewFile`), in the directory that was opened at the
+//! It appears complete or not at all (`os::new_file`), in the directory that was opened at the
 //! start.
 
 use std::fs::{self, File, Permissions};
@@ -9,10 +9,11 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::kernel_file;
-use crate::storage::{Directory, NewFile};
+use crate::os::directory::Directory;
+use crate::os::kernel_file;
+use crate::os::new_file::NewFile;
 
-pub use crate::storage::Existing;
+pub use crate::os::new_file::Existing;
 
 /// Size of the write buffer, bytes.
 const BUFFER: usize = 1 << 20;
@@ -35,7 +36,7 @@ impl Output {
     pub(crate) fn create(path: &Path, existing: Existing) -> Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if found.is_dir() => {
-                let context = format!("{}: is a folder", path.display());
+                let context = format!("{}: is a directory", path.display());
                 return Err(Error::new(Kind::IsADirectory, context));
             }
             Ok(_) if existing == Existing::Refuse => return Err(exists(path)),
@@ -44,10 +45,10 @@ impl Output {
         let parent = parent_of(path);
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
-                Error::new(Kind::NotFound, format!("{}: no such folder", parent.display()))
-                    .with_hint("make it first, or give another place")
+                Error::new(Kind::NotFound, format!("{}: no such directory", parent.display()))
+                    .with_hint("create it first, or use another path")
             }
-            _ => Error::io(format!("{}: can not be made", path.display()), error),
+            _ => Error::io(format!("{}: cannot create", path.display()), error),
         };
         let directory = Directory::open(parent).map_err(failed)?;
         let (file, new) = NewFile::create(&directory, PREFIX).map_err(failed)?;
@@ -167,9 +168,11 @@ fn cannot_write(path: &Path, error: io::Error) -> Error {
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
     );
-    let error = Error::io(format!("{}: can not be written", path.display()), error);
+    let error = Error::io(format!("{}: cannot write", path.display()), error);
     if full {
-        error.with_hint("nothing of it is left there; give a place with more room")
+        error.with_hint(
+            "the incomplete archive was removed; write to a file system with more free space",
+        )
     } else {
         error
     }
@@ -187,8 +190,8 @@ pub(super) fn parent_of(path: &Path) -> &Path {
 }
 
 fn exists(path: &Path) -> Error {
-    Error::new(Kind::InvalidInput, format!("{}: is there already", path.display()))
-        .with_hint("--force replaces it")
+    Error::new(Kind::InvalidInput, format!("{}: already exists", path.display()))
+        .with_hint("use --force to replace it")
 }
 
 /// The umask of this process.
@@ -236,10 +239,10 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a");
         let early = Output::create(&path, Existing::Refuse).unwrap();
-        fs::write(&path, "somebody else's").unwrap();
+        fs::write(&path, "another file").unwrap();
         assert!(early.publish().is_err());
         assert!(Output::create(&path, Existing::Refuse).is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"somebody else's");
+        assert_eq!(fs::read(&path).unwrap(), b"another file");
         let mut forced = Output::create(&path, Existing::Replace).unwrap();
         forced.append(b"mine").unwrap();
         forced.publish().unwrap();

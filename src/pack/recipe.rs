@@ -58,16 +58,16 @@ impl Recipe {
         let usage = |message: String| Err(Error::new(Kind::Usage, message));
         match self.compressor {
             Compressor::Zstd(level) if !(1..=22).contains(&level) => {
-                return usage(format!("zstd has levels from 1 to 22, not {level}"));
+                return usage(format!("--compressor zstd:{level}: the level must be from 1 to 22"));
             }
             Compressor::Gzip(level) if !(1..=9).contains(&level) => {
-                return usage(format!("gzip has levels from 1 to 9, not {level}"));
+                return usage(format!("--compressor gzip:{level}: the level must be from 1 to 9"));
             }
             _ => {}
         }
         match self.block_size {
             Some(size) if !size.is_power_of_two() || !Self::BLOCK_SIZES.contains(&size) => {
-                usage(format!("a block has a power of two from 4K to 1M of bytes, not {size}"))
+                usage(format!("--block-size {size}: must be a power of two from 4K to 1M"))
             }
             _ => Ok(self),
         }

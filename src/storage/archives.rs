@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::Storage;
+use super::archive_cache::ArchiveCache;
 use super::changes::Changes;
 use super::file::FileStorage;
 use super::pool::FilePool;
@@ -56,6 +57,17 @@ pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileSto
     Ok(files)
 }
 
+/// Prepares `files` for the requests of a mount, as `FileStorage::serve`.
+pub fn serve(files: &[Arc<FileStorage>], cache: &Arc<ArchiveCache>) {
+    let is_random = have_room_for_two_each(files.len(), FilePool::room());
+    files.iter().for_each(|file| file.serve(cache, is_random));
+}
+
+/// Whether each of `files` can be open twice, if `room` can be open together.
+fn have_room_for_two_each(files: usize, room: usize) -> bool {
+    files.saturating_mul(2) <= room
+}
+
 /// The size of a copy of `files`, in bytes.
 pub fn copied_len(files: &[Arc<FileStorage>]) -> u64 {
     layout(files).1
@@ -84,7 +96,7 @@ pub fn copy(
             file.drop_cached(offset, piece.len() as u64);
         }
         target.write_all_at(piece, starts[number] + offset).map_err(|error| {
-            Error::io(format!("{}: writing its copy", file.path().display()), error)
+            Error::io(format!("{}: cannot write the copy", file.path().display()), error)
         })
     })?;
     let finish = |nth: usize| {
@@ -172,9 +184,9 @@ mod tests {
     use std::fs::OpenOptions;
     use std::io::Write;
 
-    use super::super::unlinked;
     use super::*;
     use crate::error::Kind;
+    use crate::os::unlinked;
 
     /// Lengths just below, at and above a page and a piece.
     const LENGTHS: [u64; 8] = [0, 1, 4095, 4096, 4097, PIECE, PIECE + 1, 0];
@@ -196,7 +208,7 @@ mod tests {
         let paths = files(&work);
         let files = open_files(&paths, Changes::default()).unwrap();
         let progress = Progress::default();
-        let target = unlinked(work.path()).unwrap();
+        let target = unlinked::create(work.path()).unwrap();
         let shown = target.try_clone().unwrap();
         let copies = copy(&files, target, &progress).unwrap();
         assert_eq!(shown.metadata().unwrap().len(), copied_len(&files));
@@ -233,12 +245,19 @@ mod tests {
             let paths = files(&work);
             let files = open_files(&paths, Changes::default()).unwrap();
             change(&paths[6]);
-            let target = unlinked(work.path()).unwrap();
+            let target = unlinked::create(work.path()).unwrap();
             let error = copy(&files, target, &Progress::default()).unwrap_err();
             assert_eq!(error.kind(), Kind::Io, "{error}");
             assert!(error.to_string().contains("changed while it was copied"), "{error}");
             assert!(error.to_string().contains(paths[6].to_str().unwrap()), "{error}");
         }
+    }
+
+    #[test]
+    fn files_are_opened_twice_only_while_descriptors_suffice() {
+        assert!(have_room_for_two_each(256, 512));
+        assert!(!have_room_for_two_each(257, 512));
+        assert!(!have_room_for_two_each(usize::MAX, usize::MAX - 1));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::file::Identity;
+use super::identity::Identity;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
@@ -98,17 +98,20 @@ impl Version {
         }
         let is_first = !self.has_changed.swap(true, Ordering::Relaxed);
         if is_first && self.changes != Changes::Refused {
-            let shown = path.display();
+            let name = path.display();
             let before = described(self.len, self.modified);
             let now = described(len, modified);
-            let outcome = match self.changes {
-                Changes::Allowed => "reads may give bytes of both (--allow-changes)",
-                _ => {
-                    "reads of it give EIO from now on; mount it again, and replace archives by \
-                      rename, or use --allow-changes"
-                }
+            let is_allowed = self.changes == Changes::Allowed;
+            let outcome = match is_allowed {
+                true => "reads may return bytes of both versions (--allow-changes)",
+                false => "reads now fail with EIO",
             };
-            log::error!("{shown}: rewritten in place: was {before}, is {now}; {outcome}");
+            log::error!("{name}: rewritten in place: was {before}, is {now}; {outcome}");
+            if !is_allowed {
+                crate::log::hint(
+                    "mount it again, and replace archives by rename, or use --allow-changes",
+                );
+            }
         }
         self.check_seen(path)
     }
@@ -126,7 +129,8 @@ impl Version {
 fn changed(path: &Path) -> Error {
     let context = format!("{}: rewritten in place since it was opened", path.display());
     Error::new(Kind::Changed, context)
-        .with_hint("write a new file and rename it to the archive's name instead")
+        .with_brief("the archive was rewritten in place")
+        .with_hint("write a new file and rename it to the name of the archive")
 }
 
 fn described(len: u64, (seconds, nanoseconds): (i64, u32)) -> String {

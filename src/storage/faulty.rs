@@ -96,7 +96,7 @@ impl Storage for FaultyStorage {
         if short {
             let position = (random % wanted.max(1)) as usize;
             buffer[position..].fill(0xee);
-            return Err(Error::corrupt("injected: the file ends before that"));
+            return Err(Error::corrupt("injected: unexpected end of file"));
         }
         if changed && !buffer.is_empty() {
             let position = (random % wanted) as usize;

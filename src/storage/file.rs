@@ -9,18 +9,24 @@ use std::ffi::OsStr;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::num::NonZeroU64;
-use std::ops::Deref;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::ops::{Deref, Range};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fd::AsRawFd;
 use rustix::fs::{Advice, OFlags, fadvise, fstatfs};
+use rustix::param;
 
+use super::Storage;
+use super::archive_cache::ArchiveCache;
 use super::changes::{Changes, Version};
+use super::identity::{Identity, Origin, identified};
 use super::pool::{FilePool, Slot};
-use super::unlinked::is_in_memory;
-use super::{Storage, page_cache, trust};
 use crate::error::{Error, Kind, Result};
-use crate::sync::{Arc, Mutex};
+use crate::os::page_cache;
+use crate::os::trust;
+use crate::os::unlinked::is_in_memory;
+use crate::sync::{Arc, Mutex, OnceLock};
 
 /// A file opened for reading.
 #[derive(Debug)]
@@ -34,7 +40,27 @@ pub struct FileStorage {
     /// `None` for a block device, whose time is unrelated to its contents, and for a copy, which is
     /// never written again.
     version: Option<Version>,
+    serving: OnceLock<Serving>,
 }
+
+/// What a file needs while it is mounted.
+#[derive(Debug)]
+struct Serving {
+    /// The same file, opened once more with POSIX_FADV_RANDOM: for contents of files, around which
+    /// the kernel would read other files. `None` if it could not be opened again.
+    random: Option<File>,
+    /// `None` if its bytes are only in memory.
+    cache: Option<Arc<ArchiveCache>>,
+    /// Whether it is on a FUSE file system, which gets no advice about reads. Advice makes the
+    /// kernel read into the page cache. If the file system does not expect that (FOPEN_DIRECT_IO),
+    /// it may answer with fewer bytes, which the kernel takes for the end of the file.
+    is_on_fuse: bool,
+}
+
+/// The shortest read of contents, in bytes, for which the kernel reads nothing around it. Around
+/// shorter ones it reads what it finds worthwhile: storage takes about as long to deliver a few
+/// pages as 32 KiB, and many small files of an archive are likely to be needed.
+const RANDOM_MIN: usize = 32 << 10;
 
 /// How the open file is kept.
 #[derive(Debug)]
@@ -90,7 +116,8 @@ impl FileStorage {
     pub fn of(file: File, path: PathBuf) -> io::Result<Self> {
         let (identity, origin) = identified(&file, file.metadata()?.len())?;
         let handle = Handle::Open(file);
-        Ok(Self { handle, pool: None, path, identity, origin, version: None })
+        let serving = OnceLock::new();
+        Ok(Self { handle, pool: None, path, identity, origin, version: None, serving })
     }
 
     /// Like `of`, for a file that belongs to this one. It joins this file's pool of open files, if
@@ -130,14 +157,35 @@ impl FileStorage {
         changes: Changes,
     ) -> Self {
         let version = identity.is_regular().then(|| Version::of(&identity, changes));
-        Self { handle, pool: None, path: path.to_owned(), identity, origin, version }
+        let (path, serving) = (path.to_owned(), OnceLock::new());
+        Self { handle, pool: None, path, identity, origin, version, serving }
     }
 
     /// The same file, read from its copy at offset `start` of `copy`.
     pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
         let (handle, pool) = (Handle::Copied(Arc::clone(copy), start), self.pool.clone());
         let Self { identity, origin, .. } = *self;
-        Self { handle, pool, path: self.path.clone(), identity, origin, version: None }
+        let (path, serving) = (self.path.clone(), OnceLock::new());
+        Self { handle, pool, path, identity, origin, version: None, serving }
+    }
+
+    /// Prepares the file for requests of a mount, after it was opened and scanned: `cache` says
+    /// whether pages that were served stay. If `is_random`, the file is opened once more, and
+    /// contents of files are read without what lies around them. Has no effect the second time.
+    pub fn serve(&self, cache: &Arc<ArchiveCache>, is_random: bool) {
+        self.serving.get_or_init(|| {
+            let is_in_memory = self.is_in_memory();
+            let random = match &self.handle {
+                Handle::Open(file) => Some(file),
+                Handle::Copied(file, _) => Some(&**file),
+                Handle::Pooled(..) => None,
+            };
+            let is_on_fuse = self.is_on_fuse();
+            let is_random = is_random && !is_in_memory && !is_on_fuse;
+            let random = random.filter(|_| is_random).and_then(open_random);
+            let cache = (!is_in_memory).then(|| Arc::clone(cache));
+            Serving { random, cache, is_on_fuse }
+        });
     }
 
     /// The path it was opened at.
@@ -158,6 +206,11 @@ impl FileStorage {
     /// Whether its bytes are only in memory.
     pub fn is_in_memory(&self) -> bool {
         self.opened().is_ok_and(|(file, _)| is_in_memory(&file))
+    }
+
+    fn is_on_fuse(&self) -> bool {
+        let found = self.opened().ok().and_then(|(file, _)| fstatfs(&*file).ok());
+        found.is_some_and(|found| found.f_type as u64 == trust::FUSE)
     }
 
     /// Fails if a copy made since the file was opened may mix two of its versions.
@@ -212,26 +265,59 @@ impl FileStorage {
 
     fn open_again(&self) -> Result<(File, Identity)> {
         // A missing file is a storage error here, not a missing name in the archive.
-        let failed =
-            |error: Error| Error::new(Kind::Io, "can not be opened again").with_source(error);
+        let failed = |error: Error| Error::new(Kind::Io, "cannot reopen").with_source(error);
         opened(&self.path).map(|(file, identity, _)| (file, identity)).map_err(failed)
     }
 
+    /// Reads from `other`, which is the same file, or else from the open one.
+    fn read_with(&self, other: Option<&File>, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let wanted = buffer.len();
+        let context = || {
+            let range = crate::log::detail(format_args!(" {wanted} bytes at {offset:#x}"));
+            format!("{}: cannot read{range}", self.path.display())
+        };
+        let truncated = || {
+            Error::corrupt(format!("{}: unexpected end of file", context()))
+                .with_brief("the archive ends before its data")
+        };
+        // The length is checked here, because in a copy another archive may follow this one.
+        let end = offset.checked_add(wanted as u64).ok_or_else(truncated)?;
+        self.version.as_ref().map_or(Ok(()), |version| version.check_seen(&self.path))?;
+        let (file, start) = self.opened()?;
+        if end > self.identity.len {
+            return Err(truncated());
+        }
+        let outcome = other.unwrap_or(&file).read_exact_at(buffer, start + offset);
+        // After the read, so that it covers these bytes; it also explains a failed read.
+        self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
+        outcome.map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => truncated(),
+            _ => Error::io(context(), error),
+        })
+    }
+
     fn replaced(&self, operation: &str) -> Error {
-        let context =
-            format!("{}: was replaced or changed while it {operation}", self.path.display());
+        let context = format!("{}: replaced or changed while it {operation}", self.path.display());
         Error::new(Kind::Io, context)
     }
 }
 
+/// Opens `file` once more, with advice that reads of it are random.
+fn open_random(file: &File) -> Option<File> {
+    // Advice belongs to an open file and its duplicates, so a duplicate is not enough.
+    let random = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    fadvise(&random, 0, None, Advice::Random).ok()?;
+    Some(random)
+}
+
 /// Opens `path`, checks its kind and reads its identity.
 fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
-    let shown = path.display();
+    let name = path.display();
     let failed = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => missing(path),
-        ErrorKind::PermissionDenied => Error::io(format!("{shown}: can not open"), error)
-            .with_hint("namei -l PATH shows which folder on the way, or the file, is not for you"),
-        _ => Error::io(format!("{shown}: can not open"), error),
+        ErrorKind::PermissionDenied => Error::io(format!("{name}: cannot open"), error)
+            .with_hint("`namei -l PATH` shows which directory or file denies access"),
+        _ => Error::io(format!("{name}: cannot open"), error),
     };
     // Checked before opening, because opening a character device can have side effects.
     check_kind(path, std::fs::metadata(path).map_err(failed)?.file_type())?;
@@ -246,41 +332,21 @@ fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     Ok((file, identity, origin))
 }
 
-/// The identity of `file`, which has `len` bytes.
-fn identified(file: &File, len: u64) -> io::Result<(Identity, Origin)> {
-    let metadata = file.metadata()?;
-    let nanoseconds = |number: i64| u32::try_from(number).unwrap_or(0);
-    let identity = Identity {
-        len,
-        modified: (metadata.mtime(), nanoseconds(metadata.mtime_nsec())),
-        inode: (metadata.dev(), metadata.ino()),
-        owner: metadata.uid(),
-        mode: metadata.mode(),
-    };
-    let origin = Origin {
-        // The width of this number depends on the architecture.
-        file_system: fstatfs(file)?.f_type as u64,
-        changed: (metadata.ctime(), nanoseconds(metadata.ctime_nsec())),
-        group: metadata.gid(),
-    };
-    Ok((identity, origin))
-}
-
 /// Fails unless a file of this kind can be an archive.
 fn check_kind(path: &Path, kind: FileType) -> Result<()> {
-    let shown = path.display();
+    let path = path.display();
     if kind.is_dir() {
-        let context = format!("{shown}: is a directory, not an archive");
+        let context = format!("{path}: is a directory, not an archive");
         return Err(Error::new(Kind::IsADirectory, context)
             .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
     }
     if kind.is_fifo() {
-        let context = format!("{shown}: a pipe; archfs needs a file");
+        let context = format!("{path}: a pipe; archfs needs a file");
         return Err(Error::new(Kind::Usage, context)
-            .with_hint("an archive is read at any offset: write the output to a file first"));
+            .with_hint("save the output of the pipe to a file first"));
     }
     if !kind.is_file() && !kind.is_block_device() {
-        let context = format!("{shown}: neither a file nor a block device");
+        let context = format!("{path}: neither a file nor a block device");
         return Err(Error::new(Kind::UnknownFormat, context));
     }
     Ok(())
@@ -297,60 +363,11 @@ fn missing(path: &Path) -> Error {
         name.len() > 1 && name.iter().all(u8::is_ascii_alphanumeric)
     };
     if path.iter().any(is_scheme) {
-        error.with_hint("archfs reads files, not addresses: download it first")
+        error.with_hint("download it first: archfs reads only files")
     } else if name.iter().any(|byte| b"*?[".contains(byte)) {
-        error.with_hint("no file matches the pattern, so the shell has left it as it is")
+        error.with_hint("check the pattern: no file matches it")
     } else {
         error
-    }
-}
-
-/// Identifies one version of a file, and its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// Size in bytes.
-    pub len: u64,
-    /// Modification time: seconds since 1970 and nanoseconds.
-    pub modified: (i64, u32),
-    /// Device number and inode number.
-    pub inode: (u64, u64),
-    /// Owner (uid).
-    pub owner: u32,
-    /// Type and permissions (st_mode).
-    pub mode: u32,
-}
-
-impl Identity {
-    /// Whether it is a regular file.
-    fn is_regular(&self) -> bool {
-        rustix::fs::FileType::from_raw_mode(self.mode).is_file()
-    }
-
-    /// Whether it may be another version of `other`: same inode, owner and mode.
-    fn is_file_of(&self, other: &Self) -> bool {
-        (self.inode, self.owner, self.mode) == (other.inode, other.owner, other.mode)
-    }
-}
-
-/// Distinguishes a file from a copy of it, together with inode and owner. Unlike `Identity` it
-/// changes when the file is linked or renamed, because no user can set the change time (inode(7),
-/// ctime).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
-    /// The file system's type (statfs(2), f_type). The device number would not do: nodes that mount
-    /// the same file system assign different ones.
-    pub file_system: u64,
-    /// Change time: seconds since 1970 and nanoseconds.
-    pub changed: (i64, u32),
-    /// Group (gid).
-    pub group: u32,
-}
-
-impl Origin {
-    /// Whether the file system is served by a user process, which then controls the owners of its
-    /// files.
-    pub fn is_served_by_process(&self) -> bool {
-        self.file_system == trust::FUSE
     }
 }
 
@@ -360,26 +377,34 @@ impl Storage for FileStorage {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let wanted = buffer.len();
-        let context = || format!("{}: reading {wanted} bytes at {offset:#x}", self.path.display());
-        let truncated = || Error::corrupt(format!("{}: the file ends before that", context()));
-        // The length is checked here, because in a copy another archive may follow this one.
-        let end = offset.checked_add(wanted as u64).ok_or_else(truncated)?;
-        self.version.as_ref().map_or(Ok(()), |version| version.check_seen(&self.path))?;
-        let (file, start) = self.opened()?;
-        if end > self.identity.len {
-            return Err(truncated());
+        self.read_with(None, buffer, offset)
+    }
+
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let random = self.serving.get().and_then(|serving| serving.random.as_ref());
+        self.read_with(random.filter(|_| buffer.len() >= RANDOM_MIN), buffer, offset)
+    }
+
+    fn drops_served(&self) -> bool {
+        let cache = self.serving.get().and_then(|serving| serving.cache.as_ref());
+        cache.is_some_and(|cache| cache.drops())
+    }
+
+    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+        // The kernel drops only whole pages, and at the end of a file its last one. The first page
+        // of a part of a file belongs to the part before it as well.
+        let page = param::page_size() as u64;
+        let start = if is_continued { range.start - range.start % page } else { range.start };
+        let end = range.end.min(self.identity.len);
+        if start < end {
+            self.drop_cached(start, end - start);
         }
-        let outcome = file.read_exact_at(buffer, start + offset);
-        // After the read, so that it covers these bytes; it also explains a failed read.
-        self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
-        outcome.map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => truncated(),
-            _ => Error::io(context(), error),
-        })
     }
 
     fn will_need(&self, offset: u64, len: u64) {
+        if self.serving.get().is_some_and(|serving| serving.is_on_fuse) {
+            return;
+        }
         let inside = len.min(self.identity.len.saturating_sub(offset));
         if let (Some(len), Ok((file, start))) = (NonZeroU64::new(inside), self.opened()) {
             let _ = fadvise(&*file, start.saturating_add(offset), Some(len), Advice::WillNeed);

@@ -24,7 +24,7 @@ impl Storage for InMemory {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let range = self.bytes.get(start..start.saturating_add(buffer.len()));
-        buffer.copy_from_slice(range.ok_or_else(|| Error::corrupt("ends before that"))?);
+        buffer.copy_from_slice(range.ok_or_else(|| Error::corrupt("unexpected end of file"))?);
         Ok(())
     }
 }

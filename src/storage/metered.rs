@@ -1,5 +1,7 @@
 //! Counts the reads of an archive, including failed ones.
 
+use std::ops::Range;
+
 use super::Storage;
 use crate::error::Result;
 use crate::stats::Stats;
@@ -26,6 +28,19 @@ impl Storage for Metered {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.stats.archive_read(buffer.len());
         self.inner.read_exact_at(buffer, offset)
+    }
+
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.stats.archive_read(buffer.len());
+        self.inner.read_contents_at(buffer, offset)
+    }
+
+    fn drops_served(&self) -> bool {
+        self.inner.drops_served()
+    }
+
+    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+        self.inner.drop_served(range, is_continued);
     }
 
     fn will_need(&self, offset: u64, len: u64) {

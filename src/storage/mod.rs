@@ -3,40 +3,35 @@
 //! Invariant: a read fills the whole buffer or fails, and may run from any number of threads at
 //! once.
 
+use std::ops::Range;
+
 use crate::error::Result;
 
+mod archive_cache;
 mod archives;
 mod changes;
-mod directory;
 #[cfg(test)]
 mod faulty;
 mod file;
+mod identity;
 mod in_memory;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
-mod new_file;
-mod page_cache;
 mod pool;
-mod spilled;
-mod trust;
-mod unlinked;
 mod window;
 
-pub use archives::{copied_len, copy, open_files, read_all};
+pub use archive_cache::ArchiveCache;
+pub use archives::{copied_len, copy, open_files, read_all, serve};
 pub use changes::Changes;
-pub use directory::{Appended, Directory, Readers};
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
-pub use file::{FileStorage, Identity, Origin};
+pub use file::FileStorage;
+pub use identity::{Identity, Origin};
 pub use in_memory::InMemory;
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use new_file::{Existing, NewFile};
-pub use spilled::{Spill, Spilled};
-pub use trust::{first_untrusted, is_served_by_another, is_trusted, is_unmapped};
-pub use unlinked::{free_bytes, is_in_memory, reserve, unlinked};
 pub use window::Window;
 
 /// Bytes that can be read at any offset.
@@ -51,9 +46,30 @@ pub trait Storage: Send + Sync {
     /// error.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
+    /// Like `read_exact_at`, for the contents of a file of the archive. The bytes around them
+    /// belong to other files, so the storage should not read them as well.
+    ///
+    /// # Errors
+    /// As `read_exact_at`.
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read_exact_at(buffer, offset)
+    }
+
     /// Announces that this range will be read soon. Advice, which may be ignored.
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
+    }
+
+    /// Whether `drop_served` does anything now.
+    fn drops_served(&self) -> bool {
+        false
+    }
+
+    /// Announces that `range` was handed out, so that the page cache of the mount holds it. If
+    /// `is_continued`, the bytes before `range` were handed out as well. Advice, which may be
+    /// ignored.
+    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+        let _ = (range, is_continued);
     }
 
     /// Frees memory that is kept only for speed. Does not affect the storage below.

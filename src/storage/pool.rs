@@ -169,7 +169,7 @@ mod tests {
             tries.set(tries.get() + 1);
             match tries.get() {
                 1 | 2 => {
-                    let refused = Error::io("can not open", Errno::MFILE.into());
+                    let refused = Error::io("cannot open", Errno::MFILE.into());
                     Err(Error::new(Kind::Io, "again").with_source(refused))
                 }
                 _ => Ok(File::open(&paths[0]).unwrap()),
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!((tries.get(), pool.open.lock().len()), (3, 2));
         // It reopens the files it closed. With none left to close, it reports the error.
         files.iter().for_each(|file| file.read_exact_at(&mut [0], 0).unwrap());
-        let refuse = || Err(Error::io("can not open", Errno::MFILE.into()));
+        let refuse = || Err(Error::io("cannot open", Errno::MFILE.into()));
         let error = pool.file(&Arc::new(Slot::default()), refuse).unwrap_err();
         assert!(error.to_string().contains("Too many open files"), "{error}");
         assert_eq!(pool.open.lock().len(), 0);

@@ -2,6 +2,8 @@
 //!
 //! Invariant: nothing outside the window can be read through it.
 
+use std::ops::Range;
+
 use super::Storage;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -21,7 +23,7 @@ impl Window {
     pub fn new(inner: Arc<dyn Storage>, start: u64) -> Result<Self> {
         let total = inner.len();
         let len = total.checked_sub(start).ok_or_else(|| {
-            let context = format!("offset {start} lies past the end of the file ({total} bytes)");
+            let context = format!("offset {start} is past the end of the file ({total} bytes)");
             Error::new(Kind::InvalidInput, context)
         })?;
         Ok(Self { inner, start, len })
@@ -33,10 +35,19 @@ impl Window {
     /// `InvalidInput` if it is shorter.
     pub fn cut(self, len: u64) -> Result<Self> {
         if len > self.len {
-            let context = format!("{len} bytes wanted, {} are there", self.len);
+            let context = format!("{len} bytes needed, {} available", self.len);
             return Err(Error::new(Kind::InvalidInput, context));
         }
         Ok(Self { len, ..self })
+    }
+
+    /// Where `len` bytes at `offset` are in the inner storage.
+    fn inner_offset(&self, offset: u64, len: usize) -> Result<u64> {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        self.start.checked_add(offset).filter(|_| is_inside).ok_or_else(|| {
+            Error::corrupt(format!("{len} bytes at {offset:#x} are outside the image"))
+        })
     }
 }
 
@@ -46,14 +57,23 @@ impl Storage for Window {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let wanted = u64::try_from(buffer.len()).unwrap_or(u64::MAX);
-        let inside = offset.checked_add(wanted).is_some_and(|end| end <= self.len);
-        match self.start.checked_add(offset) {
-            Some(start) if inside => self.inner.read_exact_at(buffer, start),
-            _ => {
-                Err(Error::corrupt(format!("{wanted} bytes at {offset:#x} lie outside the image")))
-            }
-        }
+        let start = self.inner_offset(offset, buffer.len())?;
+        self.inner.read_exact_at(buffer, start)
+    }
+
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let start = self.inner_offset(offset, buffer.len())?;
+        self.inner.read_contents_at(buffer, start)
+    }
+
+    fn drops_served(&self) -> bool {
+        self.inner.drops_served()
+    }
+
+    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+        let end = range.end.min(self.len);
+        let [start, end] = [range.start, end].map(|offset| self.start.saturating_add(offset));
+        self.inner.drop_served(start..end, is_continued);
     }
 
     fn will_need(&self, offset: u64, len: u64) {

@@ -64,7 +64,7 @@ impl Finding {
     }
 
     /// The finding for an error that occurred at `location`.
-    pub fn met(location: Location, error: &Error) -> Self {
+    pub fn from_error(location: Location, error: &Error) -> Self {
         let severity = match error.kind() {
             Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => {
                 Severity::Damage
@@ -95,7 +95,7 @@ impl Finding {
             | Kind::NotMounted
             | Kind::TimedOut => Severity::Unreadable,
         };
-        Self { severity, location, what: error.to_string() }
+        Self { severity, location, what: format!("{error:#}") }
     }
 
     /// The same finding with its path moved below the directory `directory`.

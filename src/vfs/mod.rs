@@ -12,20 +12,22 @@ use crate::sync::Arc;
 
 mod attr;
 mod dir;
+mod directory_walk;
 mod finding;
-mod folders;
 mod name;
 mod path;
+mod paths;
 mod union;
 mod verify;
 mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
+pub use directory_walk::DirectoryWalk;
 pub use finding::{Finding, Location, Severity};
-pub use folders::Folders;
 pub use name::Name;
 pub use path::{joined, resolve, resolve_through};
+pub use paths::paths;
 pub use union::{Layer, Union};
 pub use verify::{Counts, Verified, verify};
 pub use view::{View, ViewOptions};
@@ -183,18 +185,38 @@ impl ReadBytes<'_> {
     }
 }
 
-/// Memory that a thread reuses for its reads. It grows to the largest read and stays allocated.
-#[derive(Debug, Default)]
+/// Memory that a thread reuses for its reads, and what is left to do for the last one.
+#[derive(Default)]
 pub struct Scratch {
+    /// Grows to the largest read and stays allocated.
     answer: Vec<u8>,
+    after_reply: AfterReply,
 }
+
+/// Work that a read leaves until its reply is sent, because the reader need not wait for it.
+pub type AfterReply = Vec<Box<dyn FnOnce()>>;
 
 impl Scratch {
     /// `len` bytes of unspecified content.
     pub fn answer(&mut self, len: usize) -> &mut [u8] {
+        self.parts(len).0
+    }
+
+    /// `len` bytes of unspecified content, and the list of work to do after the reply. Only a mount
+    /// replies, so there must be no work for other readers.
+    pub fn parts(&mut self, len: usize) -> (&mut [u8], &mut AfterReply) {
         if self.answer.len() < len {
             self.answer.resize(len, 0);
         }
-        self.answer.get_mut(..len).unwrap_or_default()
+        (self.answer.get_mut(..len).unwrap_or_default(), &mut self.after_reply)
+    }
+
+    /// Does what the last read left, or forgets it if that read failed.
+    pub fn finish(&mut self, is_answered: bool) {
+        for work in self.after_reply.drain(..) {
+            if is_answered {
+                work();
+            }
+        }
     }
 }

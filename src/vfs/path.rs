@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 /// Links followed in one resolution before it is considered a loop (Linux: MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
-const LIST_HINT: &str = "archfs ls ARCHIVE shows what is in it";
+const LIST_HINT: &str = "run `archfs ls ARCHIVE` to see its paths";
 
 /// The attributes of `path`, resolved from the root. A symbolic link as the last component is not
 /// followed.
@@ -73,7 +73,7 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
                 rest.extend(split(&target));
             }
             _ if rest.is_empty() => return Ok(attr),
-            _ => return Err(error(Kind::NotADirectory, "not a directory on the way")),
+            _ => return Err(error(Kind::NotADirectory, "a parent is not a directory")),
         }
     }
     trail.pop().ok_or_else(|| error(Kind::NotFound, "no such path in the archive"))

@@ -63,7 +63,7 @@ impl View {
                     let path = String::from_utf8_lossy(&path).into_owned();
                     return Err(Error::new(
                         Kind::NotADirectory,
-                        format!("{path}: not a directory of the archive"),
+                        format!("{path}: not a directory in the archive"),
                     ));
                 }
                 attr.ino

@@ -1,4 +1,4 @@
-"""Prints the tree that a tar describes, as Python's tarfile reads it: the oracle of tests/tar.rs.
+"""Prints the tree that a tar describes, as Python's tarfile reads it: the oracle of tests/reading/tar.rs.
 
 One line a path, sorted: path and link target in hex, kind, mode, owner, group, size, mtime in nanoseconds, CRC-32 of
 the contents. If members have the same path, the last one counts, but a directory stays a directory.

@@ -18,6 +18,25 @@ pub fn make(directory: &Path, name: &str, source: &Path, options: &[&str]) -> Pa
     image
 }
 
+/// The options of all images of `source::varied` with a compressor: block sizes, ways to use fragments, and
+/// tables that are left out. These are the same whatever the compressor, so only gzip gets all combinations,
+/// unless ARCHFS_LONG_TESTS is set. With the others they take turns.
+pub fn matrix(compressor: &'static str) -> Vec<Vec<&'static str>> {
+    let is_full = compressor == "gzip" || std::env::var_os("ARCHFS_LONG_TESTS").is_some();
+    let tables = [&[][..], &["-no-xattrs"], &["-no-exports"], &["-no-xattrs", "-no-exports"]];
+    let mut matrix = Vec::new();
+    for block in ["4096", "131072", "1048576"] {
+        for fragments in [&[][..], &["-no-fragments"], &["-always-use-fragments"]] {
+            let turn = matrix.len() % tables.len();
+            for left_out in if is_full { &tables[..] } else { &tables[turn..=turn] } {
+                let options = [&["-comp", compressor, "-b", block], fragments, left_out];
+                matrix.push(options.concat());
+            }
+        }
+    }
+    matrix
+}
+
 /// An image of `source::varied`, kept in target/tmp. The tests that go through all combinations of
 /// options need the same images, and making one takes longer than reading it.
 pub fn of_varied(options: &[&str]) -> PathBuf {

@@ -17,6 +17,7 @@ pub mod kernel;
 pub mod mount;
 pub mod node;
 pub mod pack;
+pub mod page_cache;
 pub mod relay;
 pub mod skip;
 pub mod snapshot;
@@ -24,6 +25,7 @@ pub mod source;
 pub mod stage;
 pub mod tar;
 pub mod tree;
+pub mod turn;
 pub mod user;
 
 /// The program under test.
@@ -44,6 +46,7 @@ pub fn work_folder() -> tempfile::TempDir {
 /// Whether this machine lets tests mount as root. If not, the test is reported as skipped; with CI
 /// set it fails.
 pub fn can_mount() -> bool {
+    turn::take();
     let is_root = rustix::process::geteuid().is_root();
     let has_device = Path::new("/dev/fuse").exists();
     if is_root && has_device {
@@ -57,6 +60,7 @@ pub fn can_mount() -> bool {
 /// Whether the user who runs the tests can mount: an ordinary user does so through fusermount3. If
 /// not, the test is reported as skipped; with CI set it fails.
 pub fn can_mount_as_user() -> bool {
+    turn::take();
     if rustix::process::geteuid().is_root() {
         return can_mount();
     }
@@ -70,6 +74,12 @@ pub fn can_mount_as_user() -> bool {
     assert!(std::env::var_os("CI").is_none(), "CI must mount: {reason}");
     skip(&reason);
     false
+}
+
+/// Copies the program to `copy`. `cp` does it, because a child forked by another test would inherit
+/// a descriptor open for writing, and executing the copy would fail ("Text file busy").
+pub fn copy_program(copy: &Path) {
+    run(Command::new("cp").arg(env!("CARGO_BIN_EXE_archfs")).arg(copy));
 }
 
 /// Runs `command`, which must succeed.

@@ -149,8 +149,11 @@ pub fn has_ended(process: Pid) -> bool {
     !Path::new(&format!("/proc/{}", process.as_raw_nonzero())).exists()
 }
 
+/// What was printed to standard error, without errno numbers.
 pub fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!text.contains("(os error "), "{text}");
+    text
 }
 
 /// A shell that runs the lines written to it, like a job script.

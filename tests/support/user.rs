@@ -56,12 +56,8 @@ impl User {
             fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
         }
         chown(&home, Some(uid), Some(uid)).unwrap();
-        // The build directory may be accessible only to root. `cp` copies the program, because a
-        // child forked by another test would inherit a descriptor open for writing, and executing
-        // the copy would fail ("Text file busy").
-        let copy = home.join("archfs");
-        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_archfs")).arg(copy).status();
-        assert!(copied.unwrap().success());
+        // The build directory may be accessible only to root.
+        super::copy_program(&home.join("archfs"));
         let mount_point = home.join("mount");
         let (image, _clean_up) = (stage.image.clone(), CleanUp(mount_point.clone()));
         Self { uid, home, mount_point, image, _clean_up }

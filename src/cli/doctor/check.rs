@@ -12,12 +12,21 @@ pub(super) enum State {
 }
 
 impl State {
-    /// Its name in both outputs.
+    /// Its stable name in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Good => "ok",
             Self::Note => "note",
             Self::Problem => "problem",
+        }
+    }
+
+    /// Its word in the text.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Note => "warning",
+            Self::Problem => "error",
         }
     }
 }

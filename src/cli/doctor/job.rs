@@ -14,7 +14,7 @@ pub(super) fn checks(node: &Node) -> Vec<Check> {
 fn batch(batch: Option<&Batch>) -> Check {
     const NAME: &str = "batch";
     let Some(Batch { scheduler, job, step, killed_with, task }) = batch else {
-        return Check::good(NAME, "not in a batch job, as far as can be told");
+        return Check::good(NAME, "no job found");
     };
     let system = match scheduler {
         Scheduler::Slurm => "Slurm",
@@ -26,13 +26,12 @@ fn batch(batch: Option<&Batch>) -> Check {
     let mut text = format!("{system} job {job}{step}");
     match task {
         Task::Unset => {}
-        Task::Alive(pid) => text.push_str(&format!("; a mount holds until process {pid} ends")),
-        Task::Gone => text.push_str("; SLURM_TASK_PID names no process that lives here"),
+        Task::Alive(pid) => text.push_str(&format!("; archfs unmounts when process {pid} exits")),
+        Task::Gone => text.push_str("; SLURM_TASK_PID names no process here"),
     }
     if let Some(killed_with) = killed_with {
-        let text =
-            format!("{text}; all that it starts is killed with {killed_with} (proctrack/cgroup)");
-        let remedy = "archfs mount needs srun to leave no stale mount here; exec archfs run needs nothing (docs/SLURM.md)";
+        let text = format!("{text}; mounts are killed with {killed_with} (proctrack/cgroup)");
+        let remedy = "without srun, use exec archfs run (docs/SLURM.md)";
         return Check::note(NAME, text, Some(remedy.into()));
     }
     Check::good(NAME, text)
@@ -41,11 +40,11 @@ fn batch(batch: Option<&Batch>) -> Check {
 fn others(node: &Node) -> Check {
     const NAME: &str = "allow-other";
     if node.is_root || node.configuration.user_allow_other {
-        return Check::good(NAME, "-o allow_other lets other users in");
+        return Check::good(NAME, "-o allow_other is permitted");
     }
-    let text = "only you can enter your mounts; -o allow_other would need user_allow_other in /etc/fuse.conf";
+    let text = "no user_allow_other in /etc/fuse.conf";
     match node.configuration.mount_max {
-        Some(most) => Check::good(NAME, format!("{text}; {most} FUSE mounts at most on the node")),
+        Some(most) => Check::good(NAME, format!("{text}; mount_max is {most}")),
         None => Check::good(NAME, text),
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn object(
         request: verdict.request.as_deref(),
     };
     serde_json::to_string(&object)
-        .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))
+        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))
 }
 
 impl<'a> WayObject<'a> {

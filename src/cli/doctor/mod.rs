@@ -24,11 +24,11 @@ use super::term;
 use crate::error::Result;
 use crate::lifecycle::Interrupt;
 use crate::lifecycle::doctor::{self, Node, Steps, Trial};
-use crate::log::{Verbosity, printable};
+use crate::log::printable;
 use crate::progress::Progress;
 use crate::sync::Arc;
 
-/// Check whether this node can mount, by trying, and what to do if it cannot
+/// Check whether this node can mount, and what to do if it cannot
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
@@ -55,9 +55,9 @@ enum Step {
 }
 
 const HELP: &str = "\
-Mounts a small archive under /dev/shm or /tmp in each way, and unmounts it. Changes nothing.
+Mounts a small archive in each way, and unmounts it. Changes nothing.
 
-Exit status: 0 where some way to mount works, 4 where none does.
+Exit status: 0 if some way to mount works, 4 if none does.
 
 Examples:
   archfs doctor
@@ -88,7 +88,7 @@ fn arguments<const N: usize>(arguments: &[&str], paths: [OsString; N]) -> Vec<Os
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    crate::log::start(Verbosity::Quiet, None);
+    crate::log::start_without_warnings();
     match (args.step, &args.mount_point) {
         (Some(Step::Namespace), _) => return doctor::check_namespace().map(|()| 0),
         (Some(Step::Read), Some(mount_point)) => {
@@ -100,9 +100,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let interrupt = Interrupt::watch().ok();
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
-    progress.begin("looking at this node");
+    progress.begin("checking this node");
     let node = Node::examine();
-    progress.begin("trying to mount");
+    progress.begin("mounting");
     let trial = Trial::hold(&node.places, &STEPS);
     drop(bar);
     if let Some(signal) = interrupt.and_then(|interrupt| interrupt.signal()) {
@@ -125,7 +125,7 @@ fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
 }
 
 fn lines_of(check: &Check) -> String {
-    let state = check.state.name();
+    let state = check.state.word();
     let mut lines = format!("{state:8} {}: {}\n", check.name, printable(&check.text));
     if let Some(remedy) = &check.remedy {
         lines.push_str(&format!("{:8} remedy: {}\n", "", printable(remedy)));

@@ -8,8 +8,8 @@ use crate::lifecycle::State as MountState;
 use crate::lifecycle::doctor::{
     Descriptors, Device, Memory, Node, Place, PlaceState, Processes, Trial,
 };
-use crate::memory::Bound;
-use crate::units::show_size;
+use crate::os::memory::Bound;
+use crate::units::format_size;
 
 /// Free space below which a directory counts as full, bytes.
 const LITTLE_ROOM: u64 = 64 << 20;
@@ -33,7 +33,7 @@ pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
         with_severity(descriptors(node.descriptors)),
         processes(node.processes),
         with_severity(memory(&node.memory)),
-        Check::good("processors", format!("{} for this process", node.processors)),
+        Check::good("processors", format!("{} CPU cores", node.processors)),
     ]
 }
 
@@ -42,9 +42,9 @@ fn places(places: &[Place]) -> Check {
     let describe = |place: &Place| {
         let path = place.path.display();
         match &place.state {
-            PlaceState::Writable(room) => format!("{path} has room for {}", show_size(*room)),
-            PlaceState::Refused(why) => format!("{path} can not be written to ({why})"),
-            PlaceState::Missing => format!("{path} is not there"),
+            PlaceState::Writable(room) => format!("{path} {} free", format_size(*room)),
+            PlaceState::Refused(why) => format!("{path} cannot be written ({why})"),
+            PlaceState::Missing => format!("{path} does not exist"),
         }
     };
     let text = places.iter().map(describe).collect::<Vec<_>>().join(", ");
@@ -52,14 +52,14 @@ fn places(places: &[Place]) -> Check {
         PlaceState::Writable(room) => Some(room),
         _ => None,
     };
-    let remedy = "set TMPDIR to a folder of the node that you may write to, and mount below it";
+    let remedy = "set TMPDIR to a writable directory of the node";
     if !places.iter().any(|place| room(place).is_some()) {
         return Check::problem(NAME, text, remedy);
     }
     if places.iter().all(|place| room(place).is_some_and(|room| room >= LITTLE_ROOM)) {
         return Check::good(NAME, text);
     }
-    let remedy = "mount and --stage where there is room; a mount itself takes none";
+    let remedy = "mount and --stage where there is space";
     Check::note(NAME, text, Some(remedy.into()))
 }
 
@@ -67,10 +67,10 @@ fn records(node: &Node) -> Check {
     const NAME: &str = "records";
     match &node.records {
         Ok(directory) if directory.starts_with("/tmp") => {
-            Check::good(NAME, format!("{} can be written", directory.display()))
+            Check::good(NAME, directory.display().to_string())
         }
         Ok(directory) => {
-            let text = format!("{} is used, because /tmp cannot be written", directory.display());
+            let text = format!("{}; /tmp cannot be written", directory.display());
             Check::note(NAME, text, Some("free space in /tmp".into()))
         }
         Err(error) => {
@@ -83,17 +83,17 @@ fn records(node: &Node) -> Check {
 fn broken(node: &Node) -> Check {
     const NAME: &str = "mounts";
     if node.broken.is_empty() {
-        return Check::good(NAME, "none of yours is dead");
+        return Check::good(NAME, "none is stale");
     }
     let describe = node.broken.iter().map(|(place, state)| match state {
-        MountState::Dead => format!("{} is dead", place.display()),
+        MountState::Stale => format!("{} is stale", place.display()),
         _ => format!("{} does not answer", place.display()),
     });
     let text = describe.collect::<Vec<_>>().join(", ");
-    let is_dead = |(_, state): &(_, MountState)| *state == MountState::Dead;
-    let remedy = match node.broken.iter().all(is_dead) {
-        true => "archfs gc clears them",
-        false => "archfs gc clears the dead; archfs list tells which process serves the others",
+    let is_stale = |(_, state): &(_, MountState)| *state == MountState::Stale;
+    let remedy = match node.broken.iter().any(is_stale) {
+        true => "archfs gc",
+        false => "archfs list",
     };
     Check::note(NAME, text, Some(remedy.into()))
 }
@@ -102,17 +102,19 @@ fn descriptors(found: Descriptors) -> Check {
     const NAME: &str = "open-files";
     let Descriptors { most, wanted } = found;
     match most {
-        None => Check::good(NAME, format!("no limit; a mount takes {wanted}")),
-        Some(most) if most >= wanted => {
-            Check::good(NAME, format!("{most} at most; a mount takes {wanted}"))
-        }
+        None => Check::good(NAME, format!("no limit; {wanted} needed")),
         Some(most) => {
-            let text = format!(
-                "{most} at most; a mount takes {wanted}, or with fewer its threads share one"
-            );
-            let remedy =
-                format!("ulimit -Hn {wanted}, or ask for that in /etc/security/limits.conf");
-            Check::note(NAME, text, Some(remedy))
+            let text = format!("{most} allowed; {wanted} needed");
+            match most >= wanted {
+                true => Check::good(NAME, text),
+                false => Check::note(
+                    NAME,
+                    text,
+                    Some(format!(
+                        "ask the administrator to raise the limit on open files to {wanted} (ulimit -Hn)"
+                    )),
+                ),
+            }
         }
     }
 }
@@ -124,17 +126,18 @@ fn processes(found: Processes) -> Check {
     const NAME: &str = "threads";
     let wanted = found.wanted;
     let Some(left) = found.left() else {
-        return Check::good(NAME, format!("no limit; a mount takes {wanted}"));
+        return Check::good(NAME, format!("no limit; {wanted} needed"));
     };
+    let text = format!("{left} allowed; {wanted} needed");
     if left >= wanted {
-        return Check::good(NAME, format!("{left} more can be started; a mount takes {wanted}"));
+        return Check::good(NAME, text);
     }
-    let bound = match found.left_to_user == Some(left) {
-        true => "the limit of this user's processes (ulimit -u)",
-        false => "the job's control group (pids.max)",
+    let limit = match found.left_to_user == Some(left) {
+        true => "ulimit -u",
+        false => "pids.max",
     };
-    let text = format!("{left} more can be started by {bound}, where a mount takes {wanted}");
-    let remedy = "end what is not needed, mount with --threads 4, or ask for a higher limit";
+    let text = format!("{text} ({limit})");
+    let remedy = "mount with --threads 4";
     match left < MIN_THREADS {
         true => Check::problem(NAME, text, remedy),
         false => Check::note(NAME, text, Some(remedy.into())),
@@ -143,27 +146,23 @@ fn processes(found: Processes) -> Check {
 
 fn memory(found: &Memory) -> Check {
     const NAME: &str = "memory";
-    let cache = show_size(found.cache);
+    let cache = format_size(found.cache);
     let Some(left) = found.left else {
         // No remedy, because the memory may be sufficient.
-        let text = format!("can not be told; the cache of a mount would be {cache} (--cache)");
-        return Check::note(NAME, text, None);
+        return Check::note(NAME, format!("unknown; default cache {cache}"), None);
     };
     let bound = match left.bound {
-        Bound::Node => "the node has left",
-        Bound::ControlGroup => "the job's limit leaves",
+        Bound::Node => "on the node",
+        Bound::ControlGroup => "to the job",
     };
-    let text = format!("{bound} {}; the cache of a mount would be {cache}", show_size(left.bytes));
+    let text = format!("{} left {bound}; default cache {cache}", format_size(left.bytes));
     if let Some(space) = found.address_space {
-        let text =
-            format!("{text}; the address space is limited to {} (ulimit -v)", show_size(space));
-        let remedy = "ulimit -v unlimited: threads take address space that they never use";
-        return Check::note(NAME, text, Some(remedy.into()));
+        let text = format!("{text}; ulimit -v is {}", format_size(space));
+        return Check::note(NAME, text, Some("ulimit -v unlimited".into()));
     }
     match left.bytes < LITTLE_MEMORY {
         true => {
-            let remedy =
-                "ask for more memory (--mem); --cache and --threads make a mount take less";
+            let remedy = "request more memory (--mem), or mount with --cache and --threads";
             Check::note(NAME, text, Some(remedy.into()))
         }
         false => Check::good(NAME, text),

@@ -51,12 +51,22 @@ impl Verdict {
             }
             false => format!("works here: {}\n", working.join(", ")),
         };
+        // Ways that fail alike share a line.
+        let mut failed: Vec<(&Failure, Vec<&str>)> = Vec::new();
         for (way, tried) in &self.ways {
-            if let Err(Failure { said, hint, .. }) = tried {
-                let hint = hint.as_ref().map(|hint| format!(" (hint: {hint})"));
-                let why = [said.as_str(), hint.as_deref().unwrap_or_default()].concat();
-                lines.push_str(&format!("{way} does not: {}\n", printable(&why)));
+            let Err(failure) = tried else { continue };
+            match failed.iter_mut().find(|(other, _)| *other == failure) {
+                Some((_, ways)) => ways.push(way),
+                None => failed.push((failure, vec![way])),
             }
+        }
+        for (Failure { said, hint, .. }, ways) in failed {
+            let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            lines.push_str(&format!(
+                "fails: {}: {}\n",
+                ways.join(", "),
+                printable(&(said.clone() + &hint))
+            ));
         }
         if let Some(request) = &self.request {
             lines.push_str(&format!("ask the administrator: {request}\n"));
@@ -75,8 +85,8 @@ fn request(node: &Node, checks: &[Check]) -> Option<String> {
     if requests.is_empty() || (node.container.is_some() && node.device != Device::Opens) {
         return None;
     }
+    let requests = requests.join(", and ");
     Some(format!(
-        "\"Please {}, so that users can mount their datasets with archfs (FUSE, read-only) in jobs.\"",
-        requests.join(", and ")
+        "\"Please {requests} on the compute nodes, so that users can mount with archfs.\""
     ))
 }

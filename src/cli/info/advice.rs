@@ -4,12 +4,12 @@
 //! called so.
 
 use crate::formats::{Compressed, Image, Info, Layout, TarLayout};
-use crate::units::show_size;
+use crate::units::format_size;
 
-/// Advise packing again if reads would then decode at most this part: 2 of 3.
+/// Advise packing again if reads would then decompress at most this part: 2 of 3.
 const GAIN: (u64, u64) = (2, 3);
 
-/// Compressors that decode more slowly than zstd.
+/// Compressors that decompress more slowly than zstd.
 const SLOW: [&str; 4] = ["gzip", "xz", "lzma", "bzip2"];
 
 /// Number of files from which reading all headers of a tar takes noticeable time.
@@ -23,9 +23,9 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
     }) = &info.layout
     {
         advice.push(format!(
-            "it can only be decoded as a whole: each mount writes {} to a temporary file first; \
-             `archfs pack {} new.sqfs` makes an image that is read at once",
-            show_size(*bytes),
+            "each mount decompresses {} to a temporary file first; `archfs pack {} new.sqfs` makes \
+             an image that needs none",
+            format_size(*bytes),
             quoted(archive)
         ));
         return advice;
@@ -36,12 +36,12 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
         && info.kinds.files >= MANY
     {
         advice.push(format!(
-            "`archfs index {}` saves its index, so that a mount need not read all headers",
+            "`archfs index {}` saves the index; without it, a mount reads all headers",
             quoted(archive)
         ));
     }
     if advice.is_empty() {
-        advice.push("nothing to gain by packing it anew".to_owned());
+        advice.push("nothing to gain by packing it again".to_owned());
     }
     advice
 }
@@ -53,19 +53,17 @@ fn gain(archive: &str, info: &Info) -> Option<String> {
         return None;
     }
     if info.cost.worst == 0 {
-        return Some("nothing to gain: what is read is what is stored, not decoded".to_owned());
+        return Some("nothing to gain: reads decompress nothing".to_owned());
     }
     let (part, whole) = GAIN;
     if repacked.saturating_mul(whole) > current.saturating_mul(part) {
         return None;
     }
     Some(format!(
-        "a random read of a mean file of {} decodes {}: `archfs pack {} new.sqfs` would \
-         decode about {} (an estimate)",
-        show_size(info.sizes.mean()),
-        show_size(current),
+        "`archfs pack {} new.sqfs` would decompress {} instead of {} for a mean file (estimate)",
         quoted(archive),
-        show_size(repacked)
+        format_size(repacked),
+        format_size(current)
     ))
 }
 
@@ -77,7 +75,7 @@ fn compressor(info: &Info) -> Option<String> {
         _ => return None,
     };
     SLOW.contains(name)
-        .then(|| format!("zstd decodes faster than {name}, and is what `archfs pack` uses"))
+        .then(|| format!("`archfs pack` uses zstd, which decompresses faster than {name}"))
 }
 
 /// A path quoted for a shell.

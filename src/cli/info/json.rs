@@ -16,7 +16,7 @@ pub(super) fn object(archive: &str, info: &Info) -> Result<String> {
     let advice = Some(advice::sentences(archive, info));
     let row = Row { archive: Some(archive), advice, ..Row::of(info) };
     let text = serde_json::to_string(&row)
-        .map_err(|error| Error::new(Kind::Io, "can not write JSON").with_source(error))?;
+        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
     Ok(term::json_for_output(&text) + "\n")
 }
 

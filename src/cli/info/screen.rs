@@ -6,7 +6,7 @@
 use super::advice;
 use crate::formats::{Image, Info, Layout, Shares, TarLayout};
 use crate::log::printable;
-use crate::units::show_size;
+use crate::units::{counted, format_size};
 
 /// Columns of the labels.
 const LABEL: usize = 13;
@@ -15,7 +15,7 @@ const LABEL: usize = 13;
 const DEFAULT_WIDTH: usize = 80;
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=100;
 
-/// Binary digits of the sizes in a row of the chart: one row for sizes below 1 KiB, then one for
+/// Binary digits of the sizes in a row of the table: one row for sizes below 1 KiB, then one for
 /// each factor of four.
 const FIRST_ROW: u32 = 10;
 const ROW: u32 = 2;
@@ -80,21 +80,21 @@ impl Screen {
 
     fn image(&mut self, info: &Info, image: &Image) {
         let options = image.options.as_ref().map_or(String::new(), |text| format!(" ({text})"));
-        let block = show_size(image.block_size.into());
+        let block = format_size(image.block_size.into());
         let Image { compressor, .. } = image;
         self.add_labelled(
             "format",
-            &format!("SquashFS 4.0, {compressor}{options}, blocks of {block}"),
+            &format!("SquashFS 4.0, {compressor}{options}, {block} blocks"),
         );
         self.counts(info, image.bytes);
         let Shares { plain, compressed, holes, shared } = image.shares;
         let part = |part| percent(part, info.sizes.bytes());
-        let mut stored = format!("{} compressed, {} plain", part(compressed), part(plain));
+        let mut stored = format!("{} compressed, {} uncompressed", part(compressed), part(plain));
         if holes > 0 {
             stored.push_str(&format!(", {} holes", part(holes)));
         }
         if shared > 0 {
-            stored.push_str(&format!("; {} stored once for several files", part(shared)));
+            stored.push_str(&format!("; {} shared by several files", part(shared)));
         }
         self.add_labelled("stored", &stored);
         let found = image.fragments;
@@ -102,31 +102,29 @@ impl Screen {
         if found.used > 0 {
             let room = found.used.saturating_mul(image.block_size.into());
             let (full, ends) = (percent(found.bytes, room), found.files / found.used);
-            fragments = format!("{} blocks, {full} full, {ends} files in each", found.used);
+            fragments = format!("{}, {full} full, {ends} files each", count(found.used, "block"));
         }
         let unused = u64::from(image.fragments.blocks).saturating_sub(found.used);
         if unused > 0 {
-            fragments.push_str(&format!("; {unused} more that no file uses"));
+            fragments.push_str(&format!("; {unused} unused"));
         }
         self.add_labelled("fragments", &fragments);
         let xattrs = match image.xattrs {
             None | Some(0) => "no xattrs".to_owned(),
-            Some(count) => format!("{count} different sets of xattrs"),
+            Some(sets) => count(sets, "set") + " of xattrs",
         };
-        let export = if image.is_exportable { "an export table" } else { "no export table" };
-        let owners =
-            if image.owners == 1 { "one owner" } else { &format!("{} owners", image.owners) };
-        let tables = show_size(image.tables);
+        let export = if image.is_exportable { "export table" } else { "no export table" };
+        let (tables, owners) = (format_size(image.tables), count(image.owners, "owner"));
         self.add_labelled("tables", &format!("{tables}; {xattrs}, {export}, {owners}"));
     }
 
     fn tar(&mut self, info: &Info, stored: &TarLayout) {
-        let decoded = show_size(stored.bytes);
+        let decoded = format_size(stored.bytes);
         self.add_labelled(
             "format",
             &match stored.compressed {
                 None => "tar".to_owned(),
-                Some(found) => format!("tar in {}, decoded {decoded}", found.container),
+                Some(found) => format!("tar in {}, {decoded} decompressed", found.container),
             },
         );
         self.counts(info, info.bytes);
@@ -134,12 +132,12 @@ impl Screen {
             self.add_labelled(
                 "chunks",
                 &match found.chunks {
-                    None => "none: all of it must be decoded to read any of it".to_owned(),
-                    Some(1) => "one, which must be decoded to read any of it".to_owned(),
+                    None => "none: the whole archive is decompressed".to_owned(),
+                    Some(1) => "1: a read decompresses the whole archive".to_owned(),
                     Some(count) => format!(
-                        "{count} that can be decoded alone, {} in the mean, {} at most",
-                        show_size(stored.bytes / u64::try_from(count.max(1)).unwrap_or(1)),
-                        show_size(found.largest)
+                        "{count}, mean {}, largest {}",
+                        format_size(stored.bytes / u64::try_from(count.max(1)).unwrap_or(1)),
+                        format_size(found.largest)
                     ),
                 },
             );
@@ -148,7 +146,7 @@ impl Screen {
         let xattrs = if stored.has_xattrs { "xattrs" } else { "no xattrs" };
         let mut tables = format!("index {index}; {xattrs}");
         if stored.holes > 0 {
-            tables.push_str(&format!("; {} of the files are holes", show_size(stored.holes)));
+            tables.push_str(&format!("; {} of holes", format_size(stored.holes)));
         }
         self.add_labelled("tables", &tables);
     }
@@ -156,22 +154,27 @@ impl Screen {
     /// Adds the lines that all archives have.
     fn counts(&mut self, info: &Info, stored: u64) {
         let (bytes, kinds) = (info.sizes.bytes(), info.kinds);
-        let (size, files) = (show_size(stored), show_size(bytes));
+        let (size, files) = (format_size(stored), format_size(bytes));
         let ratio = ratio(bytes, stored);
-        self.add_labelled("size", &format!("{size} for {files} in files, a ratio of {ratio}"));
-        let mut names = format!("{} files, {} folders", kinds.files, kinds.folders);
-        for (count, what) in [
-            (kinds.links, "links"),
-            (kinds.devices, "devices"),
-            (kinds.fifos, "fifos"),
-            (kinds.sockets, "sockets"),
+        self.add_labelled("size", &format!("{size} for {files} of files, ratio {ratio}"));
+        let directories = if kinds.folders == 1 {
+            "1 directory"
+        } else {
+            &format!("{} directories", kinds.folders)
+        };
+        let mut names = format!("{}, {directories}", count(kinds.files, "file"));
+        for (number, what) in [
+            (kinds.links, "symbolic link"),
+            (kinds.devices, "device"),
+            (kinds.fifos, "FIFO"),
+            (kinds.sockets, "socket"),
         ] {
-            if count > 0 {
-                names.push_str(&format!(", {count} {what}"));
+            if number > 0 {
+                names.push_str(&format!(", {}", count(number, what)));
             }
         }
         if kinds.hard_links > 0 {
-            names.push_str(&format!("; {} of them are second names", kinds.hard_links));
+            names.push_str(&format!("; {}", count(kinds.hard_links, "hard link")));
         }
         self.add_labelled("names", &names);
     }
@@ -180,49 +183,46 @@ impl Screen {
         if info.within.is_empty() {
             return;
         }
-        let (mut images, mut files, mut bytes) = (0, 0_u64, 0_u64);
+        let (mut images, mut tars, mut files, mut bytes) = (0_u64, 0_u64, 0_u64, 0_u64);
         for inner in &info.within {
-            images += usize::from(matches!(inner.layout, Layout::Image(_)));
+            match inner.layout {
+                Layout::Image(_) => images += 1,
+                Layout::Tar(_) => tars += 1,
+            }
             files = files.saturating_add(inner.kinds.files);
             bytes = bytes.saturating_add(inner.sizes.bytes());
         }
-        let (all, bytes) = (info.within.len(), show_size(bytes));
-        let tars = all - images;
+        let (all, files) = (count(images + tars, "archive"), count(files, "file"));
         let what =
-            format!("{all} archives ({images} SquashFS, {tars} tar): {files} files, {bytes}");
+            format!("{all} ({images} SquashFS, {tars} tar): {files}, {}", format_size(bytes));
         self.add_labelled("within", &what);
     }
 
     fn cost(&mut self, info: &Info) {
         let sizes = &info.sizes;
-        let (mean, largest) = (show_size(sizes.mean()), show_size(sizes.largest()));
-        self.add_labelled("file size", &format!("{mean} in the mean, {largest} at most"));
+        let (mean, largest) = (format_size(sizes.mean()), format_size(sizes.largest()));
+        self.add_labelled("file size", &format!("mean {mean}, largest {largest}"));
         let cost = info.cost;
         if cost.worst == 0 {
-            return self.add_labelled("file read", "decodes nothing");
+            return self.add_labelled("random read", "decompresses nothing");
         }
         self.add_labelled(
-            "file read",
+            "random read",
             &format!(
-                "decodes {} in the mean, {} at most for 99 of 100, {} at most",
-                show_size(cost.mean),
-                show_size(cost.p99),
-                show_size(cost.worst)
+                "decompresses {} (mean), {} (p99), {} (worst)",
+                format_size(cost.mean),
+                format_size(cost.p99),
+                format_size(cost.worst)
             ),
         );
     }
 
-    /// Draws the number of files of each size.
+    /// Adds the table of the number of files of each size.
     fn sizes(&mut self, info: &Info) {
-        let rows = rows(info);
-        let max = rows.iter().map(|row| row.files).max().unwrap_or(0);
         self.text.push_str(&format!("{:>12} {:>10} {:>11}\n", "file size", "files", "bytes"));
-        for Row { label, files, bytes } in rows {
-            let fixed = format!("{label:>12} {files:>10} {:>11}  ", show_size(bytes));
-            let room = self.width.saturating_sub(fixed.len());
-            let bar = "#".repeat(bar(files, max, room));
-            self.text.push_str(format!("{fixed}{bar}").trim_end());
-            self.text.push('\n');
+        for Row { label, files, bytes } in rows(info) {
+            let bytes = format_size(bytes);
+            self.text.push_str(&format!("{label:>12} {files:>10} {bytes:>11}\n"));
         }
     }
 }
@@ -249,7 +249,7 @@ fn rows(info: &Info) -> Vec<Row> {
             let label = match digits {
                 0 => "empty".to_owned(),
                 LAST_ROW.. => "larger".to_owned(),
-                _ => format!("< {}", show_size(1 << end)),
+                _ => format!("< {}", format_size(1 << end)),
             };
             rows.push(Row { label, files: 0, bytes: 0 });
         }
@@ -263,19 +263,17 @@ fn rows(info: &Info) -> Vec<Row> {
     rows.drain(..end_row).skip(first).collect()
 }
 
-/// Columns of a bar for `count`, if `max` takes `room`. At least one unless `count` is 0.
-fn bar(count: u64, max: u64, room: usize) -> usize {
-    let room = u64::try_from(room).unwrap_or(0);
-    let scaled = u128::from(count) * u128::from(room) / u128::from(max.max(1));
-    usize::try_from(scaled).unwrap_or(0).max(usize::from(count > 0))
+/// A number with its noun in the singular or plural.
+fn count(number: impl Into<u64>, noun: &str) -> String {
+    counted(number.into(), noun)
 }
 
-/// A rounded percentage. `0 %` is exactly zero; small parts are `< 1 %`.
+/// A rounded percentage. `0%` is exactly zero; small parts are `< 1%`.
 fn percent(part: u64, whole: u64) -> String {
     let (part, whole) = (u128::from(part), u128::from(whole.max(1)));
     match (part * 200 + whole) / (whole * 2) {
-        0 if part > 0 => "< 1 %".to_owned(),
-        rounded => format!("{rounded} %"),
+        0 if part > 0 => "< 1%".to_owned(),
+        rounded => format!("{rounded}%"),
     }
 }
 
@@ -292,21 +290,13 @@ mod tests {
     #[test]
     fn percentages_are_rounded() {
         for (part, whole, text) in
-            [(0, 0, "0 %"), (0, 7, "0 %"), (1, 1000, "< 1 %"), (2, 3, "67 %"), (7, 7, "100 %")]
+            [(0, 0, "0%"), (0, 7, "0%"), (1, 1000, "< 1%"), (2, 3, "67%"), (7, 7, "100%")]
         {
             assert_eq!(percent(part, whole), text);
         }
-        assert_eq!(percent(u64::MAX, u64::MAX), "100 %");
+        assert_eq!(percent(u64::MAX, u64::MAX), "100%");
         assert_eq!(ratio(150, 100), "1.50");
         assert_eq!(ratio(u64::MAX, 0), format!("{}.00", u64::MAX));
-    }
-
-    #[test]
-    fn the_largest_bar_fills_its_room_and_the_smallest_is_visible() {
-        assert_eq!(bar(10, 10, 40), 40);
-        assert_eq!(bar(1, 1_000_000, 40), 1);
-        assert_eq!(bar(0, 10, 40), 0);
-        assert_eq!(bar(u64::MAX, u64::MAX, 40), 40);
     }
 
     #[test]

@@ -11,21 +11,21 @@ use clap::builder::FalseyValueParser;
 
 use super::super::args::{size, threads};
 use crate::error::{Error, Kind, Result};
+use crate::os::processors;
 use crate::pack::{
     Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, OutputNames, Owner,
     Profile, Recipe, Request, Separator, Shards, Sources,
 };
-use crate::processors;
 
-/// Make a SquashFS image or a tar for fast reads, from directories, tars and images
+/// Make a SquashFS image or a tar for fast reads from directories, tars and images
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs
-  archfs pack ILSVRC2012_img_train.tar imagenet.sqfs          (a tar of tars: each becomes a folder)
+  archfs pack ILSVRC2012_img_train.tar imagenet.sqfs          (a tar of tars: each becomes a directory)
   archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs   (lines of PATH <tab> NEW PATH)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
-Exit status: 0 done; 1 files could not be packed (each is named), or it failed.")]
+Exit status: 0 done; 1 failed, or some files could not be packed (each is named).")]
 pub(in crate::cli) struct Args {
     /// Directories, archives and files, then the archive to make: .sqfs or .tar
     #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]
@@ -43,21 +43,21 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_enum, default_value = "random")]
     profile: ProfileName,
 
-    /// Bytes that may be decompressed to read a small file [default: 32K; a block if the profile is
+    /// Bytes that may be decompressed to read a small file [default: 32K; one block with --profile
     /// archive]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     read_cost: Option<u64>,
 
-    /// Block size, 4K to 1M [default: by the sizes of the files]
+    /// Block size, 4K to 1M [default: chosen by the sizes of the files]
     #[arg(short, long, value_name = "SIZE", value_parser = size)]
     block_size: Option<u64>,
 
-    /// Only the paths in FILE, one a line, relative to the one SOURCE (or to the current directory,
-    /// if there is none); - for standard input
+    /// Pack only the paths in FILE (-: standard input), one per line, relative to SOURCE, or to the
+    /// current directory if SOURCE is missing
     #[arg(short = 'T', long, value_name = "FILE")]
     files_from: Option<PathBuf>,
 
-    /// Each path in it ends with NUL, not with a newline
+    /// Paths in the --files-from file end with NUL, not with a newline
     #[arg(short = '0', long, requires = "files_from")]
     null: bool,
 
@@ -65,7 +65,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
 
-    /// Owner of all files, as numbers
+    /// Owner of all files, as numeric ids
     #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
     owner: Option<Owner>,
 
@@ -97,7 +97,8 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
-    /// Memory for decoded blocks of compressed sources [default: a quarter of what may be used]
+    /// Memory for decompressed blocks of sources [default: a quarter of the job's memory, an eighth
+    /// if the job has 256M or less; at most 16G and a third of the memory left]
     #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
@@ -113,7 +114,7 @@ pub(in crate::cli) struct Args {
 /// The values of `--profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ProfileName {
-    /// For reads in any order: little is decompressed to read one file
+    /// For reads in any order: reading one file decompresses little
     Random,
     /// As small as possible
     Archive,
@@ -157,7 +158,7 @@ impl Args {
             Some((archive, sources)) if !sources.is_empty() || self.files_from.is_some() => {
                 Ok((archive, sources))
             }
-            _ => Err(Error::new(Kind::Usage, "nothing to pack: give SOURCE... and ARCHIVE")
+            _ => Err(Error::new(Kind::Usage, "nothing to pack")
                 .with_hint("archfs pack train/ train.sqfs")),
         }
     }
@@ -165,19 +166,22 @@ impl Args {
     fn form(&self, archive: &Path, epoch: Option<i64>) -> Result<Form> {
         let usage = |context: String| Error::new(Kind::Usage, context);
         if archive.as_os_str().as_encoded_bytes().ends_with(b"/") {
-            return Err(usage(format!("{}: is the name of a folder", archive.display())));
+            return Err(usage(format!("{}: is the name of a directory", archive.display())));
         }
         let end = archive.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
         let is_tar = match end.as_deref() {
             Some("sqfs" | "squashfs" | "sqsh" | "sfs" | "img") => false,
             Some("tar") => true,
             Some(end @ ("gz" | "tgz" | "bz2" | "xz" | "zst" | "lz4")) => {
-                let hint = "files in a .sqfs are compressed each by itself and read in any order";
-                return Err(usage(format!("can not make .{end}")).with_hint(hint));
+                let hint = "make a .sqfs: it is compressed, and its files can be read in any order";
+                let context = format!("{}: archfs does not make .{end}", archive.display());
+                return Err(usage(context).with_hint(hint));
             }
             _ => {
-                let context = format!("{}: its name does not say what to make", archive.display());
-                return Err(usage(context).with_hint("name it .sqfs for an image, or .tar"));
+                let context = format!("{}: the name does not select a format", archive.display());
+                return Err(
+                    usage(context).with_hint("end the name in .sqfs for an image, or in .tar")
+                );
             }
         };
         let random = self.profile == ProfileName::Random;
@@ -187,11 +191,13 @@ impl Args {
             || !random;
         match (self.shards, is_tar) {
             (_, true) if for_images => Err(usage(
-                "--compressor, --block-size, --read-cost and --profile are for images".into(),
+                "--compressor, --block-size, --read-cost and --profile apply only to images".into(),
             )
-            .with_hint("a tar stores files as they are; name it .sqfs")),
-            (Some(_), false) => Err(usage("shards are tars".into()).with_hint("name it .tar")),
-            (Some(0), true) => Err(usage("a shard has at least a byte".into())),
+            .with_hint("a tar is not compressed; end the name in .sqfs")),
+            (Some(_), false) => {
+                Err(usage("--shards makes tars".into()).with_hint("end the name in .tar"))
+            }
+            (Some(0), true) => Err(usage("--shards 0: a shard has at least 1 byte".into())),
             (Some(bytes), true) => {
                 let labels = if self.labels { Labels::ByDirectory } else { Labels::None };
                 let shards = Shards { bytes, seed: self.shuffle, labels };
@@ -201,7 +207,7 @@ impl Args {
             (None, false) => {
                 let block_size = self.block_size.map(u32::try_from).transpose();
                 let block_size =
-                    block_size.map_err(|_| usage("a block has 1M of bytes at most".into()))?;
+                    block_size.map_err(|_| usage("--block-size is at most 1M".into()))?;
                 let profile = if random { Profile::Random } else { Profile::Archive };
                 let compressor = self.compressor.unwrap_or(match profile {
                     Profile::Random => Compressor::Zstd(15),
@@ -220,8 +226,8 @@ fn epoch(text: Option<&OsStr>) -> Result<Option<i64>> {
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     let parsed = text.to_str().and_then(|text| text.parse::<u32>().ok());
     let wrong = || {
-        let context = format!("SOURCE_DATE_EPOCH is {}", text.display());
-        Error::new(Kind::Usage, context).with_hint("it is a number of seconds since 1970")
+        let context = format!("SOURCE_DATE_EPOCH={}: not a number", text.display());
+        Error::new(Kind::Usage, context).with_hint("set it to seconds since 1970")
     };
     parsed.map(|seconds| Some(i64::from(seconds))).ok_or_else(wrong)
 }
@@ -230,7 +236,7 @@ fn epoch(text: Option<&OsStr>) -> Result<Option<i64>> {
 fn compressor(text: &str) -> std::result::Result<Compressor, String> {
     let (name, level) = match text.split_once(':') {
         Some((name, level)) => {
-            (name, Some(level.parse::<u8>().map_err(|_| format!("{level:?} is no level"))?))
+            (name, Some(level.parse::<u8>().map_err(|_| format!("{level:?} is not a level"))?))
         }
         None => (text, None),
     };
@@ -240,8 +246,8 @@ fn compressor(text: &str) -> std::result::Result<Compressor, String> {
         ("xz", None) => Ok(Compressor::Xz),
         ("lz4", None) => Ok(Compressor::Lz4),
         ("none", None) => Ok(Compressor::None),
-        ("xz" | "lz4" | "none", Some(_)) => Err(format!("{name} has no levels here")),
-        _ => Err("there are zstd, gzip, xz, lz4 and none".into()),
+        ("xz" | "lz4" | "none", Some(_)) => Err(format!("{name} takes no level")),
+        _ => Err("expected zstd, gzip, xz, lz4 or none".into()),
     }
 }
 
@@ -252,11 +258,11 @@ fn owner(text: &str) -> std::result::Result<Owner, String> {
         // The largest number means "unchanged" (chown(2)).
         text => match text.parse() {
             Ok(number) if number < u32::MAX => Ok(Some(number)),
-            _ => Err(format!("{text:?} is no number of an owner")),
+            _ => Err(format!("{text:?} is not a numeric id")),
         },
     };
     if matches!(text, "" | ":") {
-        return Err("there is no owner".into());
+        return Err("expected UID, UID:GID or :GID".into());
     }
     let (uid, gid) = text.split_once(':').unwrap_or((text, ""));
     Ok(Owner { uid: number(uid)?, gid: number(gid)? })

@@ -35,16 +35,16 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         outcome => outcome?,
     };
     for problem in &outcome.problems {
-        term::print_message(&format!("{}: {}", problem.origin, problem.why));
+        term::print_error(&format!("{}: {}", problem.origin, problem.why));
     }
-    let shown = request.archive.display().to_string();
+    let path = request.archive.display();
     let PackOutcome { archive, problems, hidden, only_listed } = outcome;
     if hidden > 0 && !args.quiet {
         let text = match hidden {
-            1 => "1 file is hidden by a file".to_owned(),
-            count => format!("{count} files are hidden by files"),
+            1 => "1 file is hidden by a file with its path in a later source".to_owned(),
+            count => format!("{count} files are hidden by files with their paths in later sources"),
         };
-        term::print_message(&format!("{shown}: {text} of the same path in later sources"));
+        term::print_note(&format!("{path}: {text}"));
     }
     let files = match problems.len() {
         1 => "1 file".to_owned(),
@@ -53,8 +53,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let Some(archive) = archive else {
         // Contents are not read if the listing failed, so more files may have problems.
         let least = if only_listed { "at least " } else { "" };
-        let context = format!("{shown}: not made, for {least}{files} could not be packed");
-        return Err(Error::new(Kind::Io, context).with_hint("--keep-going makes it without them"));
+        let context = format!("{path}: not made: {least}{files} could not be packed");
+        return Err(Error::new(Kind::Io, context).with_hint("use --keep-going to leave them out"));
     };
     let summary = summary::Summary::of(&request, &archive, start.elapsed());
     if args.json {
@@ -64,11 +64,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     }
     if !args.quiet {
         for line in summary.lines() {
-            term::print_message(&line);
+            term::print_note(&line);
         }
     }
     if !problems.is_empty() {
-        term::print_message(&format!("{shown}: made without {files} that could not be packed"));
+        term::print_warning(&format!("{path}: made without {files} that could not be packed"));
         return Ok(1);
     }
     Ok(0)

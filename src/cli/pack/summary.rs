@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
 use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
-use crate::units::{show_duration, show_size};
+use crate::units::{counted, format_duration, format_size};
 
 /// The result of one run.
 pub(super) struct Summary<'s> {
@@ -61,9 +61,8 @@ impl<'s> Summary<'s> {
             CreatedArchive::Tar(members) => ("tar", serde_json::to_value(members)),
             CreatedArchive::Shards(sharded) => ("shards", serde_json::to_value(sharded)),
         };
-        let failed = |error: serde_json::Error| {
-            Error::new(Kind::Io, "can not write JSON").with_source(error)
-        };
+        let failed =
+            |error: serde_json::Error| Error::new(Kind::Io, "cannot write JSON").with_source(error);
         let mut rest = rest.map_err(failed)?;
         if let Some(keys) = rest.as_object_mut() {
             // `Row` has these keys for every format.
@@ -95,33 +94,42 @@ impl<'s> Summary<'s> {
             CreatedArchive::Tar(members) => &members.notes,
             CreatedArchive::Shards(sharded) => &sharded.notes,
         };
-        lines.extend(notes.iter().map(|note| format!("note: {note}")));
+        lines.extend(notes.iter().cloned());
+        // The first line names the archive itself.
+        let archive = self.request.archive.display();
+        lines.iter_mut().skip(1).for_each(|line| *line = format!("{archive}: {line}"));
         lines
     }
 
     fn first_line(&self) -> String {
         let (bytes, archive) = (self.bytes(), self.request.archive.display());
-        let what = match self.archive {
-            CreatedArchive::Image(layout) => counted(layout.files, layout.folders),
-            CreatedArchive::Tar(members) => counted(members.files, members.folders),
+        let contents = match self.archive {
+            CreatedArchive::Image(layout) => in_directories(layout.files, layout.folders),
+            CreatedArchive::Tar(members) => in_directories(members.files, members.folders),
             CreatedArchive::Shards(sharded) => format!(
-                "{} samples of {} files in {} shards",
-                sharded.samples, sharded.files, sharded.shards
+                "{} of {} in {}",
+                counted(sharded.samples, "sample"),
+                counted(sharded.files, "file"),
+                counted(sharded.shards, "shard")
             ),
         };
         let seconds = self.time.as_secs_f64().max(1e-3);
-        let rate = show_size((bytes as f64 / seconds) as u64);
+        let rate = format_size((bytes as f64 / seconds) as u64);
         format!(
-            "{archive}: {what}, {} as {}; {}, {rate}/s",
-            show_size(bytes),
-            show_size(self.size),
-            show_duration(self.time)
+            "{archive}: {contents}, {} as {}; {}, {rate}/s",
+            format_size(bytes),
+            format_size(self.size),
+            format_duration(self.time)
         )
     }
 }
 
-fn counted(files: u64, folders: u64) -> String {
-    format!("{files} files in {folders} folders")
+fn in_directories(files: u64, directories: u64) -> String {
+    let directories = match directories {
+        1 => "1 directory".to_owned(),
+        count => format!("{count} directories"),
+    };
+    format!("{} in {directories}", counted(files, "file"))
 }
 
 /// The layout of an image, and what it means for reads.
@@ -135,34 +143,30 @@ fn image_lines(layout: &Layout, request: &Request) -> Vec<String> {
         _ => layout.compressor.to_owned(),
     };
     let blocks = layout.plain_blocks + layout.compressed_blocks;
-    let mut text = format!("blocks of {}, {compressor}", show_size(layout.block_size.into()));
+    let mut text = format!("blocks of {}, {compressor}", format_size(layout.block_size.into()));
     if blocks > 0 && layout.plain_blocks > 0 {
         let share = 100.0 * layout.plain_blocks as f64 / blocks as f64;
-        text.push_str(&format!("; {share:.0}% of them plain, as they do not compress"));
+        text.push_str(&format!("; {share:.0}% of them incompressible"));
     }
     if layout.fragments > 0 {
         text.push_str(&format!(
-            "; small files share {} of up to {}",
-            counted_as(layout.fragments, "block"),
-            show_size(layout.read_cost.into())
+            "; small files share {} of at most {}",
+            counted(layout.fragments, "block"),
+            format_size(layout.read_cost.into())
         ));
     }
-    let decoded = show_size(layout.mean_decoded as u64);
-    text.push_str(&format!("; a file read at random decodes {decoded}"));
+    let decoded = format_size(layout.mean_decoded as u64);
+    text.push_str(&format!("; reading one file decompresses {decoded} on average"));
     let mut lines = vec![text];
     if layout.duplicates > 0 {
         lines.push(format!(
-            "{} the bytes of others, {} stored once",
+            "{} the same contents as other files; {} not stored again",
             match layout.duplicates {
                 1 => "1 file has".to_owned(),
                 count => format!("{count} files have"),
             },
-            show_size(layout.duplicate_bytes)
+            format_size(layout.duplicate_bytes)
         ));
     }
     lines
-}
-
-fn counted_as(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }

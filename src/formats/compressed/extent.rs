@@ -1,16 +1,34 @@
-//! Decodes an extent, a part of a compressed file that can be decoded independently.
+//! Extents: parts of a compressed file that can be decoded independently.
 //!
 //! Invariant: an extent decodes to at most the size it was recorded with, and to at most
 //! `GIANT_CHUNK_MAX`.
 
 use super::buffers::Buffers;
-use super::seek_index::Extent;
-use super::{Container, bzip2, lz4, xz};
-use crate::codecs::Codec;
+use super::container::Container;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX};
 use crate::storage::Storage;
+
+/// A part of a compressed file that can be decoded independently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Offset in the decoded bytes.
+    pub(super) decoded: u64,
+    /// Offset in the compressed file, in the unit of its container.
+    pub(super) start: u64,
+    /// End in the compressed file, in the same unit.
+    pub(super) end: u64,
+    /// What the decoder needs: check type (xz), flags (lz4), checksum (bzip2).
+    pub(super) detail: u32,
+}
+
+impl Extent {
+    /// Its length in the compressed file, in the unit of its container.
+    pub(super) fn encoded_len(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+}
 
 /// Decoded size of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,73 +60,34 @@ pub(super) fn is_giant(encoded: u64, size: Size) -> bool {
     encoded > GIANT_EXTENT_MAX || size.max() > GIANT_CHUNK_MAX
 }
 
-/// Memory of an xz decoder without its window, bytes.
-const XZ_DECODER: u64 = 128 << 10;
+/// Decodes the extents of a container.
+pub(super) trait ExtentDecoder: Sync {
+    fn container(&self) -> Container;
 
-/// Memory of a bzip2 decoder, bytes.
-const BZIP2_DECODER: u64 = 4 << 20;
-
-/// Decoded size of a block of `bzip2 -9` with a few runs in it, bytes. A block of runs only decodes
-/// to up to 46 MB.
-const BZIP2_USUAL: u64 = 2 << 20;
-
-/// The most memory that decoding `extent` takes, bytes: input, output, and decoder.
-pub(super) fn cost(
-    container: Container,
-    storage: &dyn Storage,
-    extent: &Extent,
-    size: Size,
-) -> u64 {
-    let window = match container {
-        Container::Xz => xz::window(storage, extent.start),
-        _ => None,
-    };
-    cost_with(container, window, extent, size)
-}
-
-/// The same if the window of the decoder is not known.
-pub(super) fn max_cost(container: Container, extent: &Extent, size: Size) -> u64 {
-    cost_with(container, None, extent, size)
-}
-
-fn cost_with(container: Container, window: Option<u64>, extent: &Extent, size: Size) -> u64 {
-    let (encoded, decoded) = (extent.end.saturating_sub(extent.start), size.max());
-    match container {
-        Container::Gzip | Container::Zstd | Container::Lz4 => decoded.saturating_add(encoded),
-        // The decoder uses no more of its window than the decoded size.
-        Container::Xz => {
-            let window = window.map_or(decoded, |window| window.min(decoded));
-            decoded.saturating_add(encoded).saturating_add(window).saturating_add(XZ_DECODER)
-        }
-        Container::Bzip2 => {
-            // The size of a block is known only after decoding. It is almost never more than this.
-            let output = match size {
-                Size::Exactly(decoded) => decoded,
-                Size::AtMost(decoded) => decoded.min(BZIP2_USUAL),
-            };
-            // The input is in bits and is shifted into a second buffer.
-            (encoded >> 2).saturating_add(output).saturating_add(BZIP2_DECODER)
-        }
+    /// The most memory that decoding `extent` takes, bytes: input, output, and decoder. May read
+    /// the header of the extent.
+    fn cost(&self, _storage: &dyn Storage, extent: &Extent, size: Size) -> u64 {
+        self.max_cost(extent, size)
     }
+
+    /// The same for any header.
+    fn max_cost(&self, extent: &Extent, size: Size) -> u64 {
+        size.max().saturating_add(extent.encoded_len())
+    }
+
+    /// Decodes `extent` to at most `max_len` bytes, at least one.
+    fn decode(
+        &self,
+        storage: &dyn Storage,
+        extent: &Extent,
+        max_len: usize,
+        buffers: &Buffers,
+    ) -> Result<Vec<u8>>;
 }
 
-/// Decodes `extent`.
+/// Decodes `extent` and checks its size.
 pub(super) fn decode(
-    container: Container,
-    storage: &dyn Storage,
-    extent: &Extent,
-    size: Size,
-    buffers: &Buffers,
-) -> Result<Vec<u8>> {
-    decode_bare(container, storage, extent, size, buffers).map_err(|error| {
-        let unit = if container == Container::Bzip2 { "bits" } else { "bytes" };
-        let (name, start, end) = (container.name(), extent.start, extent.end);
-        error.within(format!("{name} data in {unit} {start:#x} to {end:#x}"))
-    })
-}
-
-fn decode_bare(
-    container: Container,
+    decoder: &dyn ExtentDecoder,
     storage: &dyn Storage,
     extent: &Extent,
     size: Size,
@@ -118,27 +97,38 @@ fn decode_bare(
     if max_len == 0 {
         return Ok(Vec::new());
     }
-    let decoded = match container {
-        Container::Gzip => return Err(Error::corrupt("gzip has no extents")),
-        Container::Bzip2 => bzip2::decode(storage, extent, max_len)?,
-        Container::Xz | Container::Zstd | Container::Lz4 => {
-            let mut source = buffers.take(index(extent.end.saturating_sub(extent.start)));
-            storage.read_exact_at(&mut source, extent.start)?;
-            let mut target = buffers.take(max_len);
-            let len = match container {
-                Container::Xz => xz::decode(&source, extent.detail, &mut target)?,
-                Container::Lz4 => lz4::decode(&source, extent.detail, &mut target)?,
-                _ => Codec::Zstd.decode(&source, &mut target)?,
-            };
-            buffers.recycle(source);
-            target.truncate(len);
-            target
-        }
-    };
+    let decoded = decoder.decode(storage, extent, max_len, buffers);
+    decoded.and_then(|decoded| check(decoded, size)).map_err(|error| {
+        let container = decoder.container();
+        let (name, unit) = (container.name(), container.unit().name());
+        let (start, end) = (extent.start, extent.end);
+        error.within(format!("{name} data in {unit} {start:#x} to {end:#x}"))
+    })
+}
+
+fn check(decoded: Vec<u8>, size: Size) -> Result<Vec<u8>> {
     match size {
         Size::Exactly(size) if size != length(decoded.len()) => {
-            Err(Error::corrupt(format!("{size} bytes announced, {} are there", decoded.len())))
+            Err(Error::corrupt(format!("{size} bytes announced, {} found", decoded.len())))
         }
         _ => Ok(decoded),
     }
+}
+
+/// Reads the bytes of `extent` and has `decode` fill a buffer of `max_len` bytes from them;
+/// `decode` returns the decoded length.
+pub(super) fn decode_whole(
+    storage: &dyn Storage,
+    extent: &Extent,
+    max_len: usize,
+    buffers: &Buffers,
+    decode: impl FnOnce(&[u8], &mut [u8]) -> Result<usize>,
+) -> Result<Vec<u8>> {
+    let mut source = buffers.take(index(extent.encoded_len()));
+    storage.read_exact_at(&mut source, extent.start)?;
+    let mut target = buffers.take(max_len);
+    let len = decode(&source, &mut target)?;
+    buffers.recycle(source);
+    target.truncate(len);
+    Ok(target)
 }

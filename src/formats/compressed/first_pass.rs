@@ -12,11 +12,13 @@
 //! reader gets them. A file that ends early is different: the bytes before the cut are correct,
 //! except those of the DEFLATE block that was cut, because a wrong bit there may hide its end.
 
-use super::gzip::PointFinder;
-use super::pipeline::{Pipeline, Walk};
+use super::chunk_cache::ChunkCache;
+use super::container::Container;
+use super::format::ContainerFormat;
+use super::pass::{Found, Pass, Start};
+use super::registry;
 use super::seek_index::{Chunks, SeekIndex};
-use super::spool::{Spool, advice, unit};
-use super::{ChunkCache, Container, bzip2, lz4, xz, zstd};
+use super::spool::Spool;
 use crate::error::{Kind, Result};
 use crate::formats::bytes::length;
 use crate::storage::Storage;
@@ -28,26 +30,19 @@ pub(crate) struct FirstPass {
     name: String,
     storage: Arc<dyn Storage>,
     container: Container,
+    format: &'static dyn ContainerFormat,
     /// Provides permits for memory.
     cache: Arc<ChunkCache>,
-    pass: Pass,
+    source: Source,
     /// Bytes delivered. After damage, those of them that are known to be correct.
     delivered: u64,
     ended: bool,
 }
 
-enum Pass {
-    Gzip(Box<PointFinder>),
-    Extents(Box<Pipeline>),
-    Spool(Arc<Spool>),
-}
-
-/// One step of a pass.
-pub(super) enum Found {
-    Piece(SharedBytes),
-    /// A chunk that is too large to be decoded at once.
-    Giant,
-    End,
+/// Where the decoded bytes come from.
+enum Source {
+    Container(Box<dyn Pass>),
+    Spool(Spool),
 }
 
 impl FirstPass {
@@ -62,23 +57,13 @@ impl FirstPass {
         container: Container,
         cache: &Arc<ChunkCache>,
     ) -> Result<Self> {
-        let file = Arc::clone(&storage);
-        let extents = |walk: Box<dyn Walk>| -> Result<Pass> {
-            let pipeline = Pipeline::start(container, storage.clone(), walk, Arc::clone(cache))?;
-            Ok(Pass::Extents(Box::new(pipeline)))
-        };
-        let pass = match container {
-            Container::Gzip => Pass::Gzip(Box::new(PointFinder::new(name, file))),
-            Container::Bzip2 => extents(Box::new(bzip2::Blocks::new(name, file)))?,
-            Container::Xz => match xz_blocks(&*file)? {
-                Ok(blocks) => extents(Box::new(blocks))?,
-                Err(why) => spooled(name, &file, container, cache, &why)?,
-            },
-            Container::Zstd => extents(Box::new(zstd::Frames::new(name, file)?))?,
-            Container::Lz4 => extents(Box::new(lz4::Blocks::new(name, file)))?,
+        let format = registry::format(container);
+        let source = match format.first_pass(name, &storage, cache)? {
+            Start::Pass(pass) => Source::Container(pass),
+            Start::Spool { why } => spooled(name, &storage, format, cache, &why)?,
         };
         let (name, cache) = (name.to_owned(), Arc::clone(cache));
-        Ok(Self { name, storage, container, cache, pass, delivered: 0, ended: false })
+        Ok(Self { name, storage, container, format, cache, source, delivered: 0, ended: false })
     }
 
     /// The next decoded bytes, up to some MiB; `None` at the end.
@@ -88,10 +73,9 @@ impl FirstPass {
     /// before that; `Unsupported` or `Io` if it cannot be decoded here.
     pub(crate) fn next_piece(&mut self) -> Result<Option<SharedBytes>> {
         while !self.ended {
-            let found = match &mut self.pass {
-                Pass::Gzip(pass) => pass.next(),
-                Pass::Extents(pipeline) => pipeline.next(),
-                Pass::Spool(spool) => {
+            let found = match &mut self.source {
+                Source::Container(pass) => pass.next(),
+                Source::Spool(spool) => {
                     spool.piece(self.delivered).map(|piece| piece.map_or(Found::End, Found::Piece))
                 }
             };
@@ -101,14 +85,13 @@ impl FirstPass {
                     return Ok(Some(piece));
                 }
                 Ok(Found::Giant) => {
-                    let why = unit(self.container);
-                    let (name, storage) = (&self.name, &self.storage);
-                    self.pass = spooled(name, storage, self.container, &self.cache, why)?;
+                    let (name, storage, format) = (&self.name, &self.storage, self.format);
+                    self.source = spooled(name, storage, format, &self.cache, format.giant())?;
                 }
                 Ok(Found::End) => self.ended = true,
                 Err(error) => {
                     self.ended = true;
-                    self.delivered = self.delivered.min(self.pass.verified_len(error.kind()));
+                    self.delivered = self.delivered.min(self.source.verified_len(error.kind()));
                     return Err(error);
                 }
             }
@@ -118,52 +101,38 @@ impl FirstPass {
 
     /// Offset in the file of other data after the end of the container.
     pub(crate) fn garbage(&self) -> Option<u64> {
-        match &self.pass {
-            Pass::Gzip(pass) => pass.garbage(),
-            Pass::Extents(pipeline) => pipeline.garbage(),
-            Pass::Spool(spool) => spool.garbage(),
+        match &self.source {
+            Source::Container(pass) => pass.garbage(),
+            Source::Spool(spool) => spool.garbage(),
         }
     }
 
     /// Compressed bytes consumed so far, for a progress bar.
     pub(crate) fn position(&self) -> u64 {
-        match &self.pass {
-            Pass::Gzip(pass) => pass.position(),
-            Pass::Extents(pipeline) => pipeline.position(),
-            Pass::Spool(spool) => spool.position(),
+        match &self.source {
+            Source::Container(pass) => pass.position(),
+            Source::Spool(spool) => spool.position(),
         }
     }
 
     /// The seek points of the bytes that were delivered. For a damaged file, only of the bytes that
-    /// are known to be correct.
-    pub(crate) fn finish(self) -> SeekIndex {
-        let chunks = match self.pass {
-            Pass::Gzip(pass) => Chunks::Points(pass.into_points(self.delivered)),
-            Pass::Extents(pipeline) => Chunks::Extents(pipeline.into_extents(self.delivered)),
-            Pass::Spool(spool) => Chunks::Spooled(Some(spool)),
+    /// are known to be correct. Also returns the temporary file, if there is one.
+    pub(crate) fn finish(self) -> (SeekIndex, Option<Spool>) {
+        let (chunks, spool) = match self.source {
+            Source::Container(pass) => (pass.into_chunks(self.delivered), None),
+            Source::Spool(spool) => (Chunks::Spooled, Some(spool)),
         };
-        SeekIndex { container: self.container, len: self.delivered, chunks }
+        (SeekIndex { container: self.container, len: self.delivered, chunks }, spool)
     }
 }
 
-impl Pass {
+impl Source {
     /// Decoded bytes that count as correct after damage of the kind `damage`.
     fn verified_len(&self, damage: Kind) -> u64 {
         match self {
-            Self::Gzip(pass) => pass.verified_len(damage),
-            Self::Extents(pipeline) => pipeline.verified_len(damage),
+            Self::Container(pass) => pass.verified_len(damage),
             Self::Spool(spool) => spool.verified_len(),
         }
-    }
-}
-
-/// The blocks of an xz file, or the reason why it must be decoded into a temporary file.
-fn xz_blocks(storage: &dyn Storage) -> Result<std::result::Result<xz::Blocks, String>> {
-    match xz::Blocks::read(storage) {
-        Ok(blocks) if blocks.has_giant() => Ok(Err(unit(Container::Xz).to_owned())),
-        Ok(blocks) => Ok(Ok(blocks)),
-        Err(error) if error.is_damage() => Ok(Err(format!("no index ({error})"))),
-        Err(error) => Err(error),
     }
 }
 
@@ -171,12 +140,14 @@ fn xz_blocks(storage: &dyn Storage) -> Result<std::result::Result<xz::Blocks, St
 fn spooled(
     name: &str,
     storage: &Arc<dyn Storage>,
-    container: Container,
+    format: &'static dyn ContainerFormat,
     cache: &ChunkCache,
     why: &str,
-) -> Result<Pass> {
-    let advice = advice(container);
-    log::warn!("{name}: it has {why}, so it is decoded once into a temporary file; {advice}");
+) -> Result<Source> {
+    let advice = format.advice();
+    let what =
+        format_args!("{name}: decompressed once into a temporary file, because it has {why}");
+    crate::log::warn(what, advice);
     let (storage, limit) = (Arc::clone(storage), cache.spool_limit());
-    Ok(Pass::Spool(Arc::new(Spool::start(name, storage, container, limit, None)?)))
+    Ok(Source::Spool(Spool::start(name, storage, format, limit, None)?))
 }

@@ -1,7 +1,8 @@
 //! Fuzz targets for compressed files and saved seek points. Not part of the program.
 
 use super::seek_index::Chunks;
-use super::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
+use super::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
+use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::rest;
 use crate::formats::limits::GIANT_CHUNK_MAX;
@@ -37,7 +38,7 @@ pub fn seek_points(data: &[u8]) {
             let bits = if seek_index.container == Container::Bzip2 { 8 } else { 1 };
             extents.iter().map(|extent| (extent.decoded, extent.end.div_ceil(bits))).unzip()
         }
-        Chunks::Spooled(_) => (Vec::new(), Vec::new()),
+        Chunks::Spooled => (Vec::new(), Vec::new()),
     };
     assert!(ends.iter().all(|&end| end <= encoded_len), "outside of the file");
     assert!(starts.first().is_none_or(|&start| start == 0));
@@ -47,10 +48,10 @@ pub fn seek_points(data: &[u8]) {
     }
     // Use the points with a file that they may not belong to. Spooled files are left out: each
     // starts a thread.
-    if seek_index.largest_chunk() > DECODED_MAX || matches!(seek_index.chunks, Chunks::Spooled(_)) {
+    if seek_index.largest_chunk() > DECODED_MAX || matches!(seek_index.chunks, Chunks::Spooled) {
         return;
     }
-    let decoded = open(file, seek_index).expect("few chunks");
+    let decoded = open(file, seek_index, None).expect("few chunks");
     let mut buffer = vec![0; 64];
     for start in starts.into_iter().take(16) {
         let len = index(decoded.len() - start).min(buffer.len());
@@ -80,7 +81,7 @@ pub fn compressed(data: &[u8]) {
     if length(bytes.len()) > DECODED_MAX {
         return;
     }
-    let seek_index = first_pass.finish();
+    let (seek_index, spool) = first_pass.finish();
     assert!(seek_index.len() <= length(bytes.len()));
     assert!(!complete || seek_index.len() == length(bytes.len()));
     let mut written = Vec::new();
@@ -88,16 +89,16 @@ pub fn compressed(data: &[u8]) {
     let parsed = SeekIndex::parse(&mut Reader::new("seek points", &written), length(data.len()));
     assert!(parsed.is_ok_and(|parsed| parsed.len() == seek_index.len()), "own seek points refused");
     let len = index(seek_index.len());
-    let decoded = open(data, seek_index).expect("few chunks");
+    let decoded = open(data, seek_index, spool).expect("few chunks");
     for start in [0, len / 2, len.saturating_sub(100)] {
         let mut buffer = vec![0; (len - start).min(1000)];
-        decoded.read_exact_at(&mut buffer, length(start)).expect("what was surveyed can be read");
+        decoded.read_exact_at(&mut buffer, length(start)).expect("what was delivered can be read");
         assert_eq!(buffer, &bytes[start..start + buffer.len()], "other bytes at {start}");
     }
 }
 
-fn open(file: &[u8], seek_index: SeekIndex) -> crate::error::Result<Arc<Compressed>> {
-    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), seek_index, cache(), 0)
+fn open(file: &[u8], index: SeekIndex, spool: Option<Spool>) -> Result<Arc<Compressed>> {
+    Compressed::new("fuzz", Arc::new(MemStorage::new(file.to_vec())), index, spool, cache(), 0)
 }
 
 fn cache() -> Arc<ChunkCache> {

@@ -1,8 +1,6 @@
 //! The first pass over a file of extents: one thread finds them, all threads decode them, and the
 //! results are delivered in order.
 //!
-//! A `Walk` finds the extents and checks what spans several of them.
-//!
 //! Invariants: at most two extents per thread are in flight, and no more than the cache gives
 //! permits for. Extent n is sent to thread n modulo the number of threads, and its result is
 //! received from there; this keeps the order. Only a pipeline with nothing in flight waits for a
@@ -13,15 +11,16 @@ use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use super::extent::{Size, cost, decode};
-use super::first_pass::Found;
-use super::seek_index::Extent;
-use super::{ChunkCache, Container};
+use super::chunk_cache::ChunkCache;
+use super::extent::{Extent, ExtentDecoder, Size, decode};
+use super::pass::{Found, Pass};
+use super::seek_index::Chunks;
+use super::walk::{Next, Task, Verdict, Walk};
 use crate::cache::Permit;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::{BZIP2_JOINS_MAX, CHUNK_TARGET};
-use crate::processors;
+use crate::os::processors;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -32,80 +31,9 @@ const IN_FLIGHT_PER_THREAD: usize = 2;
 /// for the next one.
 const PIECE_MAX: usize = 256 << 10;
 
-/// An extent that was found, and what is known of its size before decoding.
-#[derive(Clone, Debug)]
-pub(super) struct Task {
-    pub(super) extent: Extent,
-    pub(super) size: Size,
-    pub(super) note: Note,
-}
-
-/// What a walk needs to remember about an extent until it is decoded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Note {
-    None,
-    /// bzip2: the end of a stream, without data.
-    StreamEnd,
-    /// lz4: a part of a frame.
-    Frame {
-        starts: bool,
-        ends: Option<FrameEnd>,
-    },
-}
-
-/// What the end of an lz4 frame declares about its contents.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FrameEnd {
-    pub(super) checksum: Option<u32>,
-    pub(super) size: Option<u64>,
-}
-
-/// One step of a walk.
-pub(super) enum Next {
-    Task(Task),
-    /// An extent too large to be decoded at once.
-    Giant,
-    End,
-}
-
-/// What is known about the bytes up to the end of a decoded extent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// They are correct, as far as the file has checksums.
-    Checked,
-    /// A later checksum covers them.
-    Unchecked,
-    /// They are correct, and the file ends here.
-    End,
-}
-
-/// Finds the extents of a file.
-pub(super) trait Walk {
-    fn next(&mut self) -> Result<Next>;
-
-    /// Checks the decoded bytes of `task`. Called in order.
-    fn on_decoded(&mut self, _task: &Task, _bytes: &[u8]) -> Result<Verdict> {
-        Ok(Verdict::Checked)
-    }
-
-    /// Offset in the file of other data after the end of the container.
-    fn garbage(&self) -> Option<u64> {
-        None
-    }
-
-    /// Joins `failed` and the task after it, if the boundary between them may be a false match.
-    fn join(&self, _failed: &Task, _next: &Task) -> Option<Task> {
-        None
-    }
-
-    /// The detail of two adjacent extents merged into one. None if they cannot be merged.
-    fn merge(&self, _before: u32, _after: u32) -> Option<u32> {
-        None
-    }
-}
-
+/// A first pass over a file of extents.
 pub(super) struct Pipeline {
-    container: Container,
+    decoder: &'static dyn ExtentDecoder,
     storage: Arc<dyn Storage>,
     walk: Box<dyn Walk>,
     workers: Vec<Worker>,
@@ -131,18 +59,18 @@ pub(super) struct Pipeline {
 
 impl Pipeline {
     pub(super) fn start(
-        container: Container,
+        decoder: &'static dyn ExtentDecoder,
         storage: Arc<dyn Storage>,
         walk: Box<dyn Walk>,
         cache: Arc<ChunkCache>,
     ) -> Result<Self> {
         // If a process limit is reached, the threads that could be started do the work.
-        let mut workers = vec![Worker::start(container, Arc::clone(&storage), Arc::clone(&cache))?];
+        let mut workers = vec![Worker::start(decoder, Arc::clone(&storage), Arc::clone(&cache))?];
         let more = (1..processors::count())
-            .map_while(|_| Worker::start(container, Arc::clone(&storage), Arc::clone(&cache)).ok());
+            .map_while(|_| Worker::start(decoder, Arc::clone(&storage), Arc::clone(&cache)).ok());
         workers.extend(more);
         Ok(Self {
-            container,
+            decoder,
             workers,
             storage,
             walk,
@@ -159,50 +87,6 @@ impl Pipeline {
             checked: 0,
             position: 0,
         })
-    }
-
-    /// Compressed bytes whose contents were delivered.
-    pub(super) fn position(&self) -> u64 {
-        self.position
-    }
-
-    /// Decoded bytes that count as correct after damage of the kind `damage`.
-    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
-        if damage == Kind::Truncated { self.decoded } else { self.checked }
-    }
-
-    /// The extents of the first `len` decoded bytes. `len` is the end of an extent.
-    pub(super) fn into_extents(mut self, len: u64) -> Vec<Extent> {
-        self.extents.retain(|extent| extent.decoded < len);
-        self.extents
-    }
-
-    pub(super) fn next(&mut self) -> Result<Found> {
-        loop {
-            if let Some(piece) = self.take_piece() {
-                return Ok(piece);
-            }
-            self.look_ahead()?;
-            let Some((task, permit, decoded)) = self.receive() else {
-                let stop = self.stop.replace(Ok(Found::End));
-                return stop.unwrap_or(Ok(Found::End));
-            };
-            let outcome = match decoded {
-                Ok(bytes) => {
-                    self.permit = Some(permit);
-                    Ok((task, bytes))
-                }
-                Err(error) => {
-                    // Return the permit before waiting for other extents.
-                    drop(permit);
-                    self.decode_joined(task, error)
-                }
-            };
-            match outcome {
-                Ok((task, bytes)) => self.accept(&task, bytes),
-                Err(error) => self.end(Err(error)),
-            }
-        }
     }
 
     /// The next part of the chunk that is being delivered.
@@ -231,7 +115,7 @@ impl Pipeline {
             match next {
                 Ok(Next::Task(task)) => {
                     let storage = &*self.storage;
-                    let bytes = cost(self.container, storage, &task.extent, task.size);
+                    let bytes = self.decoder.cost(storage, &task.extent, task.size);
                     let permit = match self.in_flight.is_empty() {
                         true => {
                             self.cache.check(bytes)?;
@@ -276,18 +160,13 @@ impl Pipeline {
             // The result of the part alone is useless.
             drop(self.receive());
             let (storage, buffers) = (&*self.storage, self.cache.buffers());
-            let decoded = decode(self.container, storage, &joined.extent, joined.size, buffers);
+            let decoded = decode(self.decoder, storage, &joined.extent, joined.size, buffers);
             match decoded {
                 Ok(bytes) => return Ok((joined, bytes)),
                 Err(_) => failed = joined,
             }
         }
         Err(error)
-    }
-
-    /// Offset in the file of other data after the end of the container.
-    pub(super) fn garbage(&self) -> Option<u64> {
-        self.walk.garbage()
     }
 
     fn accept(&mut self, task: &Task, bytes: Vec<u8>) {
@@ -302,8 +181,7 @@ impl Pipeline {
             // The bytes are delivered before the error.
             Err(error) => self.end(Err(error)),
         }
-        let end = task.extent.end;
-        self.position = if self.container == Container::Bzip2 { end >> 3 } else { end };
+        self.position = self.decoder.container().unit().byte(task.extent.end);
         if bytes.is_empty() {
             self.permit = None;
         } else {
@@ -336,6 +214,55 @@ impl Pipeline {
     }
 }
 
+impl Pass for Pipeline {
+    fn next(&mut self) -> Result<Found> {
+        loop {
+            if let Some(piece) = self.take_piece() {
+                return Ok(piece);
+            }
+            self.look_ahead()?;
+            let Some((task, permit, decoded)) = self.receive() else {
+                let stop = self.stop.replace(Ok(Found::End));
+                return stop.unwrap_or(Ok(Found::End));
+            };
+            let outcome = match decoded {
+                Ok(bytes) => {
+                    self.permit = Some(permit);
+                    Ok((task, bytes))
+                }
+                Err(error) => {
+                    // Return the permit before waiting for other extents.
+                    drop(permit);
+                    self.decode_joined(task, error)
+                }
+            };
+            match outcome {
+                Ok((task, bytes)) => self.accept(&task, bytes),
+                Err(error) => self.end(Err(error)),
+            }
+        }
+    }
+
+    /// Compressed bytes whose contents were delivered.
+    fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn garbage(&self) -> Option<u64> {
+        self.walk.garbage()
+    }
+
+    fn verified_len(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.decoded } else { self.checked }
+    }
+
+    /// The extents of the first `len` decoded bytes. `len` is the end of an extent.
+    fn into_chunks(mut self: Box<Self>, len: u64) -> Chunks {
+        self.extents.retain(|extent| extent.decoded < len);
+        Chunks::Extents(self.extents)
+    }
+}
+
 /// The thread that extent number `count` is sent to.
 fn worker(workers: &mut [Worker], count: usize) -> Result<&mut Worker> {
     let worker_index = count.checked_rem(workers.len()).unwrap_or(0);
@@ -357,7 +284,7 @@ struct Channels {
 
 impl Worker {
     fn start(
-        container: Container,
+        decoder: &'static dyn ExtentDecoder,
         storage: Arc<dyn Storage>,
         cache: Arc<ChunkCache>,
     ) -> Result<Self> {
@@ -365,14 +292,14 @@ impl Worker {
         let (outbox, results) = channel();
         let work = move || {
             for (extent, size) in inbox {
-                let decoded = decode(container, &*storage, &extent, size, cache.buffers());
+                let decoded = decode(decoder, &*storage, &extent, size, cache.buffers());
                 if outbox.send(decoded).is_err() {
                     break;
                 }
             }
         };
         let thread = thread::Builder::new().name("archfs-decode".into()).spawn(work);
-        let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
+        let thread = thread.map_err(|error| Error::io("cannot start a decoding thread", error))?;
         Ok(Self { channels: Some(Channels { tasks, results }), thread: Some(thread) })
     }
 

@@ -4,59 +4,29 @@
 //! `GIANT_CHUNK_MAX`, and all lie in the file. `parse` checks this, because a saved index may be
 //! hostile.
 
-use super::Container;
-use super::spool::Spool;
+use super::container::{ChunkStart, Container};
+use super::extent::Extent;
+use super::point::{Point, Window};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX, GZIP_WINDOW};
-use crate::sync::Arc;
 
-/// The result of a first pass: everything a `Compressed` needs except the file.
+/// Where the chunks of a compressed file start.
 pub(crate) struct SeekIndex {
     pub(super) container: Container,
     pub(super) len: u64,
     pub(super) chunks: Chunks,
 }
 
-/// Where the chunks of a file start.
+/// What the chunks start with.
 pub(super) enum Chunks {
     /// Positions inside a gzip file, each with its window.
     Points(Vec<Point>),
     /// Parts of the file that can be decoded independently.
     Extents(Vec<Extent>),
-    /// None: the file is decoded once into a temporary file, which may not be complete yet.
-    Spooled(Option<Arc<Spool>>),
-}
-
-/// A position in a gzip file where decoding can start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Point {
-    /// Offset in the decoded bytes.
-    pub(super) decoded: u64,
-    /// Bit offset in the compressed file, of a block or of the header of a member.
-    pub(super) bit: u64,
-    /// The decoded bytes before this point; `None` at the start of a member.
-    pub(super) window: Option<Window>,
-}
-
-/// Up to 32 KiB of decoded bytes, compressed by zstd. They are most of the size of an index.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    pub(super) len: u16,
-    pub(super) compressed: Box<[u8]>,
-}
-
-/// A part of a compressed file that can be decoded independently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    /// Offset in the decoded bytes.
-    pub(super) decoded: u64,
-    /// Offset in the compressed file: in bits for bzip2, otherwise in bytes.
-    pub(super) start: u64,
-    /// End in the compressed file, in the same unit.
-    pub(super) end: u64,
-    /// What the decoder needs: check type (xz), flags (lz4), checksum (bzip2).
-    pub(super) detail: u32,
+    /// None, because a chunk is too large for memory: the file is decoded once into a temporary
+    /// file.
+    Spooled,
 }
 
 /// Size of an extent in a saved index, bytes.
@@ -84,17 +54,17 @@ impl SeekIndex {
         match &self.chunks {
             Chunks::Points(points) => points.iter().map(|point| point.decoded).collect(),
             Chunks::Extents(extents) => extents.iter().map(|extent| extent.decoded).collect(),
-            Chunks::Spooled(_) => Vec::new(),
+            Chunks::Spooled => Vec::new(),
         }
     }
 
     /// Appends the seek points to a saved index.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        out.push(container_code(self.container));
+        out.push(self.container.code());
         out.push(match &self.chunks {
             Chunks::Points(_) => 1,
             Chunks::Extents(_) => 2,
-            Chunks::Spooled(_) => 3,
+            Chunks::Spooled => 3,
         });
         out.extend(self.len.to_le_bytes());
         match &self.chunks {
@@ -106,7 +76,7 @@ impl SeekIndex {
                 out.extend(length(extents.len()).to_le_bytes());
                 extents.iter().for_each(|extent| extent.write(out));
             }
-            Chunks::Spooled(_) => {}
+            Chunks::Spooled => {}
         }
     }
 
@@ -116,25 +86,14 @@ impl SeekIndex {
     /// `Corrupt` if they cannot belong to such a file.
     pub(crate) fn parse(reader: &mut Reader<'_>, encoded_len: u64) -> Result<Self> {
         let [container, kind] = reader.array()?;
-        let container = match container {
-            1 => Container::Gzip,
-            2 => Container::Bzip2,
-            3 => Container::Xz,
-            4 => Container::Zstd,
-            5 => Container::Lz4,
-            other => return Err(wrong(format!("container {other}"))),
-        };
+        let other = || wrong(format!("container {container}"));
+        let container = Container::from_code(container).ok_or_else(other)?;
         let len = reader.u64()?;
-        let chunks = match (kind, container) {
-            (1, Container::Gzip) => Chunks::Points(parse_points(reader, len, encoded_len)?),
-            (2, Container::Bzip2) => {
-                let bits = encoded_len.saturating_mul(8);
-                Chunks::Extents(parse_extents(reader, len, bits, GIANT_EXTENT_MAX)?)
-            }
-            (2, Container::Xz | Container::Zstd | Container::Lz4) => {
-                Chunks::Extents(parse_extents(reader, len, encoded_len, GIANT_EXTENT_MAX)?)
-            }
-            (3, container) if container != Container::Bzip2 => Chunks::Spooled(None),
+        let end = container.unit().of_byte(encoded_len);
+        let chunks = match (kind, container.chunk_start()) {
+            (1, ChunkStart::Point) => Chunks::Points(parse_points(reader, len, end)?),
+            (2, ChunkStart::Extent) => Chunks::Extents(parse_extents(reader, len, end)?),
+            (3, _) if container.has_giants() => Chunks::Spooled,
             (other, _) => return Err(wrong(format!("seek points of kind {other}"))),
         };
         Ok(Self { container, len, chunks })
@@ -186,13 +145,14 @@ impl Extent {
     }
 }
 
-fn parse_points(reader: &mut Reader<'_>, len: u64, encoded_len: u64) -> Result<Vec<Point>> {
+/// Parses the points of a file that ends at bit `end`.
+fn parse_points(reader: &mut Reader<'_>, len: u64, end: u64) -> Result<Vec<Point>> {
     let count = parse_count(reader, POINT_BYTES)?;
     let mut points = Vec::with_capacity(count);
-    let (mut bit, bits) = (None, encoded_len.saturating_mul(8));
+    let mut bit = None;
     for _ in 0..count {
         let point = Point::parse(reader)?;
-        if bit.is_some_and(|previous| previous >= point.bit) || point.bit >= bits {
+        if bit.is_some_and(|previous| previous >= point.bit) || point.bit >= end {
             return Err(wrong(format!("bit {} out of place", point.bit)));
         }
         bit = Some(point.bit);
@@ -202,20 +162,16 @@ fn parse_points(reader: &mut Reader<'_>, len: u64, encoded_len: u64) -> Result<V
     Ok(points)
 }
 
-fn parse_extents(
-    reader: &mut Reader<'_>,
-    len: u64,
-    encoded_len: u64,
-    size_max: u64,
-) -> Result<Vec<Extent>> {
+/// Parses the extents of a file that ends at `file_end`, in the unit of their offsets.
+fn parse_extents(reader: &mut Reader<'_>, len: u64, file_end: u64) -> Result<Vec<Extent>> {
     let count = parse_count(reader, EXTENT_BYTES)?;
     let mut extents = Vec::with_capacity(count);
     let mut end = 0;
     for _ in 0..count {
         let extent = Extent::parse(reader)?;
-        let inside = end <= extent.start && extent.end <= encoded_len;
+        let inside = end <= extent.start && extent.end <= file_end;
         let size = extent.end.checked_sub(extent.start);
-        if !inside || !size.is_some_and(|size| (1..=size_max).contains(&size)) {
+        if !inside || !size.is_some_and(|size| (1..=GIANT_EXTENT_MAX).contains(&size)) {
             return Err(wrong(format!("bytes {:#x} to {:#x}", extent.start, extent.end)));
         }
         end = extent.end;
@@ -250,16 +206,6 @@ fn check_chunks(starts: impl Iterator<Item = u64>, len: u64) -> Result<()> {
     Ok(())
 }
 
-fn container_code(container: Container) -> u8 {
-    match container {
-        Container::Gzip => 1,
-        Container::Bzip2 => 2,
-        Container::Xz => 3,
-        Container::Zstd => 4,
-        Container::Lz4 => 5,
-    }
-}
-
 fn wrong(what: impl std::fmt::Display) -> Error {
-    Error::corrupt(format!("saved seek points: {what} can not be"))
+    Error::corrupt(format!("saved seek points: not valid: {what}"))
 }

@@ -5,11 +5,14 @@
 
 use std::ops::Range;
 
-use super::chunks::{Chunk, Demand};
-use super::extent::{Size, cost, decode, max_cost};
-use super::seek_index::{Chunks, Extent, Point, SeekIndex};
+use super::chunk_cache::{Chunk, ChunkCache, Demand};
+use super::container::Container;
+use super::extent::{self, Extent, ExtentDecoder, Size};
+use super::format::ChunkDecoder;
+use super::point::{Point, PointDecoder};
+use super::registry;
+use super::seek_index::{Chunks, SeekIndex};
 use super::spool::Spool;
-use super::{ChunkCache, Container, gzip};
 use crate::cache::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
@@ -30,14 +33,15 @@ pub(crate) struct Compressed {
 }
 
 enum Source {
-    Points(Vec<Point>),
-    Extents(Vec<Extent>),
-    Spool(Arc<Spool>),
+    Points(Vec<Point>, &'static dyn PointDecoder),
+    Extents(Vec<Extent>, &'static dyn ExtentDecoder),
+    Spool(Spool),
 }
 
 impl Compressed {
-    /// The decoded bytes of `storage`, which has the seek points `seek_index`. Its chunks are
-    /// stored in `cache` under the number `archive`; `name` is used in errors.
+    /// The decoded bytes of `storage`, which has the seek points `seek_index`. `spool` is the
+    /// temporary file of its first pass. Chunks are stored in `cache` under the number `archive`;
+    /// `name` is used in errors.
     ///
     /// # Errors
     /// `Unsupported` if there are too many chunks, or more bytes than a temporary file may have;
@@ -47,24 +51,33 @@ impl Compressed {
         name: &str,
         storage: Arc<dyn Storage>,
         seek_index: SeekIndex,
+        spool: Option<Spool>,
         cache: Arc<ChunkCache>,
         archive: u32,
     ) -> Result<Arc<Self>> {
         let SeekIndex { container, len, chunks } = seek_index;
-        let source = match chunks {
-            Chunks::Points(points) => Source::Points(points),
-            Chunks::Extents(extents) => Source::Extents(extents),
-            Chunks::Spooled(Some(spool)) => Source::Spool(spool),
-            Chunks::Spooled(None) => {
-                let file = Arc::clone(&storage);
-                let limit = cache.spool_limit();
-                Source::Spool(Arc::new(Spool::start(name, file, container, limit, Some(len))?))
+        let format = registry::format(container);
+        let source = match (chunks, format.chunk_decoder(), spool) {
+            (Chunks::Points(points), ChunkDecoder::Points(decoder), _) => {
+                Source::Points(points, decoder)
+            }
+            (Chunks::Extents(extents), ChunkDecoder::Extents(decoder), _) => {
+                Source::Extents(extents, decoder)
+            }
+            (Chunks::Spooled, _, Some(spool)) => Source::Spool(spool),
+            (Chunks::Spooled, _, None) => {
+                let (file, limit) = (Arc::clone(&storage), cache.spool_limit());
+                Source::Spool(Spool::start(name, file, format, limit, Some(len))?)
+            }
+            _ => {
+                let container = container.name();
+                return Err(Error::corrupt(format!("{name}: not the seek points of {container}")));
             }
         };
         if u32::try_from(source.count()).is_err() {
             return Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks")));
         }
-        cache.check(source.largest_cost(container, len))?;
+        cache.check(source.largest_cost(len))?;
         let name = name.to_owned();
         Ok(Arc::new_cyclic(|weak_self| {
             let weak_self = Weak::clone(weak_self);
@@ -107,8 +120,8 @@ impl Compressed {
     /// last one.
     fn start(&self, number: usize) -> u64 {
         let start = match &self.source {
-            Source::Points(points) => points.get(number).map(|point| point.decoded),
-            Source::Extents(extents) => extents.get(number).map(|extent| extent.decoded),
+            Source::Points(points, _) => points.get(number).map(|point| point.decoded),
+            Source::Extents(extents, _) => extents.get(number).map(|extent| extent.decoded),
             Source::Spool(_) => None,
         };
         start.unwrap_or(self.len)
@@ -117,8 +130,10 @@ impl Compressed {
     /// The number of the chunk that `offset` lies in.
     fn find(&self, offset: u64) -> usize {
         let after = match &self.source {
-            Source::Points(points) => points.partition_point(|point| point.decoded <= offset),
-            Source::Extents(extents) => extents.partition_point(|extent| extent.decoded <= offset),
+            Source::Points(points, _) => points.partition_point(|point| point.decoded <= offset),
+            Source::Extents(extents, _) => {
+                extents.partition_point(|extent| extent.decoded <= offset)
+            }
             Source::Spool(_) => 0,
         };
         after.saturating_sub(1)
@@ -130,21 +145,21 @@ impl Compressed {
         let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
         let missing = || Error::corrupt(format!("there is no chunk {number}"));
         match &self.source {
-            Source::Points(points) => {
-                let cost = || gzip::cost(len);
+            Source::Points(points, decoder) => {
+                let cost = || decoder.cost(len);
                 self.cache.get_or_decode(key, cost, demand, || {
                     let point = points.get(number).ok_or_else(missing)?;
                     let next = points.get(number.saturating_add(1)).map(|next| next.bit);
-                    gzip::decode(&self.storage, point, next, len, self.cache.buffers())
+                    decoder.decode(&self.storage, point, next, len, self.cache.buffers())
                 })
             }
-            Source::Extents(extents) => {
+            Source::Extents(extents, decoder) => {
                 let extent = extents.get(number).ok_or_else(missing)?;
                 let size = Size::Exactly(len);
-                let (container, storage) = (self.container, &*self.storage);
-                let cost = || cost(container, storage, extent, size);
+                let (decoder, storage) = (*decoder, &*self.storage);
+                let cost = || decoder.cost(storage, extent, size);
                 self.cache.get_or_decode(key, cost, demand, || {
-                    decode(container, storage, extent, size, self.cache.buffers())
+                    extent::decode(decoder, storage, extent, size, self.cache.buffers())
                 })
             }
             Source::Spool(_) => Err(missing()),
@@ -203,27 +218,27 @@ impl Source {
     /// Number of chunks; 0 if the file is spooled.
     fn count(&self) -> usize {
         match self {
-            Self::Points(points) => points.len(),
-            Self::Extents(extents) => extents.len(),
+            Self::Points(points, _) => points.len(),
+            Self::Extents(extents, _) => extents.len(),
             Self::Spool(_) => 0,
         }
     }
 
     /// The most memory that decoding a chunk takes, bytes. `len` is the length of all decoded
     /// bytes.
-    fn largest_cost(&self, container: Container, len: u64) -> u64 {
+    fn largest_cost(&self, len: u64) -> u64 {
         match self {
-            Self::Points(points) => {
+            Self::Points(points, decoder) => {
                 let starts = points.iter().map(|point| point.decoded);
                 let ends = starts.clone().skip(1).chain([len]);
                 let costs = starts.zip(ends).map(|(start, end)| end.saturating_sub(start));
-                costs.map(gzip::cost).max().unwrap_or(0)
+                costs.map(|len| decoder.cost(len)).max().unwrap_or(0)
             }
-            Self::Extents(extents) => {
+            Self::Extents(extents, decoder) => {
                 let ends = extents.iter().skip(1).map(|next| next.decoded).chain([len]);
                 let costs = extents.iter().zip(ends).map(|(extent, end)| {
                     let size = Size::Exactly(end.saturating_sub(extent.decoded));
-                    max_cost(container, extent, size)
+                    decoder.max_cost(extent, size)
                 });
                 costs.max().unwrap_or(0)
             }

@@ -12,12 +12,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
-use super::Container;
+use super::format::ContainerFormat;
 use super::forward::Forward;
-pub(super) use super::spool_limit::SpoolLimit;
-use crate::error::{Error, Kind, Result};
+use super::spool_limit::SpoolLimit;
+use crate::error::{Error, Kind, Result, reason};
 use crate::formats::bytes::{index, length};
-use crate::storage::{Storage, unlinked};
+use crate::os::unlinked;
+use crate::storage::Storage;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
 
@@ -25,7 +26,7 @@ use crate::vfs::SharedBytes;
 const PIECE: u64 = 256 << 10;
 
 /// A temporary file and the thread that fills it. Dropping it stops the thread.
-pub(super) struct Spool {
+pub(crate) struct Spool {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,36 +81,36 @@ impl Spool {
     pub(super) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
-        container: Container,
+        format: &'static dyn ContainerFormat,
         limit: &Arc<SpoolLimit>,
         expected: Option<u64>,
     ) -> Result<Self> {
         let directory = std::env::temp_dir();
         let shown = directory.display();
         let failed = |error| {
-            let context = format!("{name}: making a temporary file in {shown}");
-            Error::io(context, error).with_hint("set TMPDIR to a directory with more room")
+            let context = format!("{name}: cannot make a temporary file in {shown}");
+            Error::io(context, error).with_hint("set TMPDIR to a directory with more free space")
         };
-        let file = unlinked(&directory).map_err(failed)?;
+        let file = unlinked::create(&directory).map_err(failed)?;
         limit.measure(&file).map_err(failed)?;
         let target = TemporaryFile { file, directory: &directory, limit: Arc::clone(limit) };
         if expected.is_some_and(|expected| expected > limit.left()) {
-            return Err(exceeded(limit, &directory, container).into());
+            return Err(exceeded(limit, &directory, format.advice()).into());
         }
-        Self::within(name, storage, container, target)
+        Self::within(name, storage, format, target)
     }
 
     /// The same with a given temporary file.
     pub(super) fn within(
         name: &str,
         storage: Arc<dyn Storage>,
-        container: Container,
+        format: &'static dyn ContainerFormat,
         target: TemporaryFile<'_>,
     ) -> Result<Self> {
-        let forward = Forward::new(name, Arc::clone(&storage), container)?;
+        let forward = format.forward(name, Arc::clone(&storage))?;
         let TemporaryFile { file, directory, limit } = target;
         let (directory, exceeds) = (directory.to_owned(), Arc::clone(&limit));
-        let limit_error = move || exceeded(&exceeds, &directory, container);
+        let limit_error = move || exceeded(&exceeds, &directory, format.advice());
         let shared = Arc::new(Shared {
             file,
             granted: AtomicU64::new(0),
@@ -123,10 +124,10 @@ impl Spool {
         });
         let filled = Arc::clone(&shared);
         let name = name.to_owned();
-        let reopen = move || Forward::new(&name, Arc::clone(&storage), container);
+        let reopen = move || format.forward(&name, Arc::clone(&storage));
         let work = move || filled.fill(forward, reopen, limit_error);
         let thread = thread::Builder::new().name("archfs-spool".into()).spawn(work);
-        let thread = thread.map_err(|error| Error::io("starting a decoding thread", error))?;
+        let thread = thread.map_err(|error| Error::io("cannot start a decoding thread", error))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -168,7 +169,7 @@ impl Spool {
         self.shared
             .file
             .read_exact_at(buffer, offset)
-            .map_err(|error| Error::io("reading back a temporary file", error))
+            .map_err(|error| Error::io("cannot read a temporary file", error))
     }
 }
 
@@ -190,13 +191,13 @@ impl Shared {
     /// Decodes until the end, a permanent error, or `stopped`.
     fn fill(
         &self,
-        mut forward: Forward,
-        reopen: impl Fn() -> Result<Forward>,
+        mut forward: Box<dyn Forward>,
+        reopen: impl Fn() -> Result<Box<dyn Forward>>,
         limit_error: impl Fn() -> Failure,
     ) {
         let ending = Ending(self);
         loop {
-            let failure = match self.decode(&mut forward, &limit_error) {
+            let failure = match self.decode(&mut *forward, &limit_error) {
                 Ok(()) => return self.state.lock().failure = None,
                 Err(Fault::Permanent(failure)) => return ending.fail(failure),
                 Err(Fault::Transient(failure)) => failure,
@@ -212,7 +213,11 @@ impl Shared {
     }
 
     /// Decodes from the start. Writes only what is not written yet.
-    fn decode(&self, forward: &mut Forward, limit_error: &impl Fn() -> Failure) -> Fallible<()> {
+    fn decode(
+        &self,
+        forward: &mut dyn Forward,
+        limit_error: &impl Fn() -> Failure,
+    ) -> Fallible<()> {
         let mut written = self.state.lock().written;
         let mut offset = 0_u64;
         while !self.stopped.load(Ordering::Relaxed) {
@@ -241,7 +246,7 @@ impl Shared {
             let skip = index(written.saturating_sub(offset));
             if let Some(new) = piece.get(skip..).filter(|new| !new.is_empty()) {
                 if let Err(error) = self.file.write_all_at(new, written) {
-                    let context = format!("writing a temporary file: {error}");
+                    let context = format!("cannot write a temporary file: {}", reason(error));
                     let hint = limit_error().hint;
                     return Err(Fault::Permanent(Failure { kind: Kind::Io, context, hint }));
                 }
@@ -327,9 +332,9 @@ impl Failure {
     }
 }
 
-/// The error for a file in `directory` that needs more than `limit`.
-fn exceeded(limit: &SpoolLimit, directory: &Path, container: Container) -> Failure {
-    let hint = format!("set TMPDIR to a directory with more room, or {}", advice(container));
+/// The error for a file in `directory` that needs more than `limit`; `advice` avoids that.
+fn exceeded(limit: &SpoolLimit, directory: &Path, advice: &str) -> Failure {
+    let hint = format!("set TMPDIR to a directory with more room, or {advice}");
     let context = limit.exceeded(directory);
     Failure { kind: Kind::Unsupported, context, hint: Some(hint) }
 }
@@ -365,30 +370,9 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// What the owner of a spooled file can do to avoid spooling.
-pub(super) fn advice(container: Container) -> &'static str {
-    match container {
-        Container::Gzip => "re-pack it: gzip -dc FILE | gzip > NEW",
-        Container::Bzip2 => "re-pack it with bzip2",
-        Container::Xz => "re-pack it for random access: xz -dc FILE | xz -T0 > NEW",
-        Container::Zstd => "re-pack it for random access: zstd -dc FILE | pzstd > NEW",
-        Container::Lz4 => "re-pack it for random access: lz4 -dc FILE | lz4 -BI > NEW",
-    }
-}
-
-/// The part that is too large to be decoded as a chunk.
-pub(super) fn unit(container: Container) -> &'static str {
-    match container {
-        Container::Gzip => "a deflate block of more than 64 MiB",
-        Container::Bzip2 => "a bzip2 block",
-        Container::Xz => "an xz block of more than 64 MiB",
-        Container::Zstd => "a zstd frame of more than 64 MiB",
-        Container::Lz4 => "an lz4 frame of linked blocks of more than 64 MiB",
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::zstd::Zstd;
     use super::*;
     use crate::storage::{Faults, FaultyStorage, MemStorage};
 
@@ -401,12 +385,11 @@ mod tests {
         let half = compressed.len() as u64 / 2;
         let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(compressed)), 1));
         let directory = std::env::temp_dir();
-        let file = unlinked(&directory).unwrap();
+        let file = unlinked::create(&directory).unwrap();
         let target =
             TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
         storage.set(Faults { failing: 1, from: half, ..Faults::default() });
-        let spool =
-            Spool::within("x", Arc::<FaultyStorage>::clone(&storage), Container::Zstd, target);
+        let spool = Spool::within("x", Arc::<FaultyStorage>::clone(&storage), &Zstd, target);
         let spool = spool.unwrap();
         let last = data.len() as u64 - 4;
         for _ in 0..2 {
@@ -437,10 +420,10 @@ mod tests {
         let storage = Arc::new(FaultyStorage::new(Arc::new(MemStorage::new(vec![0; 100])), 1));
         storage.set(Faults { failing: 1, ..Faults::default() });
         let directory = std::env::temp_dir();
-        let file = unlinked(&directory).unwrap();
+        let file = unlinked::create(&directory).unwrap();
         let target =
             TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
-        let spool = Spool::within("x", storage, Container::Zstd, target).unwrap();
+        let spool = Spool::within("x", storage, &Zstd, target).unwrap();
         assert_eq!(spool.piece(0).unwrap_err().kind(), Kind::Io);
         drop(spool);
     }

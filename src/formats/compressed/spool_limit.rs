@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use crate::memory::{self, Headroom};
-use crate::storage::{free_bytes, is_in_memory};
+use crate::os::memory::{self, Headroom};
+use crate::os::unlinked::{free_bytes, is_in_memory};
 use crate::sync::{Arc, Mutex};
 use crate::units::Size;
 
@@ -108,14 +108,14 @@ impl SpoolLimit {
         };
         match memory {
             Some(Headroom { bytes, bound }) => format!(
-                "decoded it takes more than {most} bytes of memory, for {directory} is in memory; \
+                "decompressed, it takes more than {most} bytes of memory, because {directory} is in memory; \
                  {} {}, and the cache may take {} (--cache)",
                 bound.leaves(),
                 Size(bytes),
                 Size(self.cache)
             ),
             None => format!(
-                "decoded it takes more than {most} bytes, half of what was free in {directory}"
+                "decompressed, it takes more than {most} bytes, half of what was free in {directory}"
             ),
         }
     }

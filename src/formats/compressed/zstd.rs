@@ -5,20 +5,26 @@
 //! Invariant: a frame decodes to at most the size in its header, or what its blocks can hold. The
 //! seek table and the headers are not trusted beyond that.
 
+use super::buffers::Buffers;
+use super::chunk_cache::ChunkCache;
+use super::container::Container;
 use super::cursor::Cursor;
-use super::extent::{Size, is_giant};
-use super::pipeline::{Next, Note, Task, Walk};
-use super::seek_index::Extent;
+use super::extent::{Extent, ExtentDecoder, Size, decode_whole, is_giant};
+use super::format::{ChunkDecoder, ContainerFormat};
+use super::forward::Forward;
+use super::pass::Start;
+use super::pipeline::Pipeline;
+use super::skippable::is_skippable;
+use super::streams::{StreamFormat, Streams};
+use super::walk::{Next, Note, Task, Walk};
+use crate::codecs::{Codec, Streaming, zstd_stream};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
 use crate::formats::limits::{CHUNK_TARGET, GIANT_CHUNK_MAX, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-pub(super) const MAGIC: u32 = 0xfd2f_b528;
-
-/// The first of sixteen magic numbers of skippable frames.
-const SKIPPABLE: u32 = 0x184d_2a50;
+const MAGIC: u32 = 0xfd2f_b528;
 
 /// Magic numbers of the frame of a seek table and of its footer
 /// (zstd_seekable_compression_format.md).
@@ -29,9 +35,71 @@ const SEEK_TABLE_FOOTER: u64 = 9;
 /// Bytes read at a time. Block headers are up to 128 KiB apart.
 const STRIDE: usize = 64 << 10;
 
-/// Whether a frame with this magic number is skippable.
-pub(super) fn is_skippable(magic: u32) -> bool {
-    magic & 0xffff_fff0 == SKIPPABLE
+pub(super) struct Zstd;
+
+impl ContainerFormat for Zstd {
+    fn recognises(&self, head: &[u8]) -> bool {
+        head.starts_with(&MAGIC.to_le_bytes())
+    }
+
+    fn first_pass(
+        &self,
+        name: &str,
+        storage: &Arc<dyn Storage>,
+        cache: &Arc<ChunkCache>,
+    ) -> Result<Start> {
+        let frames = Box::new(Frames::new(name, Arc::clone(storage))?);
+        let pipeline = Pipeline::start(&Self, Arc::clone(storage), frames, Arc::clone(cache))?;
+        Ok(Start::Pass(Box::new(pipeline)))
+    }
+
+    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+        Ok(Box::new(Streams::<Self>::new(name, storage)?))
+    }
+
+    fn chunk_decoder(&self) -> ChunkDecoder {
+        ChunkDecoder::Extents(&Self)
+    }
+
+    fn giant(&self) -> &'static str {
+        "a zstd frame of more than 64 MiB"
+    }
+
+    fn advice(&self) -> &'static str {
+        "re-pack it for random access: zstd -dc FILE | pzstd > NEW"
+    }
+}
+
+impl ExtentDecoder for Zstd {
+    fn container(&self) -> Container {
+        Container::Zstd
+    }
+
+    fn decode(
+        &self,
+        storage: &dyn Storage,
+        extent: &Extent,
+        max_len: usize,
+        buffers: &Buffers,
+    ) -> Result<Vec<u8>> {
+        decode_whole(storage, extent, max_len, buffers, |frames, target| {
+            Codec::Zstd.decode(frames, target)
+        })
+    }
+}
+
+impl StreamFormat for Zstd {
+    const CONTAINER: Container = Container::Zstd;
+    const PADDING_MAX: u64 = 0;
+    const DECODER_PER_STREAM: bool = false;
+
+    fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {
+        Ok(Box::new(zstd_stream(memory)?))
+    }
+
+    fn is_stream(cursor: &mut Cursor) -> Result<bool> {
+        Ok(cursor.magic()?.is_some_and(|magic| magic == MAGIC || is_skippable(magic)))
+    }
 }
 
 /// A frame, or several consecutive ones.
@@ -92,10 +160,8 @@ impl Frames {
                 _ => {
                     if self.cursor.has_garbage()? {
                         self.garbage = Some(start);
-                        log::warn!(
-                            "{}: what follows the zstd data at {start:#x} is ignored",
-                            self.name
-                        );
+                        let at = crate::log::detail(format_args!(" at {start:#x}"));
+                        log::warn!("{}: bytes after the zstd data{at} are ignored", self.name);
                     }
                     return Ok(None);
                 }
@@ -155,7 +221,7 @@ impl Frames {
             _ => self.cursor.u32()?,
         };
         if dictionary != 0 {
-            let error = format!("it needs the dictionary {dictionary}, which archfs has not");
+            let error = format!("it needs the dictionary {dictionary}, which archfs does not have");
             return Err(Error::new(Kind::Unsupported, error));
         }
         let size = match (descriptor >> 6, single_segment) {

@@ -1,7 +1,7 @@
 //! Reads from all kinds of archives on storage that returns errors.
 //!
-//! An I/O error is returned to the reader, is not cached, and never becomes data. tests/faults.rs
-//! mounts archives on a file system that fails.
+//! An I/O error is returned to the reader, is not cached, and never becomes data.
+//! tests/hostile/faults.rs mounts archives on a file system that fails.
 
 use std::ops::ControlFlow;
 use std::process::{Command, Stdio};

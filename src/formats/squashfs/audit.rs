@@ -103,7 +103,7 @@ impl Tally {
 
 /// The inode at `reference`. `stored` is its number in a record or directory entry.
 fn subject(image: &SquashFs, reference: u64, stored: u32) -> Location {
-    let ino = InodeRef::parse(reference).and_then(|found| image.ino(found, stored).ok());
+    let ino = InodeRef::parse(reference).and_then(|found| image.numbers.ino(found, stored).ok());
     ino.map_or(Location::Archive, Location::Inode)
 }
 
@@ -118,7 +118,7 @@ impl Audit<'_, '_> {
     }
 
     fn report_error(&mut self, table: &str, error: Error) {
-        (self.found)(Finding::met(Location::Archive, &error.within(table)));
+        (self.found)(Finding::from_error(Location::Archive, &error.within(table)));
     }
 
     fn report_tally(&mut self, tally: Tally) {
@@ -138,7 +138,7 @@ impl Audit<'_, '_> {
             Ok(()) if length(records.len()) == u64::from(count) => Some(records),
             Ok(()) => {
                 let there = records.len();
-                self.damage(format!("inode table: {count} inodes announced, {there} are there"));
+                self.damage(format!("inode table: {count} inodes announced, {there} found"));
                 None
             }
             Err(error) => {
@@ -185,28 +185,30 @@ impl Audit<'_, '_> {
 
     /// Checks that the export table maps each number to the inode with that number.
     fn check_export_table(&mut self, records: &[Record]) {
-        let superblock = &self.image.superblock;
+        let SquashFs { superblock, metadata, whole, .. } = self.image;
         let Some(start) = superblock.export_table else { return };
         let (count, end) = (superblock.inode_count, superblock.bytes_used);
-        let table = Table::<8>::read(&*self.image.whole, "export", start, count, end);
+        let table = Table::<8>::read(metadata, &**whole, "export", start, count, end);
         let table = match table {
             Ok(table) => table,
             Err(error) => return self.report_error("export table", error),
         };
         let mut tally = Tally::default();
         for Record { reference, number, .. } in records {
-            match table.record(&self.image.metadata, number.saturating_sub(1)) {
+            match table.record(number.saturating_sub(1)) {
                 Ok(found) if u64::from_le_bytes(found) == *reference => {}
                 Ok(found) => tally.add(|| {
                     let found = u64::from_le_bytes(found);
                     let message = format!(
-                        "export table: inode {number} is said to be at {found:#x}, it is at \
+                        "export table: inode {number} listed at {found:#x}, but it is at \
                          {reference:#x}"
                     );
                     Finding::damage(Location::Archive, message)
                 }),
                 Err(error) => {
-                    tally.add(|| Finding::met(Location::Archive, &error.within("export table")));
+                    tally.add(|| {
+                        Finding::from_error(Location::Archive, &error.within("export table"))
+                    });
                 }
             }
         }
@@ -232,8 +234,7 @@ impl Audit<'_, '_> {
             if let Some(above) = above
                 && above != body.parent
             {
-                let message =
-                    format!("its parent is inode {above}, but {} by its own word", body.parent);
+                let message = format!("its parent is inode {above}, but it names {}", body.parent);
                 (self.found)(Finding::damage(subject.clone(), message));
             }
             let directory =
@@ -251,7 +252,7 @@ impl Audit<'_, '_> {
             if listed.is_ok()
                 && let Err(error) = directory.check_index()
             {
-                (self.found)(Finding::met(subject, &error));
+                (self.found)(Finding::from_error(subject, &error));
             }
         }
         complete.then_some(names)
@@ -266,7 +267,7 @@ impl Audit<'_, '_> {
         let report_unknown = |names: &[Named], found: &mut dyn FnMut(Finding)| {
             for name in names {
                 let subject = subject(image, name.reference, name.number);
-                found(Finding::damage(subject, "no inode of the table begins where it should be"));
+                found(Finding::damage(subject, "no inode of the table begins at its position"));
             }
         };
         for Record { reference, number, nlink } in records {
@@ -288,8 +289,9 @@ impl Audit<'_, '_> {
                 }
                 Some(nlink) if length(own.len()) != u64::from(*nlink) => {
                     let names = own.len();
-                    let message =
-                        format!("its count of links is {nlink}, but it has {names} names");
+                    let message = format!(
+                        "its link count is {nlink}, but the number of its names is {names}"
+                    );
                     (self.found)(Finding::damage(subject(), message));
                 }
                 _ => {}
@@ -297,7 +299,7 @@ impl Audit<'_, '_> {
         }
         report_unknown(rest, self.found);
         if unnamed > 0 {
-            (self.found)(Finding::note(format!("{unnamed} inodes that no name leads to")));
+            (self.found)(Finding::note(format!("inodes without a name: {unnamed}")));
         }
     }
 
@@ -308,7 +310,7 @@ impl Audit<'_, '_> {
         let (mut tally, mut unused) = (Tally::default(), 0_u64);
         for fragment in 0..fragment_count {
             let tail = Tail { fragment, offset: 0 };
-            match self.image.data.fragment(&self.image.metadata, tail) {
+            match self.image.fragments.block(tail) {
                 Ok(Extent::Uncompressed { start, len } | Extent::Compressed { start, len }) => {
                     let end = start.saturating_add(u64::from(len));
                     if start < first || end > bytes_used {
@@ -323,7 +325,9 @@ impl Audit<'_, '_> {
                 }
                 Ok(Extent::Hole) => {}
                 Err(error) => {
-                    tally.add(|| Finding::met(Location::Archive, &error.within("fragment table")));
+                    tally.add(|| {
+                        Finding::from_error(Location::Archive, &error.within("fragment table"))
+                    });
                 }
             }
             let is_used = used.is_none_or(|used| used.has(fragment));
@@ -331,7 +335,7 @@ impl Audit<'_, '_> {
         }
         self.report_tally(tally);
         if unused > 0 {
-            (self.found)(Finding::note(format!("{unused} fragment blocks that no file uses")));
+            (self.found)(Finding::note(format!("fragment blocks that no file uses: {unused}")));
         }
     }
 
@@ -340,8 +344,8 @@ impl Audit<'_, '_> {
         let Some(xattrs) = &self.image.xattrs else { return };
         let mut tally = Tally::default();
         for id in 0..xattrs.count() {
-            if let Err(error) = xattrs.list(&self.image.metadata, id) {
-                tally.add(|| Finding::met(Location::Archive, &error.within("xattr table")));
+            if let Err(error) = xattrs.list(id) {
+                tally.add(|| Finding::from_error(Location::Archive, &error.within("xattr table")));
             }
         }
         self.report_tally(tally);
@@ -355,7 +359,7 @@ impl Audit<'_, '_> {
         match self.image.whole.read_exact_at(&mut padding, end) {
             Ok(()) if padding.iter().all(|&byte| byte == 0) => {}
             Ok(()) => {
-                let message = format!("{behind} bytes behind the image at {end:#x} are not of it");
+                let message = format!("{behind} bytes after the end of the image at {end:#x}");
                 (self.found)(Finding::note(message));
             }
             Err(error) => self.report_error("padding", error),

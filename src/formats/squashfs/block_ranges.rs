@@ -4,10 +4,9 @@
 
 use std::ops::Range;
 
-use super::blocklist::{Extent, Extents};
-use super::data::Data;
+use super::blocklist::{BlockLists, Extent, Extents, FileRef};
+use super::fragment::FragmentTable;
 use super::inode::RegularBody;
-use super::metadata::Metadata;
 use super::superblock;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
@@ -59,19 +58,49 @@ impl Piece {
 
 /// An iterator over the pieces of a range.
 #[derive(Clone)]
-pub(super) struct Pieces<'d, 'm> {
-    pub(super) data: &'d Data,
-    pub(super) metadata: &'m Metadata,
-    pub(super) body: RegularBody,
+pub(super) struct Pieces<'m> {
+    fragments: &'m FragmentTable,
+    block_size: u64,
+    body: RegularBody,
     /// `None` if the range starts in the tail.
-    pub(super) extents: Option<Extents<'m>>,
+    extents: Option<Extents<'m>>,
     /// The number of the next block.
-    pub(super) block: u64,
-    pub(super) offset: u64,
-    pub(super) end: u64,
+    block: u64,
+    offset: u64,
+    end: u64,
 }
 
-impl Pieces<'_, '_> {
+impl<'m> Pieces<'m> {
+    /// The pieces of `range` of a file, as far as it is within the file.
+    ///
+    /// # Errors
+    /// As `BlockLists::extents`.
+    pub(super) fn new(
+        lists: &'m BlockLists,
+        fragments: &'m FragmentTable,
+        file: FileRef<'m>,
+        range: Range<u64>,
+    ) -> Result<Self> {
+        let (body, block_size) = (file.body, u64::from(lists.block_size()));
+        let (offset, end) = (range.start, range.end.min(body.size));
+        let block = offset.checked_div(block_size).unwrap_or(0);
+        let extents = match offset < end && block < lists.count(&body)? {
+            true => Some(lists.extents(file, block)?),
+            false => None,
+        };
+        Ok(Self { fragments, block_size, body, extents, block, offset, end })
+    }
+
+    /// Whether the next piece is at the start of the file.
+    pub(super) fn is_at_start(&self) -> bool {
+        self.offset == 0
+    }
+
+    /// Bytes of the range that `next` has not returned yet.
+    pub(super) fn remaining(&self) -> u64 {
+        self.end.saturating_sub(self.offset)
+    }
+
     /// The next piece, or `None` after the last.
     ///
     /// # Errors
@@ -80,9 +109,8 @@ impl Pieces<'_, '_> {
         if self.offset >= self.end {
             return Ok(None);
         }
-        let block_size = self.data.block_size();
-        let block_start = self.block.saturating_mul(block_size);
-        let block_len = self.body.size.saturating_sub(block_start).min(block_size);
+        let block_start = self.block.saturating_mul(self.block_size);
+        let block_len = self.body.size.saturating_sub(block_start).min(self.block_size);
         let from = self.offset.saturating_sub(block_start);
         let to = self.end.saturating_sub(block_start).min(block_len);
         let extent = match &mut self.extents {
@@ -99,10 +127,10 @@ impl Pieces<'_, '_> {
             (None, Some(tail)) => {
                 let before = index(tail.offset);
                 Piece {
-                    extent: check_after_superblock(self.data.fragment(self.metadata, tail)?)?,
+                    extent: check_after_superblock(self.fragments.block(tail)?)?,
                     range: before.saturating_add(index(from))..before.saturating_add(index(to)),
                     least: before.saturating_add(index(block_len)),
-                    most: index(block_size),
+                    most: index(self.block_size),
                 }
             }
             (None, None) => {

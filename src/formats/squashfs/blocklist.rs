@@ -9,6 +9,8 @@
 //! microseconds. For a larger file it does so once and saves a checkpoint every `STRIDE` words.
 //! Checkpoints are cached like blocks.
 
+use std::ops::Range;
+
 use super::inode::{InodeRef, RegularBody};
 use super::metadata::{Cursor, Metadata, Position};
 use crate::cache::{Cache, Cached, Part};
@@ -17,6 +19,7 @@ use crate::formats::bytes::{index, length};
 use crate::formats::limits::SQUASHFS_FILE_BLOCKS_MAX;
 use crate::stats::{CacheKind, Stats};
 use crate::sync::Arc;
+use crate::vfs::SeekTarget;
 
 /// Words between two checkpoints. A shorter list has none.
 const STRIDE: u64 = 2048;
@@ -44,6 +47,25 @@ impl Extent {
             (false, len) => Self::Compressed { start, len },
         }
     }
+
+    /// Its bytes in the image.
+    pub(super) fn range(self) -> Range<u64> {
+        match self {
+            Self::Hole => 0..0,
+            Self::Uncompressed { start, len } | Self::Compressed { start, len } => {
+                start..start.saturating_add(u64::from(len))
+            }
+        }
+    }
+}
+
+/// The parts of an inode that reading a file needs.
+#[derive(Clone)]
+pub(super) struct FileRef<'m> {
+    pub(super) inode: InodeRef,
+    pub(super) body: RegularBody,
+    /// A cursor at the first word of its block list.
+    pub(super) list: Cursor<'m>,
 }
 
 /// The checkpoints of one file.
@@ -66,6 +88,7 @@ impl Cached for Checkpoints {
 
 /// The block lists of an image.
 pub(super) struct BlockLists {
+    metadata: Arc<Metadata>,
     block_size: u32,
     /// Most words that the inode table can hold.
     words_max: u64,
@@ -75,10 +98,16 @@ pub(super) struct BlockLists {
 impl BlockLists {
     /// The block lists of an image with blocks of `block_size` bytes, whose inode table holds at
     /// most `words_max` words. `capacity` bytes are for checkpoints.
-    pub(super) fn new(block_size: u32, words_max: u64, capacity: u64) -> Self {
+    pub(super) fn new(
+        metadata: Arc<Metadata>,
+        block_size: u32,
+        words_max: u64,
+        capacity: u64,
+    ) -> Self {
         // A list of 2^30 words has 2^19 checkpoints. Such files are rare, so a few shards are
         // enough.
-        Self { block_size, words_max, checkpoints: Cache::new(capacity, capacity / 8) }
+        let checkpoints = Cache::new(capacity, capacity / 8);
+        Self { metadata, block_size, words_max, checkpoints }
     }
 
     /// Size of a block, bytes.
@@ -135,32 +164,51 @@ impl BlockLists {
         Ok(self.count(body)?.saturating_mul(4))
     }
 
-    /// The extents of a file from block `first` on; `list` is the cursor at the first word.
+    /// The extents of a file from block `first` on.
     ///
     /// # Errors
     /// `Corrupt` if the list is damaged; `Io`.
-    pub(super) fn extents<'m>(
-        &self,
-        metadata: &'m Metadata,
-        inode: InodeRef,
-        body: &RegularBody,
-        list: Cursor<'m>,
-        first: u64,
-    ) -> Result<Extents<'m>> {
-        let count = self.count(body)?;
+    pub(super) fn extents<'m>(&'m self, file: FileRef<'m>, first: u64) -> Result<Extents<'m>> {
+        let FileRef { inode, body, list } = file;
+        let count = self.count(&body)?;
         let mut extents = Extents { words: list, start: body.start, left: count };
         if first >= STRIDE {
             let nth = first.checked_div(STRIDE).unwrap_or(0);
             let all = self.checkpoints.get_or_load(inode, || extents.clone().checkpoints())?;
             if let Some(checkpoint) = all.0.get(index(nth)) {
                 let skipped = nth.saturating_mul(STRIDE);
-                extents.words = metadata.cursor(checkpoint.word)?;
+                extents.words = self.metadata.cursor(checkpoint.word)?;
                 extents.start = checkpoint.start;
                 extents.left = count.saturating_sub(skipped);
             }
         }
         extents.skip(first.saturating_sub(count.saturating_sub(extents.left)))?;
         Ok(extents)
+    }
+
+    /// The offset of the first data or hole at or after `offset`.
+    pub(super) fn seek(&self, file: FileRef<'_>, offset: u64, target: SeekTarget) -> Result<u64> {
+        let size = file.body.size;
+        let past_end = || Error::new(Kind::PastEnd, format!("nothing after byte {offset}"));
+        if offset >= size {
+            return Err(past_end());
+        }
+        let block_size = u64::from(self.block_size).max(1);
+        let mut block = offset.checked_div(block_size).unwrap_or(0);
+        let mut extents = self.extents(file, block)?;
+        while let Some(extent) = extents.next()? {
+            if (extent == Extent::Hole) == (target == SeekTarget::Hole) {
+                return Ok(offset.max(block.saturating_mul(block_size)));
+            }
+            block = block.saturating_add(1);
+        }
+        let tail = block.saturating_mul(block_size);
+        match target {
+            SeekTarget::Data if tail < size => Ok(offset.max(tail)),
+            SeekTarget::Data => Err(past_end()),
+            // The end of a file counts as a hole.
+            SeekTarget::Hole => Ok(size),
+        }
     }
 }
 
@@ -238,7 +286,7 @@ mod tests {
     const BLOCK: u32 = 4096;
 
     /// A chain of metadata blocks that holds `words` from byte `lead` on.
-    fn list(words: &[u32], lead: usize) -> Metadata {
+    fn list(words: &[u32], lead: usize) -> Arc<Metadata> {
         let mut bytes = vec![0; lead];
         bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         let mut image = Vec::new();
@@ -246,7 +294,12 @@ mod tests {
             image.extend((u16::try_from(block.len()).unwrap() | 0x8000).to_le_bytes());
             image.extend(block);
         }
-        Metadata::new(Arc::new(MemStorage::new(image)), Codec::Zstd, 1 << 20)
+        Arc::new(Metadata::new(Arc::new(MemStorage::new(image)), Codec::Zstd, 1 << 20))
+    }
+
+    /// Lists of at most `words_max` words in `metadata`.
+    fn lists(metadata: &Arc<Metadata>, words_max: u64) -> BlockLists {
+        BlockLists::new(Arc::clone(metadata), BLOCK, words_max, 1 << 20)
     }
 
     fn body(blocks: usize) -> RegularBody {
@@ -272,12 +325,12 @@ mod tests {
         // With an odd lead, words span metadata blocks.
         for lead in [0, 2, 17] {
             let metadata = list(&words, lead);
-            let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
+            let lists = lists(&metadata, u64::MAX);
             let position = Position { block: 0, offset: u16::try_from(lead).unwrap() };
             let open = |first| {
-                let cursor = metadata.cursor(position).unwrap();
-                let inode = InodeRef::new(0, 0);
-                lists.extents(&metadata, inode, &body(words.len()), cursor, first).unwrap()
+                let list = metadata.cursor(position).unwrap();
+                let file = FileRef { inode: InodeRef::new(0, 0), body: body(words.len()), list };
+                lists.extents(file, first).unwrap()
             };
             for first in [0, 1, 2046, 2047, 2048, 2049, 4096, 6000, 8191, 8192, 9998, 9999] {
                 let mut extents = open(first);
@@ -294,7 +347,7 @@ mod tests {
 
     #[test]
     fn counts_the_tail_unless_it_is_in_a_fragment() {
-        let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
+        let lists = lists(&list(&[], 0), u64::MAX);
         let tail = Some(super::super::inode::Tail { fragment: 0, offset: 0 });
         for (size, alone, shared) in [(0, 0, 0), (1, 1, 0), (4096, 1, 1), (4097, 2, 1)] {
             let body = RegularBody { start: 0, size, sparse: 0, tail: None };
@@ -305,7 +358,7 @@ mod tests {
 
     #[test]
     fn rejects_one_block_more_than_the_limit() {
-        let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
+        let lists = lists(&list(&[], 0), u64::MAX);
         let size = SQUASHFS_FILE_BLOCKS_MAX * u64::from(BLOCK);
         let body = RegularBody { start: 0, size, sparse: 0, tail: None };
         assert!(lists.count(&body).is_ok());
@@ -314,7 +367,7 @@ mod tests {
 
     #[test]
     fn rejects_one_block_more_than_the_inode_table_can_list() {
-        let lists = BlockLists::new(BLOCK, 10, 1 << 20);
+        let lists = lists(&list(&[], 0), 10);
         assert_eq!(lists.count(&body(10)).unwrap(), 10);
         let error = lists.count(&body(11)).unwrap_err();
         assert_eq!(error.to_string(), "file of 11 blocks, the inode table can list 10 at most");
@@ -323,11 +376,11 @@ mod tests {
     #[test]
     fn reports_a_list_shorter_than_its_file() {
         let metadata = list(&[5; 10], 0);
-        let lists = BlockLists::new(BLOCK, u64::MAX, 1 << 20);
+        let lists = lists(&metadata, u64::MAX);
         for (blocks, first) in [(11, 10), (5000, 4000)] {
-            let cursor = metadata.cursor(Position { block: 0, offset: 0 }).unwrap();
-            let opened =
-                lists.extents(&metadata, InodeRef::new(0, 0), &body(blocks), cursor, first);
+            let list = metadata.cursor(Position { block: 0, offset: 0 }).unwrap();
+            let file = FileRef { inode: InodeRef::new(0, 0), body: body(blocks), list };
+            let opened = lists.extents(file, first);
             assert!(opened.and_then(|mut extents| extents.next()).is_err());
         }
     }

@@ -14,21 +14,15 @@ use std::ops::Range;
 
 use super::Shared;
 use super::block_ranges::{Piece, Pieces};
-use super::blocklist::{BlockLists, Extent};
-use super::inode::{InodeRef, RegularBody, Tail};
-use super::metadata::{Cursor, Metadata};
-use super::table::Table;
+use super::blocklist::Extent;
 use crate::cache::{Block, BlockPool, Cache, Part, Permit, Room};
 use crate::codecs::Codec;
-use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::{Reader, index, length};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{index, length};
 use crate::stats::{CacheKind, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::vfs::{ReadBytes, Scratch, SeekTarget};
-
-/// Size of a record of the fragment table, bytes: start (8), word (4), unused (4).
-const FRAGMENT_RECORD: usize = 16;
+use crate::vfs::{AfterReply, ReadBytes, Scratch};
 
 /// Most bytes that one read of the archive fetches for the blocks of one request.
 const RUN_MAX: u64 = 1 << 20;
@@ -44,8 +38,6 @@ pub(super) struct Data {
     storage: Arc<dyn Storage>,
     codec: Codec,
     block_size: u32,
-    lists: BlockLists,
-    fragments: Option<Table<FRAGMENT_RECORD>>,
     pool: Arc<BlockPool>,
     /// Limits the blocks in the cache, and those being decompressed or read, of all images
     /// together.
@@ -53,25 +45,15 @@ pub(super) struct Data {
     cache: Arc<Cache<Extent, Arc<Block>>>,
 }
 
-/// The parts of an inode that reading a file needs.
-pub(super) struct FileRef<'m> {
-    pub(super) inode: InodeRef,
-    pub(super) body: RegularBody,
-    /// A cursor at the first word of its block list.
-    pub(super) list: Cursor<'m>,
-}
-
 impl Data {
     /// The contents of the image in `storage`; `capacity` bytes are for decompressed blocks.
     pub(super) fn new(
         storage: Arc<dyn Storage>,
         codec: Codec,
-        lists: BlockLists,
-        fragments: Option<Table<FRAGMENT_RECORD>>,
+        block_size: u32,
         capacity: u64,
         shared: &Shared,
     ) -> Self {
-        let block_size = lists.block_size();
         let cache = Arc::new(Cache::new(capacity, u64::from(block_size)));
         let evicted = Arc::downgrade(&cache);
         shared.room.add(evicted);
@@ -79,74 +61,46 @@ impl Data {
             storage,
             codec,
             block_size,
-            lists,
-            fragments,
             pool: shared.pools.of(index(block_size)),
             room: Arc::clone(&shared.room),
             cache,
         }
     }
 
-    /// Registers the counters of its caches with `stats`.
+    /// Registers the counters of its cache with `stats`.
     pub(super) fn report_to(&self, stats: &Stats) {
-        self.lists.report_to(stats);
         self.cache.report_to(stats, CacheKind::Data);
     }
 
-    /// Limits its caches to `part` of their capacity.
+    /// Limits its cache to `part` of its capacity.
     pub(super) fn resize(&self, part: Part) {
-        self.lists.resize(part);
         self.cache.resize(part);
     }
 
     /// Frees all cached contents.
     pub(super) fn release(&self) {
-        self.lists.release();
         self.cache.clear();
         self.pool.release();
     }
 
-    /// The block lists of the files.
-    pub(super) fn lists(&self) -> &BlockLists {
-        &self.lists
-    }
-
-    /// Offset in the image of the first byte of a file's contents.
-    ///
-    /// # Errors
-    /// As `fragment`.
-    pub(super) fn start(&self, metadata: &Metadata, body: &RegularBody) -> Result<u64> {
-        match body.tail {
-            Some(tail) if body.size < self.block_size() => match self.fragment(metadata, tail)? {
-                Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. } => Ok(start),
-                Extent::Hole => Ok(0),
-            },
-            _ => Ok(body.start),
-        }
-    }
-
     /// Size of a block, decompressed bytes.
-    pub(super) fn block_size(&self) -> u64 {
+    fn block_size(&self) -> u64 {
         u64::from(self.block_size)
     }
 
-    /// Up to `size` bytes of a file from `offset`, fewer only at its end.
+    /// The bytes of `pieces`, which are of one request.
     pub(super) fn read<'s>(
         &self,
-        metadata: &Metadata,
-        file: FileRef<'_>,
-        offset: u64,
-        size: u32,
+        mut pieces: Pieces<'_>,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
-        let end = offset.saturating_add(u64::from(size)).min(file.body.size);
-        let wanted = end.saturating_sub(offset);
+        let wanted = pieces.remaining();
         if wanted == 0 {
             return Ok(ReadBytes::Scratch(&[]));
         }
-        let mut pieces = self.pieces(metadata, file, offset, end)?;
         let mut run = Run::new();
-        let answer = scratch.answer(index(wanted));
+        let (answer, after_reply) = scratch.parts(index(wanted));
+        let mut served = Served::new(&self.storage, after_reply, !pieces.is_at_start());
         let mut filled: usize = 0;
         while let Some(piece) = pieces.next()? {
             let start = filled;
@@ -154,7 +108,8 @@ impl Data {
             if let Some(mut image_range) = piece.uncompressed()? {
                 filled = filled.saturating_add(pieces.skip_uncompressed(&mut image_range)?);
                 let target = answer.get_mut(start..filled).unwrap_or_default();
-                self.storage.read_exact_at(target, image_range.start)?;
+                self.storage.read_contents_at(target, image_range.start)?;
+                served.add(image_range);
                 continue;
             }
             let target = answer.get_mut(start..filled).unwrap_or_default();
@@ -162,7 +117,10 @@ impl Data {
                 target.fill(0);
                 continue;
             }
-            let block = self.block(&piece, &mut run, &pieces)?;
+            let (block, is_used_up) = self.block(&piece, &mut run, &pieces)?;
+            if is_used_up {
+                served.add(piece.extent.range());
+            }
             if target.len() == index(wanted) {
                 return Ok(ReadBytes::Shared(block, piece.range));
             }
@@ -171,22 +129,32 @@ impl Data {
         Ok(ReadBytes::Scratch(answer))
     }
 
-    /// Loads the blocks of a file from `offset` to `end` into the cache or page cache.
+    /// Announces `pieces` to the storage. Returns false at the first one that is compressed.
     ///
     /// # Errors
     /// As `read`, which reports them again to the reader.
-    pub(super) fn fetch(
-        &self,
-        metadata: &Metadata,
-        file: FileRef<'_>,
-        offset: u64,
-        end: u64,
-    ) -> Result<()> {
-        let end = end.min(file.body.size);
-        if offset >= end {
-            return Ok(());
+    pub(super) fn announce(&self, mut pieces: Pieces<'_>) -> Result<bool> {
+        while let Some(piece) = pieces.next()? {
+            match piece.extent {
+                Extent::Hole => {}
+                Extent::Uncompressed { .. } => {
+                    if let Some(mut image_range) = piece.uncompressed()? {
+                        pieces.skip_uncompressed(&mut image_range)?;
+                        let len = image_range.end.saturating_sub(image_range.start);
+                        self.storage.will_need(image_range.start, len);
+                    }
+                }
+                Extent::Compressed { .. } => return Ok(false),
+            }
         }
-        let mut pieces = self.pieces(metadata, file, offset, end)?;
+        Ok(true)
+    }
+
+    /// Loads the blocks of `pieces` into the cache or page cache.
+    ///
+    /// # Errors
+    /// As `read`, which reports them again to the reader.
+    pub(super) fn fetch(&self, mut pieces: Pieces<'_>) -> Result<()> {
         let mut run = Run::new();
         while let Some(piece) = pieces.next()? {
             match piece.extent {
@@ -215,74 +183,32 @@ impl Data {
         Ok(())
     }
 
-    /// The offset of the first data or hole at or after `offset`.
-    pub(super) fn seek(
-        &self,
-        metadata: &Metadata,
-        file: FileRef<'_>,
-        offset: u64,
-        target: SeekTarget,
-    ) -> Result<u64> {
-        let size = file.body.size;
-        let past_end = || Error::new(Kind::PastEnd, format!("nothing behind byte {offset}"));
-        if offset >= size {
-            return Err(past_end());
-        }
-        let block_size = self.block_size().max(1);
-        let mut block = offset.checked_div(block_size).unwrap_or(0);
-        let FileRef { inode, body, list } = file;
-        let mut extents = self.lists.extents(metadata, inode, &body, list, block)?;
-        while let Some(extent) = extents.next()? {
-            if (extent == Extent::Hole) == (target == SeekTarget::Hole) {
-                return Ok(offset.max(block.saturating_mul(block_size)));
-            }
-            block = block.saturating_add(1);
-        }
-        let tail = block.saturating_mul(block_size);
-        match target {
-            SeekTarget::Data if tail < size => Ok(offset.max(tail)),
-            SeekTarget::Data => Err(past_end()),
-            // The end of a file counts as a hole.
-            SeekTarget::Hole => Ok(size),
-        }
-    }
-
-    /// The pieces of a file from `offset` to `end`, which must be within the file.
-    fn pieces<'m>(
-        &self,
-        metadata: &'m Metadata,
-        file: FileRef<'m>,
-        offset: u64,
-        end: u64,
-    ) -> Result<Pieces<'_, 'm>> {
-        let first = offset.checked_div(self.block_size()).unwrap_or(0);
-        let FileRef { inode, body, list } = file;
-        let extents = match first < self.lists.count(&body)? {
-            true => Some(self.lists.extents(metadata, inode, &body, list, first)?),
-            false => None,
-        };
-        Ok(Pieces { data: self, metadata, body, extents, block: first, offset, end })
-    }
-
     /// The decompressed block of a compressed piece, which holds at least the bytes of the piece.
-    /// Counts these as read. `later` are the later pieces of the same request.
-    fn block(&self, piece: &Piece, run: &mut Run, later: &Pieces<'_, '_>) -> Result<Arc<Block>> {
+    /// Counts these as read, and returns whether all bytes of the block were read now. `later` are
+    /// the later pieces of the same request.
+    fn block(
+        &self,
+        piece: &Piece,
+        run: &mut Run,
+        later: &Pieces<'_>,
+    ) -> Result<(Arc<Block>, bool)> {
         let count = piece.range.len();
-        let mut was_loaded = false;
+        let (mut was_loaded, mut is_used_up) = (false, false);
         let block = self.cache.get_or_load(piece.extent, || {
             was_loaded = true;
             let permit = || Ok(self.room.wait(self.block_size()));
             let block = self.load(piece.extent, run, later, permit)?;
-            let is_used_up = block.hand_out(count);
+            is_used_up = block.hand_out(count);
             Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
         })?;
         piece.check(block.bytes().len())?;
         if was_loaded {
             self.room.entered();
         } else if block.hand_out(count) {
+            is_used_up = true;
             self.cache.remove(&piece.extent);
         }
-        Ok(block)
+        Ok((block, is_used_up))
     }
 
     /// Reads and decompresses a compressed block. `permit` gets the permit for its memory.
@@ -290,7 +216,7 @@ impl Data {
         &self,
         extent: Extent,
         run: &mut Run,
-        later: &Pieces<'_, '_>,
+        later: &Pieces<'_>,
         permit: impl FnOnce() -> Result<Permit>,
     ) -> Result<Block> {
         let (start, len) = match extent {
@@ -299,7 +225,7 @@ impl Data {
         };
         if len > self.block_size {
             return Err(Error::corrupt(format!(
-                "squashfs data block at {start:#x}: claims {len} bytes, at most {} can be",
+                "squashfs data block at {start:#x}: claims {len} bytes, limit {}",
                 self.block_size
             )));
         }
@@ -312,33 +238,64 @@ impl Data {
         let permit = permit()?;
         let block = self.pool.block(|buffer| {
             let decoded = self.codec.decode(compressed, buffer);
-            decoded.map_err(|error| error.within(format_args!("squashfs data block at {start:#x}")))
+            decoded.map_err(|error| {
+                error
+                    .within(format_args!("squashfs data block at {start:#x}"))
+                    .with_brief(format!("damaged data block ({})", self.codec.name()))
+            })
         })?;
         Ok(block.with(permit))
     }
+}
 
-    /// Where the fragment block of a tail is.
-    ///
-    /// # Errors
-    /// `Corrupt` if there is none; the errors of reading metadata.
-    pub(super) fn fragment(&self, metadata: &Metadata, tail: Tail) -> Result<Extent> {
-        let Some(fragments) = &self.fragments else {
-            let number = tail.fragment;
-            return Err(Error::corrupt(format!(
-                "squashfs fragment {number} was referred to, there are none"
-            )));
-        };
-        let record = fragments.record(metadata, tail.fragment)?;
-        let mut reader = Reader::new("fragment", &record);
-        let start = reader.u64()?;
-        let word = reader.u32()?;
-        match Extent::parse(word, start) {
-            Extent::Hole => Err(Error::corrupt(format!(
-                "squashfs fragment {} is a block of 0 bytes",
-                tail.fragment
-            ))),
-            extent => Ok(extent),
+/// The parts of the image that one request hands out. Those that are adjacent are dropped together.
+struct Served<'s> {
+    /// `None` if nothing is dropped.
+    storage: Option<&'s Arc<dyn Storage>>,
+    after_reply: &'s mut AfterReply,
+    range: Range<u64>,
+    /// Whether the bytes of the file before `range` were handed out earlier.
+    is_continued: bool,
+}
+
+impl<'s> Served<'s> {
+    fn new(
+        storage: &'s Arc<dyn Storage>,
+        after_reply: &'s mut AfterReply,
+        is_continued: bool,
+    ) -> Self {
+        let storage = storage.drops_served().then_some(storage);
+        Self { storage, after_reply, range: 0..0, is_continued }
+    }
+
+    fn add(&mut self, range: Range<u64>) {
+        if self.storage.is_none() {
+            return;
         }
+        if range.start != self.range.end {
+            self.leave_drop();
+            self.range = range;
+        } else {
+            self.range.end = range.end;
+        }
+    }
+
+    /// Leaves it to the end of the request to drop `range`.
+    fn leave_drop(&mut self) {
+        if let Some(storage) = self.storage
+            && !self.range.is_empty()
+        {
+            let (storage, range) = (Arc::clone(storage), self.range.clone());
+            let is_continued = std::mem::take(&mut self.is_continued);
+            let work = move || storage.drop_served(range, is_continued);
+            self.after_reply.push(Box::new(work));
+        }
+    }
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        self.leave_drop();
     }
 }
 
@@ -372,7 +329,7 @@ impl Run {
                 self.bytes.resize(len, 0);
             }
             let target = self.bytes.get_mut(..len).unwrap_or_default();
-            storage.read_exact_at(target, range.start)?;
+            storage.read_contents_at(target, range.start)?;
             (self.start, self.len) = (range.start, len);
         }
         let from = index(range.start.saturating_sub(self.start));

@@ -79,7 +79,7 @@ impl<'m> Directory<'m> {
         let position = EntryPosition::decode(cookie)
             .filter(|position| position.run <= self.body.listing_len());
         let invalid_cookie = || {
-            let context = format!("{} is no place in this directory", cookie.0);
+            let context = format!("{} is not a position in this directory", cookie.0);
             Error::new(Kind::InvalidInput, context)
         };
         let position = position.ok_or_else(invalid_cookie)?;
@@ -273,8 +273,8 @@ impl Listing<'_> {
             listing_offset = listing_offset.saturating_add(RUN_HEADER);
             if count > SQUASHFS_DIR_RUN_MAX {
                 return Err(Error::corrupt(format!(
-                    "squashfs directory header with {count} entries, at most \
-                     {SQUASHFS_DIR_RUN_MAX} can be"
+                    "squashfs directory header with {count} entries, limit \
+                     {SQUASHFS_DIR_RUN_MAX}"
                 )));
             }
             for entry_index in 0..count {
@@ -329,15 +329,15 @@ fn entry_header(bytes: [u8; 8]) -> Result<(u16, i16, FileKind, u32)> {
         7 => FileKind::Socket,
         other => {
             return Err(Error::corrupt(format!(
-                "squashfs directory entry of type {other}, can be 1 to 7"
+                "squashfs directory entry of type {other}, valid are 1 to 7"
             )));
         }
     };
     let name_len = u32::from(reader.u16()?).saturating_add(1);
     if name_len > SQUASHFS_NAME_MAX {
         return Err(Error::corrupt(format!(
-            "squashfs directory entry with a name of {name_len} bytes, at most \
-             {SQUASHFS_NAME_MAX} can be"
+            "squashfs directory entry with a name of {name_len} bytes, limit \
+             {SQUASHFS_NAME_MAX}"
         )));
     }
     Ok((offset, delta, kind, name_len))
@@ -371,7 +371,7 @@ impl Names {
         })?;
         if current <= previous {
             return Err(Error::corrupt(format!(
-                "squashfs directory: {} stands behind {}, names must ascend",
+                "squashfs directory: {} comes after {}, names must ascend",
                 current.escape_ascii(),
                 previous.escape_ascii()
             )));

@@ -4,17 +4,17 @@
 
 use std::ops::ControlFlow;
 
-use super::blocklist::{BlockLists, Extent};
+use super::blocklist::{BlockLists, Extent, FileRef};
 use super::directory::Directory;
 use super::inode::{Body, DirectoryBody, Inode, InodeRef};
-use super::metadata::{Metadata, Position};
+use super::metadata::{Cursor, Metadata, Position};
 use super::superblock::{self, Superblock};
 use super::table::Table;
 use super::xattr::Xattrs;
 use super::{Shared, SquashFs};
 use crate::codecs::Codec;
 use crate::formats::bytes::{Reader, length};
-use crate::formats::fuzzing::{Folders, rest, walk};
+use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::formats::info::{Image, Layout};
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
@@ -52,7 +52,7 @@ pub fn superblock(data: &[u8]) {
 pub fn inode(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let offset = reader.u16().unwrap_or(0);
-    let metadata = Metadata::new(chain(rest(&mut reader)), Codec::Gzip, MEMORY);
+    let metadata = Arc::new(Metadata::new(chain(rest(&mut reader)), Codec::Gzip, MEMORY));
     let reference = InodeRef::new(0, offset);
     assert_eq!(InodeRef::parse(reference.bits()), Some(reference));
     assert_eq!((reference.block(), reference.offset()), (0, offset));
@@ -68,11 +68,12 @@ pub fn inode(data: &[u8]) {
         Body::Regular(body) => {
             assert!(body.size <= i64::MAX.unsigned_abs());
             assert_ne!(body.tail.map(|tail| tail.fragment), Some(u32::MAX), "a sentinel");
-            let lists = BlockLists::new(4096, u64::MAX, MEMORY);
+            let lists = BlockLists::new(Arc::clone(&metadata), 4096, u64::MAX, MEMORY);
             let Ok(count) = lists.count(&body) else { return };
             assert!(count <= 1 << 30);
             let mut expected = body.start;
-            let extents = lists.extents(&metadata, reference, &body, cursor, 0);
+            let file = FileRef { inode: reference, body, list: cursor };
+            let extents = lists.extents(file, 0);
             let mut left = count;
             let mut extents = extents.expect("the first word is not read yet");
             while let Ok(Some(extent)) = extents.next() {
@@ -130,20 +131,20 @@ pub fn tables(data: &[u8]) {
     let (count, wanted) = (reader.u32().unwrap_or(0), reader.u32().unwrap_or(0));
     let image: Arc<dyn Storage> = Arc::new(MemStorage::new(rest(&mut reader).to_vec()));
     let end = image.len();
-    let metadata = Metadata::new(image.clone(), Codec::Zstd, MEMORY);
-    if let Ok(ids) = Table::<4>::read(&*image, "id", table, count, end) {
-        assert!(ids.record(&metadata, count).is_err(), "a record behind the last");
-        _ = ids.record(&metadata, wanted);
+    let metadata = Arc::new(Metadata::new(image.clone(), Codec::Zstd, MEMORY));
+    if let Ok(ids) = Table::<4>::read(&metadata, &*image, "id", table, count, end) {
+        assert!(ids.record(count).is_err(), "a record behind the last");
+        _ = ids.record(wanted);
     }
-    if let Ok(fragments) = Table::<16>::read(&*image, "fragment", table, count, end) {
-        assert!(fragments.record(&metadata, u32::MAX).is_err() || count == u32::MAX);
-        _ = fragments.record(&metadata, wanted);
+    if let Ok(fragments) = Table::<16>::read(&metadata, &*image, "fragment", table, count, end) {
+        assert!(fragments.record(u32::MAX).is_err() || count == u32::MAX);
+        _ = fragments.record(wanted);
     }
-    let Ok(xattrs) = Xattrs::read(&*image, xattr_table, end) else { return };
-    let Ok(names) = xattrs.list(&metadata, wanted) else { return };
+    let Ok(xattrs) = Xattrs::read(&metadata, &*image, xattr_table, end) else { return };
+    let Ok(names) = xattrs.list(wanted) else { return };
     assert!(names.len() <= 64 << 10);
     for name in names.split(|&byte| byte == 0).take(16) {
-        if let Ok(value) = xattrs.value(&metadata, wanted, name) {
+        if let Ok(value) = xattrs.value(wanted, name) {
             assert!(value.len() <= 64 << 10);
         }
     }
@@ -174,7 +175,7 @@ pub fn metadata(data: &[u8]) {
 pub fn squashfs(data: &[u8]) {
     let storage = Arc::new(MemStorage::new(data.to_vec()));
     if let Ok(image) = SquashFs::open("fuzz", storage, MEMORY, &Shared::default()) {
-        walk(&*image, Folders::MayLie);
+        walk(&*image, DirectoryChecks::MayLie);
         if let Ok(info) = image.info(&Progress::default())
             && let Layout::Image(Image { shares, fragments, .. }) = info.layout
         {
@@ -190,12 +191,7 @@ pub fn squashfs(data: &[u8]) {
 /// its end.
 type Entries = (Vec<(Vec<u8>, InodeRef, Cookie)>, bool);
 
-fn entries(
-    metadata: &Metadata,
-    body: DirectoryBody,
-    index: super::Cursor<'_>,
-    from: Cookie,
-) -> Entries {
+fn entries(metadata: &Metadata, body: DirectoryBody, index: Cursor<'_>, from: Cookie) -> Entries {
     let mut entries = Vec::new();
     let directory = Directory::new(metadata, 0, body, index);
     let outcome = directory.visit(from, |entry| {

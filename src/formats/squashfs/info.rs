@@ -10,13 +10,14 @@
 //! sorts them by block.
 
 use super::SquashFs;
-use super::blocklist::Extent;
+use super::blocklist::{Extent, FileRef};
 use super::inode::{Body, Inode, InodeRef, RegularBody, Tail};
 use super::metadata::Cursor;
 use crate::error::Result;
 use crate::formats::bytes::{index, length};
 use crate::formats::info::{Costs, Fragments, Image, Info, Kinds, Layout, Shares, Sizes};
 use crate::progress::Progress;
+use crate::units::format_size;
 
 impl SquashFs {
     /// Describes the image.
@@ -25,6 +26,12 @@ impl SquashFs {
     /// `Corrupt` if the inode table or the fragment table cannot be read to its end; `Io`.
     pub(in crate::formats) fn info(&self, progress: &Progress) -> Result<Info> {
         self.count_inodes(progress).map_err(|error| error.within(&self.name))
+    }
+
+    /// The format for a message.
+    pub(crate) fn describe(&self) -> String {
+        let (codec, block) = (self.superblock.codec.name(), self.superblock.block_size);
+        format!("SquashFS image, {codec}, blocks of {}", format_size(block.into()))
     }
 
     fn count_inodes(&self, progress: &Progress) -> Result<Info> {
@@ -129,12 +136,12 @@ impl<'i> Count<'i> {
     }
 
     fn file(&mut self, reference: InodeRef, body: &RegularBody, list: &Cursor<'_>) -> Result<()> {
-        let SquashFs { data, metadata, .. } = self.image;
-        let lists = data.lists();
-        let mut extents = lists.extents(metadata, reference, body, list.clone(), 0)?;
+        let file = FileRef { inode: reference, body: *body, list: list.clone() };
+        let block_size = u64::from(self.image.superblock.block_size);
+        let mut extents = self.image.lists.extents(file, 0)?;
         let (mut left, mut decoded, mut uncompressed) = (body.size, 0_u64, 0_u64);
         while let Some(extent) = extents.next()? {
-            let len = left.min(data.block_size());
+            let len = left.min(block_size);
             left = left.saturating_sub(len);
             let sum = match extent {
                 Extent::Hole => &mut self.shares.holes,
@@ -162,14 +169,14 @@ impl<'i> Count<'i> {
 
     /// Adds the cost of the fragment blocks to the files that have tails in them.
     fn tails(&mut self) -> Result<()> {
-        let SquashFs { data, metadata, .. } = self.image;
+        let block_size = u64::from(self.image.superblock.block_size);
         let mut ends = std::mem::take(&mut self.ends);
         ends.sort_unstable_by_key(|end| (end.fragment, end.offset, end.len));
         for group in ends.chunk_by(|a, b| a.fragment == b.fragment) {
             let Some(&End { fragment, .. }) = group.first() else { continue };
-            let extent = data.fragment(metadata, Tail { fragment, offset: 0 })?;
+            let extent = self.image.fragments.block(Tail { fragment, offset: 0 })?;
             let end = group.iter().map(|end| u64::from(end.offset).saturating_add(end.len.into()));
-            let decoded = end.max().unwrap_or(0).min(data.block_size());
+            let decoded = end.max().unwrap_or(0).min(block_size);
             let bytes = group.iter().fold(0, |sum: u64, end| sum.saturating_add(end.len.into()));
             let sum = match extent {
                 Extent::Compressed { .. } => {

@@ -203,7 +203,7 @@ fn parse_body(kind: u16, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
         12 => with_xattr(cursor, |cursor| device(FileKind::CharDevice, cursor)),
         13 => with_xattr(cursor, |cursor| ipc(Body::Fifo, cursor)),
         14 => with_xattr(cursor, |cursor| ipc(Body::Socket, cursor)),
-        other => Err(Error::corrupt(format!("inode type {other}, can be 1 to 14"))),
+        other => Err(Error::corrupt(format!("inode type {other}, valid are 1 to 14"))),
     }
 }
 
@@ -262,9 +262,7 @@ fn extended_file(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let tail = tail(reader.u32()?, reader.u32()?);
     let xattr = reader.u32()?;
     if size > FILE_SIZE_MAX {
-        return Err(Error::corrupt(format!(
-            "file of {size} bytes, at most {FILE_SIZE_MAX} can be"
-        )));
+        return Err(Error::corrupt(format!("file of {size} bytes, limit {FILE_SIZE_MAX}")));
     }
     Ok((nlink, xattr, Body::Regular(RegularBody { start, size, sparse, tail })))
 }
@@ -280,7 +278,7 @@ fn symlink(cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let len = reader.u32()?;
     if len > SYMLINK_MAX {
         return Err(Error::corrupt(format!(
-            "symbolic link to {len} bytes, at most {SYMLINK_MAX} can be"
+            "symbolic link target of {len} bytes, limit {SYMLINK_MAX}"
         )));
     }
     Ok((nlink, NONE, Body::Symlink { len }))

@@ -42,7 +42,7 @@ impl SquashFs {
     /// Skips what follows the fixed part of an inode.
     fn skip_rest(&self, inode: &Inode, cursor: &mut Cursor<'_>) -> Result<()> {
         match &inode.body {
-            Body::Regular(body) => cursor.skip(self.data.lists().len(body)?),
+            Body::Regular(body) => cursor.skip(self.lists.len(body)?),
             Body::Symlink { len } => {
                 let xattr = if inode.is_extended { 4 } else { 0 };
                 cursor.skip(u64::from(*len).saturating_add(xattr))

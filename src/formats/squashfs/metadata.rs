@@ -85,7 +85,7 @@ impl Metadata {
         // At the end of a block, the next byte is the first of the next block.
         if at > block.bytes.len() {
             return Err(Error::corrupt(format!(
-                "squashfs metadata block at {:#x} has {} bytes, byte {at} was referred to",
+                "squashfs metadata block at {:#x} has {} bytes, byte {at} referenced",
                 position.block,
                 block.bytes.len()
             )));
@@ -115,7 +115,7 @@ impl Metadata {
         let claimed = usize::from(word & !UNCOMPRESSED);
         if claimed == 0 || claimed > SQUASHFS_METADATA_MAX {
             return Err(corrupt(format!(
-                "claims {claimed} bytes, can have 1 to {SQUASHFS_METADATA_MAX}"
+                "claims {claimed} bytes, valid are 1 to {SQUASHFS_METADATA_MAX}"
             )));
         }
         let stored = stored.get(..claimed).ok_or_else(|| {
@@ -126,10 +126,11 @@ impl Metadata {
             return Ok(Block { bytes: stored.into(), next });
         }
         let mut decoded = [0; SQUASHFS_METADATA_MAX];
-        let len = self
-            .codec
-            .decode(stored, &mut decoded)
-            .map_err(|error| error.within(format_args!("squashfs metadata block at {start:#x}")))?;
+        let len = self.codec.decode(stored, &mut decoded).map_err(|error| {
+            error
+                .within(format_args!("squashfs metadata block at {start:#x}"))
+                .with_brief(format!("damaged metadata ({})", self.codec.name()))
+        })?;
         match decoded.get(..len) {
             Some(bytes) if !bytes.is_empty() => Ok(Block { bytes: bytes.into(), next }),
             _ => Err(corrupt("decodes to nothing".into())),

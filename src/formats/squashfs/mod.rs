@@ -2,20 +2,19 @@
 //!
 //! `superblock` holds the positions of the tables. `metadata` reads the compressed chains that they
 //! are stored in, and `table` finds records in them. `inode` and `directory` form the tree.
-//! `blocklist` and `data` read file contents. `tree` implements the operations of `vfs`.
+//! `block_ranges` splits a read into blocks, which `blocklist` and `fragment` find. `data` reads
+//! and decompresses them. `tree` implements the operations of `vfs`.
 //!
 //! Invariant: opening reads the superblock and the position lists of tables, but no inode except
 //! the root. A mount costs the same for ten files as for ten million. Nothing of the tree is in
 //! memory except cached blocks.
 
-use std::ops::Range;
-
-use crate::cache::{BlockPools, Budget, Fetch, Part, Readahead, Request, Resize, Room, Workers};
-use crate::error::{Error, Kind, Result};
+use crate::cache::{BlockPools, Budget, Part, Readahead, Resize, Room, Workers};
+use crate::error::{Error, Result};
 use crate::stats::Stats;
 use crate::storage::{Storage, Window};
 use crate::sync::{Arc, Weak};
-use crate::vfs::{Attr, FileKind, Ino, Timestamp};
+use crate::vfs::FileKind;
 
 mod audit;
 mod block_ranges;
@@ -23,6 +22,7 @@ mod blocklist;
 mod compressor;
 mod data;
 mod directory;
+mod fragment;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 #[cfg(test)]
@@ -40,24 +40,17 @@ mod tree;
 mod xattr;
 
 use blocklist::BlockLists;
-use data::{Data, FileRef};
-use directory::Directory;
-use inode::{Body, Inode, InodeRef};
-use metadata::{Cursor, Metadata};
+use data::Data;
+use fragment::FragmentTable;
+use inode::{Inode, InodeRef};
+use metadata::Metadata;
 use numbers::Numbers;
 use superblock::Superblock;
 use table::Table;
 use xattr::Xattrs;
 
-/// Least value of st_blksize, bytes. Python uses it as its buffer size, so one read covers a
-/// typical JPEG.
-const PREFERRED_READ: u32 = 128 << 10;
-
 /// Data is decoded ahead only if the cache has room for this many blocks.
 const AHEAD_BLOCKS_MIN: u64 = 8;
-
-/// Least bytes per readahead request to a thread: several blocks if blocks are small.
-const AHEAD_PART: u64 = 128 << 10;
 
 /// What all images of a mount share.
 pub(crate) struct Shared {
@@ -96,7 +89,9 @@ pub(crate) struct SquashFs {
     whole: Arc<dyn Storage>,
     superblock: Superblock,
     numbers: Numbers,
-    metadata: Metadata,
+    metadata: Arc<Metadata>,
+    lists: BlockLists,
+    fragments: FragmentTable,
     data: Data,
     /// The owners, which inodes name by index. At most 65,536, all kept in memory.
     ids: Box<[u32]>,
@@ -114,6 +109,7 @@ impl Resize for SquashFs {
         let capacity = ahead_capacity(part.of(self.data_capacity), self.superblock.block_size);
         self.readahead.set_capacity(capacity);
         self.metadata.resize(part);
+        self.lists.resize(part);
         self.data.resize(part);
     }
 }
@@ -159,36 +155,31 @@ impl SquashFs {
         // Metadata gets a quarter. It is small, and a scan of file contents must not evict it.
         let metadata_share = capacity / 4;
         let codec = superblock.codec;
-        let metadata = Metadata::new(Arc::clone(&storage), codec, metadata_share);
-        let fragments = match superblock.fragment_table {
-            None => None,
-            Some(start) => {
-                let count = superblock.fragment_count;
-                Some(Table::read(&*storage, "fragment", start, count, end)?)
-            }
-        };
+        let metadata = Arc::new(Metadata::new(Arc::clone(&storage), codec, metadata_share));
+        let fragments = FragmentTable::read(&metadata, &*storage, &superblock)?;
         let id_count = u32::from(superblock.id_count);
-        let ids = Table::<4>::read(&*storage, "id", superblock.id_table, id_count, end)?;
+        let ids = Table::<4>::read(&metadata, &*storage, "id", superblock.id_table, id_count, end)?;
         let ids = (0..id_count)
-            .map(|number| ids.record(&metadata, number).map(u32::from_le_bytes))
+            .map(|number| ids.record(number).map(u32::from_le_bytes))
             .collect::<Result<_>>()?;
         let xattrs = match superblock.xattr_table {
             None => None,
-            Some(table) => Some(Xattrs::read(&*storage, table, end)?),
+            Some(table) => Some(Xattrs::read(&metadata, &*storage, table, end)?),
         };
         let data_share = capacity.saturating_sub(metadata_share);
         let block_size = superblock.block_size;
-        let lists = BlockLists::new(block_size, superblock.words_max(), data_share / 16);
+        let words_max = superblock.words_max();
+        let lists = BlockLists::new(Arc::clone(&metadata), block_size, words_max, data_share / 16);
         let data_share = data_share.saturating_sub(data_share / 16);
         shared.room.set_aside(capacity.saturating_sub(data_share));
-        let data = Data::new(storage, codec, lists, fragments, data_share, shared);
+        let data = Data::new(storage, codec, block_size, data_share, shared);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)
             .map_err(|error| error.within(root.describe(superblock.inode_table)))?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
-            return Err(Error::corrupt(format!("the root is no directory but {kind:?}")));
+            return Err(Error::corrupt(format!("the root is not a directory but {kind:?}")));
         }
-        let numbers = Numbers::read(&*whole, &metadata, &superblock, root, &inode)?;
+        let numbers = Numbers::read(&metadata, &*whole, &superblock, root, &inode)?;
         let readahead = Readahead::new(ahead_capacity(data_share, block_size));
         Ok(Arc::new_cyclic(|weak_self| Self {
             name: name.to_owned(),
@@ -196,6 +187,8 @@ impl SquashFs {
             superblock,
             numbers,
             metadata,
+            lists,
+            fragments,
             data,
             ids,
             xattrs,
@@ -209,6 +202,7 @@ impl SquashFs {
     /// Registers the counters of its caches with `stats`.
     pub(crate) fn report_to(&self, stats: &Stats) {
         self.metadata.report_to(stats);
+        self.lists.report_to(stats);
         self.data.report_to(stats);
     }
 
@@ -216,131 +210,5 @@ impl SquashFs {
     pub(crate) fn draw_on(&self, budget: &Budget) {
         let weak_self = Weak::clone(&self.weak_self);
         budget.add(weak_self);
-    }
-
-    fn reference(&self, ino: Ino) -> Result<InodeRef> {
-        self.numbers.reference(&self.metadata, ino)
-    }
-
-    /// The inode number of the inode at `reference`. `stored` is its number in a record or entry.
-    fn ino(&self, reference: InodeRef, stored: u32) -> Result<Ino> {
-        self.numbers.ino(&self.metadata, reference, stored)
-    }
-
-    fn inode(&self, reference: InodeRef) -> Result<(Inode, Cursor<'_>)> {
-        Inode::read(&self.metadata, self.superblock.inode_table, reference)
-    }
-
-    /// The attributes of the inode at `reference`, whose number is `ino`.
-    fn attr_of(&self, reference: InodeRef, ino: Ino) -> Result<Attr> {
-        let (inode, _) = self.inode(reference)?;
-        let (size, allocated, device) = match inode.body {
-            Body::Regular(body) => (body.size, body.size.saturating_sub(body.sparse), 0),
-            Body::Directory(body) => (u64::from(body.size), u64::from(body.size), 0),
-            Body::Symlink { len } => (u64::from(len), 0, 0),
-            Body::Device { number, .. } => (0, 0, number),
-            Body::Fifo | Body::Socket => (0, 0, 0),
-        };
-        Ok(Attr {
-            ino,
-            kind: inode.kind(),
-            permissions: inode.permissions,
-            nlink: inode.nlink,
-            uid: self.owner(inode.uid)?,
-            gid: self.owner(inode.gid)?,
-            size,
-            allocated,
-            device,
-            modified: Timestamp { seconds: i64::from(inode.modified), nanoseconds: 0 },
-            block_size: self.superblock.block_size.max(PREFERRED_READ),
-        })
-    }
-
-    fn owner(&self, number: u16) -> Result<u32> {
-        self.ids.get(usize::from(number)).copied().ok_or_else(|| {
-            let count = self.ids.len();
-            Error::corrupt(format!("squashfs id {number} was referred to, there are {count}"))
-        })
-    }
-
-    fn directory(&self, reference: InodeRef) -> Result<Directory<'_>> {
-        let (inode, index) = self.inode(reference)?;
-        match inode.body {
-            Body::Directory(body) => {
-                let table = self.superblock.directory_table;
-                Ok(Directory::new(&self.metadata, table, body, index))
-            }
-            _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
-        }
-    }
-
-    fn file(&self, ino: Ino) -> Result<FileRef<'_>> {
-        self.file_at(self.reference(ino)?)
-    }
-
-    fn file_at(&self, reference: InodeRef) -> Result<FileRef<'_>> {
-        let (inode, list) = self.inode(reference)?;
-        match inode.body {
-            Body::Regular(body) => Ok(FileRef { inode: reference, body, list }),
-            Body::Directory(_) => Err(Error::new(Kind::IsADirectory, "is a directory")),
-            _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
-        }
-    }
-
-    /// Requests the blocks after a read of `range`, if the file is read in order.
-    fn read_ahead(&self, file: &FileRef<'_>, range: Range<u64>) {
-        let (number, len) = (file.inode.bits(), file.body.size);
-        let Some(Range { mut start, end }) = self.readahead.observe(number, range, len) else {
-            return;
-        };
-        // A block that starts before `start` was requested earlier or is being read.
-        let block_size = self.data.block_size();
-        start = start.checked_next_multiple_of(block_size).unwrap_or(end);
-        // Split into parts for several threads, at block boundaries.
-        let part = block_size.max(AHEAD_PART);
-        while start < end {
-            let cut = start.saturating_add(1).checked_next_multiple_of(part).unwrap_or(end);
-            let range = start..cut.min(end);
-            start = range.end;
-            if !self.workers.submit(Request { by: self.weak_self.clone(), file: number, range }) {
-                break;
-            }
-        }
-    }
-
-    /// The target of a symbolic link.
-    fn target(&self, ino: Ino) -> Result<Vec<u8>> {
-        let (inode, mut cursor) = self.inode(self.reference(ino)?)?;
-        let Body::Symlink { len } = inode.body else {
-            return Err(Error::new(Kind::InvalidInput, "not a symbolic link"));
-        };
-        let mut target = vec![0; super::bytes::index(len)];
-        cursor.fill(&mut target)?;
-        Ok(target)
-    }
-
-    /// The table of attributes and the index of `ino` in it, if it has any.
-    fn xattrs_of(&self, ino: Ino) -> Result<Option<(&Xattrs, u32)>> {
-        let Some(xattrs) = &self.xattrs else {
-            return Ok(None);
-        };
-        let (inode, _) = self.inode(self.reference(ino)?)?;
-        Ok(inode.xattr.map(|id| (xattrs, id)))
-    }
-}
-
-impl Fetch for SquashFs {
-    fn fetch(&self, file: u64, range: Range<u64>) {
-        let Some(range) = self.readahead.wanted(file, range) else {
-            return;
-        };
-        let outcome = InodeRef::parse(file).map(|reference| {
-            let file = self.file_at(reference)?;
-            self.data.fetch(&self.metadata, file, range.start, range.end)
-        });
-        if let Some(Err(error)) = outcome {
-            // A read of the block fails with the same error and reports it.
-            log::debug!("{}: decoding ahead: {error}", self.name);
-        }
     }
 }

@@ -26,6 +26,7 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::limits::SQUASHFS_METADATA_MAX;
 use crate::storage::Storage;
+use crate::sync::Arc;
 use crate::vfs::Ino;
 
 /// First number derived from references if there is an export table, above all stored numbers.
@@ -53,24 +54,24 @@ impl Numbers {
     /// # Errors
     /// `Io`. A damaged table is ignored.
     pub(super) fn read(
+        metadata: &Arc<Metadata>,
         storage: &dyn Storage,
-        metadata: &Metadata,
         superblock: &Superblock,
         root: InodeRef,
         inode: &Inode,
     ) -> Result<Self> {
         let (count, end) = (superblock.inode_count, superblock.bytes_used);
         let exports = superblock.export_table.map(|start| {
-            let table = Table::read(storage, "export", start, count, end);
+            let table = Table::read(metadata, storage, "export", start, count, end);
             table.map(Some).or_else(|error| if error.is_damage() { Ok(None) } else { Err(error) })
         });
         let exports = exports.transpose()?.flatten();
-        Self { root, root_number: None, exports }.with_root_number(metadata, inode.number)
+        Self { root, root_number: None, exports }.with_root_number(inode.number)
     }
 
     /// Sets `root_number`, if the root stores `stored`.
-    fn with_root_number(self, metadata: &Metadata, stored: u32) -> Result<Self> {
-        let root_number = match self.exported(metadata, stored) {
+    fn with_root_number(self, stored: u32) -> Result<Self> {
+        let root_number = match self.exported(stored) {
             Ok(Some(found)) if found == self.root => Some(stored),
             Err(error) if !error.is_damage() => return Err(error),
             _ => None,
@@ -87,11 +88,11 @@ impl Numbers {
     ///
     /// # Errors
     /// `Io`.
-    pub(super) fn ino(&self, metadata: &Metadata, reference: InodeRef, stored: u32) -> Result<Ino> {
+    pub(super) fn ino(&self, reference: InodeRef, stored: u32) -> Result<Ino> {
         if reference == self.root {
             return Ok(Ino::ROOT);
         }
-        match self.exported(metadata, stored) {
+        match self.exported(stored) {
             Ok(Some(found)) if found == reference => {
                 let shown = if stored == 1 { self.root_number } else { Some(stored) };
                 let ino = shown.and_then(|shown| Ino::new(u64::from(shown)));
@@ -106,9 +107,9 @@ impl Numbers {
     ///
     /// # Errors
     /// `Corrupt` or `Io` if the table cannot be read.
-    pub(super) fn stored(&self, metadata: &Metadata, stored: u32) -> Result<Option<Ino>> {
-        match self.exported(metadata, stored)? {
-            Some(reference) => self.ino(metadata, reference, stored).map(Some),
+    pub(super) fn stored(&self, stored: u32) -> Result<Option<Ino>> {
+        match self.exported(stored)? {
+            Some(reference) => self.ino(reference, stored).map(Some),
             None => Ok(None),
         }
     }
@@ -117,18 +118,18 @@ impl Numbers {
     ///
     /// # Errors
     /// `NotFound` if no inode has this number; `Corrupt` or `Io` if the table cannot be read.
-    pub(super) fn reference(&self, metadata: &Metadata, ino: Ino) -> Result<InodeRef> {
+    pub(super) fn reference(&self, ino: Ino) -> Result<InodeRef> {
         if ino == Ino::ROOT {
             return Ok(self.root);
         }
         let number = ino.number();
-        let none = || Error::new(Kind::NotFound, format!("{number} is no inode of this image"));
+        let none = || Error::new(Kind::NotFound, format!("{number} is not an inode of this image"));
         match number.checked_sub(self.derived_start()) {
             Some(derived) => unpack(derived).ok_or_else(none),
             None => {
                 let shown = u32::try_from(number).map_err(|_| none())?;
                 let stored = if Some(shown) == self.root_number { 1 } else { shown };
-                self.exported(metadata, stored)?.ok_or_else(none)
+                self.exported(stored)?.ok_or_else(none)
             }
         }
     }
@@ -142,13 +143,13 @@ impl Numbers {
     }
 
     /// The reference of inode `stored` in the export table; `None` if it is not in the table.
-    fn exported(&self, metadata: &Metadata, stored: u32) -> Result<Option<InodeRef>> {
+    fn exported(&self, stored: u32) -> Result<Option<InodeRef>> {
         let Some(exports) = &self.exports else {
             return Ok(None);
         };
         match stored.checked_sub(1).filter(|&record_index| record_index < exports.count()) {
             Some(record_index) => {
-                let bytes = exports.record(metadata, record_index)?;
+                let bytes = exports.record(record_index)?;
                 Ok(InodeRef::parse(u64::from_le_bytes(bytes)))
             }
             None => Ok(None),
@@ -192,10 +193,9 @@ mod tests {
     use super::*;
     use crate::codecs::Codec;
     use crate::storage::MemStorage;
-    use crate::sync::Arc;
 
     /// An export table of `references` in uncompressed blocks, and the numbers that it gives.
-    fn numbers(references: &[u64], root: u64, root_number: u32) -> (Numbers, Metadata) {
+    fn numbers(references: &[u64], root: u64, root_number: u32) -> Numbers {
         let records: Vec<u8> = references.iter().flat_map(|it| it.to_le_bytes()).collect();
         let mut bytes = Vec::new();
         let mut starts = Vec::new();
@@ -209,38 +209,38 @@ mod tests {
         let storage = Arc::new(MemStorage::new(bytes));
         let count = u32::try_from(references.len()).unwrap();
         let end = storage.len();
-        let exports = Some(Table::read(&*storage, "export", list, count, end).unwrap());
+        let metadata = Arc::new(Metadata::new(storage.clone(), Codec::Gzip, 1 << 20));
+        let exports = Table::read(&metadata, &*storage, "export", list, count, end).unwrap();
         let root = InodeRef::parse(root).unwrap();
-        let metadata = Metadata::new(storage, Codec::Gzip, 1 << 20);
-        let numbers = Numbers { root, root_number: None, exports };
-        (numbers.with_root_number(&metadata, root_number).unwrap(), metadata)
+        let numbers = Numbers { root, root_number: None, exports: Some(exports) };
+        numbers.with_root_number(root_number).unwrap()
     }
 
     #[test]
     fn stored_numbers_are_shown_and_the_root_is_one() {
         let references: Vec<u64> = (0..3000).map(|nth| (nth * 1000 % 8192) | (nth << 20)).collect();
-        let (numbers, metadata) = numbers(&references, references[2999], 3000);
+        let numbers = numbers(&references, references[2999], 3000);
         assert_eq!(numbers.end(1 << 30), 3001);
         for (&reference, stored) in references.iter().zip(1_u32..) {
             let reference = InodeRef::parse(reference).unwrap();
-            let ino = numbers.ino(&metadata, reference, stored).unwrap();
+            let ino = numbers.ino(reference, stored).unwrap();
             let shown = match stored {
                 1 => 3000,
                 3000 => 1,
                 other => other,
             };
             assert_eq!(ino.number(), u64::from(shown));
-            assert_eq!(numbers.reference(&metadata, ino).unwrap(), reference);
+            assert_eq!(numbers.reference(ino).unwrap(), reference);
         }
-        let unknown = numbers.reference(&metadata, Ino::new(3001).unwrap()).unwrap_err();
+        let unknown = numbers.reference(Ino::new(3001).unwrap()).unwrap_err();
         assert_eq!(unknown.kind(), Kind::NotFound);
     }
 
     #[test]
     fn inodes_with_wrong_stored_numbers_get_unique_numbers() {
-        let (numbers, metadata) = numbers(&[100, 200, 300, u64::MAX], 300, 3);
+        let numbers = numbers(&[100, 200, 300, u64::MAX], 300, 3);
         let ino = |reference: u64, stored| {
-            numbers.ino(&metadata, InodeRef::parse(reference).unwrap(), stored).unwrap()
+            numbers.ino(InodeRef::parse(reference).unwrap(), stored).unwrap()
         };
         let shown = [
             ino(100, 1),
@@ -255,21 +255,21 @@ mod tests {
         ];
         assert_eq!(shown.iter().collect::<std::collections::BTreeSet<_>>().len(), shown.len());
         for (ino, reference) in shown.into_iter().zip([100, 200, 300, 150, 160, 170, 180]) {
-            assert_eq!(numbers.reference(&metadata, ino).unwrap().bits(), reference);
+            assert_eq!(numbers.reference(ino).unwrap().bits(), reference);
         }
         // Past the end of a block. There is no inode, and none shares its number.
         let no_inode = ino(200 + 8192, 0);
         assert!(!shown.contains(&no_inode));
-        assert!(numbers.reference(&metadata, no_inode).unwrap().offset() >= 8192);
+        assert!(numbers.reference(no_inode).unwrap().offset() >= 8192);
     }
 
     #[test]
     fn a_root_with_the_stored_number_of_another_inode_is_unique() {
-        let (numbers, metadata) = numbers(&[100, 200, 300], 300, 2);
+        let numbers = numbers(&[100, 200, 300], 300, 2);
         let shown = [(100, 1), (200, 2), (300, 2)].map(|(reference, stored)| {
             let reference = InodeRef::parse(reference).unwrap();
-            let ino = numbers.ino(&metadata, reference, stored).unwrap();
-            assert_eq!(numbers.reference(&metadata, ino).unwrap(), reference);
+            let ino = numbers.ino(reference, stored).unwrap();
+            assert_eq!(numbers.reference(ino).unwrap(), reference);
             ino
         });
         assert_eq!(shown.iter().collect::<std::collections::BTreeSet<_>>().len(), shown.len());
@@ -281,17 +281,16 @@ mod tests {
     fn without_an_export_table_numbers_fit_32_bits_up_to_512_kib() {
         let root = InodeRef::new(0, 7);
         let numbers = Numbers { root, root_number: None, exports: None };
-        let metadata = Metadata::new(Arc::new(MemStorage::new(Vec::new())), Codec::Gzip, 1 << 20);
         for (block, offset) in [(0, 0), (0, 8191), (512 << 10, 0), (u32::MAX, 8191), (u32::MAX, 0)]
         {
             let reference = InodeRef::new(block, offset);
-            let ino = numbers.ino(&metadata, reference, 1).unwrap();
-            assert_eq!(numbers.reference(&metadata, ino).unwrap(), reference);
+            let ino = numbers.ino(reference, 1).unwrap();
+            assert_eq!(numbers.reference(ino).unwrap(), reference);
             assert_eq!(ino.number() < 1 << 32, block < 512 << 10);
             assert!(ino.number() > 1);
         }
         assert_eq!(numbers.end(512 << 10), (1 << 32) + 2);
-        assert_eq!(numbers.ino(&metadata, root, 9).unwrap(), Ino::ROOT);
-        assert!(numbers.reference(&metadata, Ino::new(u64::MAX).unwrap()).is_err());
+        assert_eq!(numbers.ino(root, 9).unwrap(), Ino::ROOT);
+        assert!(numbers.reference(Ino::new(u64::MAX).unwrap()).is_err());
     }
 }

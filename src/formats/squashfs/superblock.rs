@@ -93,9 +93,9 @@ impl Superblock {
             if is_after_superblock && offset < bytes_used {
                 return Ok(offset);
             }
-            Err(Error::corrupt(format!(
-                "superblock: the {name} table lies at {offset:#x}, the image ends at {bytes_used:#x}"
-            )))
+            let detail = format!("it is at {offset:#x}, the image ends at {bytes_used:#x}");
+            Err(Error::corrupt(format!("superblock: the {name} table is outside the image"))
+                .with_detail(detail))
         };
         let optional = |name: &str, offset: u64| match offset {
             NO_TABLE => Ok(None),
@@ -126,7 +126,7 @@ impl Superblock {
         };
         if superblock.inode_table >= superblock.directory_table {
             return Err(Error::corrupt(
-                "superblock: the inode table lies behind the directory table",
+                "superblock: the inode table comes after the directory table",
             ));
         }
         Ok(superblock)
@@ -162,12 +162,12 @@ fn check_identity(magic: u32, version: (u16, u16)) -> Result<()> {
         (MAGIC, (4, 0)) => Ok(()),
         (MAGIC, (major, minor)) => Err(Error::new(
             Kind::Unsupported,
-            format!("squashfs version {major}.{minor}, only 4.0 can be read"),
+            format!("SquashFS {major}.{minor}; archfs reads only 4.0"),
         )
         .with_hint("unpack it with unsquashfs and pack it again with mksquashfs")),
         (MAGIC_SWAPPED, _) => Err(Error::new(
             Kind::Unsupported,
-            "big-endian squashfs image of a version before 4.0, only 4.0 can be read",
+            "big-endian SquashFS image, older than 4.0; archfs reads only 4.0",
         )),
         _ => Err(Error::new(Kind::UnknownFormat, "not a squashfs image")),
     }
@@ -193,7 +193,7 @@ fn codec(compressor: u16) -> Result<Codec> {
 fn check_block_size(block_size: u32, block_log: u16) -> Result<()> {
     if !(SQUASHFS_BLOCK_MIN..=SQUASHFS_BLOCK_MAX).contains(&block_size) {
         return Err(Error::corrupt(format!(
-            "superblock: block size {block_size}, can be {SQUASHFS_BLOCK_MIN} to {SQUASHFS_BLOCK_MAX}"
+            "superblock: block size {block_size}, valid are {SQUASHFS_BLOCK_MIN} to {SQUASHFS_BLOCK_MAX}"
         )));
     }
     if 1_u32.checked_shl(u32::from(block_log)) != Some(block_size) {
@@ -251,8 +251,8 @@ mod tests {
         let cases: [(usize, &[u8], Kind, &str); 12] = [
             (0, b"PK\x03\x04", Kind::UnknownFormat, "not a squashfs image"),
             (0, b"sqsh", Kind::Unsupported, "big-endian"),
-            (28, &[3, 0], Kind::Unsupported, "version 3.0"),
-            (30, &[1, 0], Kind::Unsupported, "version 4.1"),
+            (28, &[3, 0], Kind::Unsupported, "SquashFS 3.0"),
+            (30, &[1, 0], Kind::Unsupported, "SquashFS 4.1"),
             (20, &[0, 0], Kind::Unsupported, "compressor number 0"),
             (20, &[7, 0], Kind::Unsupported, "compressor number 7"),
             (12, &[0, 0, 0, 0], Kind::Corrupt, "block size 0"),
@@ -260,7 +260,7 @@ mod tests {
             (22, &[16, 0], Kind::Corrupt, "logarithm 16"),
             (22, &[77, 0], Kind::Corrupt, "logarithm 77"),
             (26, &[0, 0], Kind::Corrupt, "id count 0"),
-            (64, &300_u64.to_le_bytes(), Kind::Corrupt, "behind the directory table"),
+            (64, &300_u64.to_le_bytes(), Kind::Corrupt, "after the directory table"),
         ];
         for (offset, field, kind, text) in cases {
             let error = with(offset, field).unwrap_err();

@@ -8,12 +8,14 @@ use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::SQUASHFS_METADATA_MAX;
 use crate::storage::Storage;
+use crate::sync::Arc;
 
 /// Size of a position in the list, bytes.
 const POSITION: u64 = 8;
 
 /// A table of records of `RECORD` bytes each.
 pub(super) struct Table<const RECORD: usize> {
+    metadata: Arc<Metadata>,
     name: &'static str,
     count: u32,
     /// Offset in the image of each metadata block of the table.
@@ -27,6 +29,7 @@ impl<const RECORD: usize> Table<RECORD> {
     /// # Errors
     /// `Corrupt` if the list does not fit before `end`; `Io`.
     pub(super) fn read(
+        metadata: &Arc<Metadata>,
         storage: &dyn Storage,
         name: &'static str,
         start: u64,
@@ -47,7 +50,7 @@ impl<const RECORD: usize> Table<RECORD> {
         storage.read_exact_at(&mut bytes, start)?;
         let mut reader = Reader::new("squashfs table", &bytes);
         let blocks = (0..blocks).map(|_| reader.u64()).collect::<Result<_>>()?;
-        Ok(Self { name, count, blocks })
+        Ok(Self { metadata: Arc::clone(metadata), name, count, blocks })
     }
 
     /// Number of records.
@@ -59,16 +62,16 @@ impl<const RECORD: usize> Table<RECORD> {
     ///
     /// # Errors
     /// `Corrupt` if there are fewer records; the errors of reading its metadata block.
-    pub(super) fn record(&self, metadata: &Metadata, number: u32) -> Result<[u8; RECORD]> {
+    pub(super) fn record(&self, number: u32) -> Result<[u8; RECORD]> {
         let per_block = Self::records_per_block();
         let within = index(number).checked_rem(per_block).unwrap_or(0).saturating_mul(RECORD);
         let block = index(number).checked_div(per_block).and_then(|nth| self.blocks.get(nth));
         match (block, u16::try_from(within)) {
             (Some(&block), Ok(offset)) if number < self.count => {
-                metadata.cursor(Position { block, offset })?.array()
+                self.metadata.cursor(Position { block, offset })?.array()
             }
             _ => Err(Error::corrupt(format!(
-                "squashfs {} {number} was referred to, there are {}",
+                "squashfs {} {number} referenced, but there are {}",
                 self.name, self.count
             ))),
         }
@@ -84,7 +87,6 @@ mod tests {
     use super::*;
     use crate::codecs::Codec;
     use crate::storage::MemStorage;
-    use crate::sync::Arc;
 
     /// 2049 records of 4 bytes, each its own number: one full block, one block with a single
     /// record, the list.
@@ -102,25 +104,31 @@ mod tests {
         (Arc::new(MemStorage::new(bytes)), list)
     }
 
+    fn metadata(storage: &Arc<MemStorage>) -> Arc<Metadata> {
+        Arc::new(Metadata::new(storage.clone(), Codec::Gzip, 1 << 20))
+    }
+
     #[test]
     fn finds_records_in_each_block_and_none_past_the_last() {
         let (storage, list) = image();
-        let table = Table::<4>::read(&*storage, "id", list, 2049, storage.len()).unwrap();
-        let metadata = Metadata::new(storage, Codec::Gzip, 1 << 20);
+        let metadata = metadata(&storage);
+        let table =
+            Table::<4>::read(&metadata, &*storage, "id", list, 2049, storage.len()).unwrap();
         for number in [0, 1, 2047, 2048] {
-            assert_eq!(table.record(&metadata, number).unwrap(), number.to_le_bytes());
+            assert_eq!(table.record(number).unwrap(), number.to_le_bytes());
         }
-        let error = table.record(&metadata, 2049).unwrap_err();
-        assert_eq!(error.to_string(), "squashfs id 2049 was referred to, there are 2049");
-        assert!(table.record(&metadata, u32::MAX).is_err());
+        let error = table.record(2049).unwrap_err();
+        assert_eq!(error.to_string(), "squashfs id 2049 referenced, but there are 2049");
+        assert!(table.record(u32::MAX).is_err());
     }
 
     #[test]
     fn rejects_a_list_past_the_end_before_allocating() {
         let (storage, list) = image();
-        assert!(Table::<4>::read(&*storage, "id", list, 4096, storage.len()).is_ok());
-        assert!(Table::<4>::read(&*storage, "id", list, 4097, storage.len()).is_err());
-        assert!(Table::<16>::read(&*storage, "id", list, u32::MAX, storage.len()).is_err());
-        assert!(Table::<4>::read(&*storage, "id", u64::MAX, 1, storage.len()).is_err());
+        let (metadata, end) = (metadata(&storage), storage.len());
+        assert!(Table::<4>::read(&metadata, &*storage, "id", list, 4096, end).is_ok());
+        assert!(Table::<4>::read(&metadata, &*storage, "id", list, 4097, end).is_err());
+        assert!(Table::<16>::read(&metadata, &*storage, "id", list, u32::MAX, end).is_err());
+        assert!(Table::<4>::read(&metadata, &*storage, "id", u64::MAX, 1, end).is_err());
     }
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use super::image::{BLOCK, DATA, FILE, Field, Image, LINK, PIPE, ROOT, fields, listing, overwrite};
 use super::*;
+use crate::error::Kind;
 use crate::storage::MemStorage;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
-use crate::vfs::{Cookie, Name, Scratch, SeekTarget, Tree};
+use crate::vfs::{Attr, Cookie, Ino, Name, Scratch, SeekTarget, Tree};
 
 const SIZE: u64 = 3 * BLOCK as u64 + 10;
 
@@ -161,9 +162,9 @@ fn returns_the_right_error_for_the_wrong_kind_of_inode() {
 #[test]
 fn rejects_an_invalid_root() {
     for (root, text) in [
-        (u64::from(FILE), "the root is no directory"),
+        (u64::from(FILE), "the root is not a directory"),
         (1 << 48, "root inode at"),
-        (9000, "byte 9000 was referred to"),
+        (9000, "byte 9000 referenced"),
         (1 << 40, "past the end of the image"),
         (8192, "squashfs inode at"),
     ] {
@@ -184,7 +185,7 @@ fn rejects_invalid_inodes() {
     for (at, field, text) in [
         (FILE + 12, &0_u32 as &dyn Field, "inode number 0"),
         (FILE + 16 + 8, &(1_u64 << 63), "file of 9223372036854775808 bytes"),
-        (FILE + 4, &1_u16, "id 1 was referred to, there are 1"),
+        (FILE + 4, &1_u16, "id 1 referenced, but there are 1"),
     ] {
         let image = open(&Image::valid().inode(at, field)).unwrap();
         let error = lookup(&image, "f").unwrap_err().to_string();
@@ -199,7 +200,7 @@ fn limits_the_length_of_a_link_target() {
         lookup(&image, "l").map(|attr| attr.size).map_err(|error| error.to_string())
     };
     assert_eq!(target(65_536), Ok(65_536));
-    assert!(target(65_537).unwrap_err().contains("symbolic link to 65537 bytes"));
+    assert!(target(65_537).unwrap_err().contains("symbolic link target of 65537 bytes"));
 }
 
 #[test]
@@ -211,17 +212,17 @@ fn rejects_invalid_listings() {
     };
     let valid = Image::valid;
     refused(&valid().directory(0, &256_u32), "257 entries");
-    refused(&valid().directory(0, &u32::MAX), "entries, at most 256");
+    refused(&valid().directory(0, &u32::MAX), "entries, limit 256");
     refused(&valid().directory(0, &3_u32), "an entry past the listing's end");
     refused(&valid().directory(entry + 4, &0_u16), "of type 0");
     refused(&valid().directory(entry + 4, &8_u16), "of type 8");
     refused(&valid().directory(entry + 6, &255_u16), "a name of 256 bytes");
     refused(&valid().directory(entry + 8, &b'/'), "named /");
     refused(&valid().directory(entry + 8, &0_u8), "named \\x00");
-    refused(&valid().directory(entry + 8, &b'l'), "l stands behind l, names must ascend");
-    refused(&valid().directory(entry + 8, &b'z'), "l stands behind z, names must ascend");
+    refused(&valid().directory(entry + 8, &b'l'), "l comes after l, names must ascend");
+    refused(&valid().directory(entry + 8, &b'z'), "l comes after z, names must ascend");
     refused(&valid().inode(ROOT + 24, &20_u16), "an entry past the listing's end");
-    refused(&valid().inode(ROOT + 26, &9000_u16), "byte 9000 was referred to");
+    refused(&valid().inode(ROOT + 26, &9000_u16), "byte 9000 referenced");
     refused(&valid().inode(ROOT + 16, &(1_u32 << 30)), "past the end of the image");
 }
 
@@ -259,10 +260,10 @@ fn rejects_invalid_block_lists() {
         let error = read_error(&image);
         assert!(error.contains(text), "{error}, not {text}");
     };
-    check(valid().inode(words + 8, &(BLOCK + 1)), "claims 4097 bytes, at most 4096 can be");
+    check(valid().inode(words + 8, &(BLOCK + 1)), "claims 4097 bytes, limit 4096");
     check(valid().inode(words, &(10_u32 | 1 << 24)), "has 10 bytes, the file needs 4096");
-    check(valid().inode(words + 8, &3_u32), "zstd can not decode");
-    check(valid().inode(FILE + 16, &(1_u64 << 40)), "lie outside the image");
+    check(valid().inode(words + 8, &3_u32), "zstd cannot decode");
+    check(valid().inode(FILE + 16, &(1_u64 << 40)), "are outside the image");
     check(valid().inode(FILE + 16, &u64::MAX), "squashfs inode at");
     check(valid().inode(FILE + 16, &95_u64), "data block at 0x5f: in the superblock");
     // The compressed block decompresses to 4096 bytes, one more than the file needs.
@@ -281,8 +282,8 @@ fn rejects_invalid_fragments() {
         let error = read_error(&image);
         assert!(error.contains(text), "{error}, not {text}");
     };
-    check(valid().inode(number, &1_u32), "fragment 1 was referred to, there are 1");
-    check(Image { fragment_count: 0, ..valid() }, "fragment 0 was referred to, there are none");
+    check(valid().inode(number, &1_u32), "fragment 1 referenced, but there are 1");
+    check(Image { fragment_count: 0, ..valid() }, "fragment 0 referenced, but there are none");
     // The fragment has 31 bytes: a tail of 10 may start at 21 at most.
     assert!(read(&open(&valid().inode(offset, &21_u32)).unwrap(), 0, u32::MAX).is_ok());
     check(valid().inode(offset, &22_u32), "has 31 bytes, the file needs 32");
@@ -290,7 +291,7 @@ fn rejects_invalid_fragments() {
     let fragments: fn(&mut Image) -> &mut Vec<u8> = |image| &mut image.fragments;
     check(with(valid(), fragments, 8, &0_u32), "a block of 0 bytes");
     check(with(valid(), fragments, 8, &(BLOCK + 1)), "claims 4097 bytes");
-    check(with(valid(), fragments, 0, &(1_u64 << 50)), "lie outside the image");
+    check(with(valid(), fragments, 0, &(1_u64 << 50)), "are outside the image");
     check(with(valid(), fragments, 0, &95_u64), "data block at 0x5f: in the superblock");
     let many = Image { fragment_count: u32::MAX, ..valid() };
     assert!(open(&many).err().unwrap().to_string().contains("fragment table at"));
@@ -304,7 +305,7 @@ fn never_returns_data_after_the_image() {
     let image = moved.inode(FILE + 16, &(image_bytes.len() as u64 - 1)).bytes();
     let storage = MemStorage::new([image, vec![b'x'; 2 * BLOCK as usize]].concat());
     let error = read(&open_stored(Arc::new(storage)).unwrap(), 0, 10).unwrap_err().to_string();
-    assert!(error.contains("lie outside the image"), "{error}");
+    assert!(error.contains("are outside the image"), "{error}");
 }
 
 #[test]
@@ -332,7 +333,7 @@ fn rejects_entries_for_the_root_or_another_kind() {
     let root = Image::valid().directory(entry, &ROOT).directory(entry + 4, &1_u16);
     let root = open(&root).unwrap();
     for error in [lookup(&root, "f").unwrap_err(), names(&root, Cookie::START).unwrap_err()] {
-        assert!(error.to_string().contains("holds the root"), "{error}");
+        assert!(error.to_string().contains("contains the root"), "{error}");
     }
 }
 
@@ -362,11 +363,11 @@ fn rejects_invalid_attributes() {
     check(with(valid(), pairs, 5, &65_537_u32), b"user.a", "value of 65537 bytes");
     check(with(valid(), pairs, 5, &65_536_u32), b"user.a", "squashfs metadata block at");
     check(with(valid(), pairs, 19, &7_u32), b"trusted.b", "has 7 bytes, must have 8");
-    check(with(valid(), pairs, 23, &9000_u64), b"trusted.b", "byte 9000 was referred to");
+    check(with(valid(), pairs, 23, &9000_u64), b"trusted.b", "byte 9000 referenced");
     check(with(valid(), pairs, 23, &u64::MAX), b"trusted.b", "");
-    check(with(valid(), ids, 0, &9000_u64), b"user.a", "byte 9000 was referred to");
+    check(with(valid(), ids, 0, &9000_u64), b"user.a", "byte 9000 referenced");
     check(with(valid(), ids, 8, &u32::MAX), b"user.c", "");
-    check(valid().inode(FILE + 52, &1_u32), b"user.a", "xattr id 1 was referred to, there are 1");
+    check(valid().inode(FILE + 52, &1_u32), b"user.a", "xattr id 1 referenced, but there are 1");
     let endless = open(&with(valid(), ids, 8, &u32::MAX)).unwrap();
     let file = lookup(&endless, "f").unwrap().ino;
     assert!(endless.list_xattrs(file).is_err());
@@ -385,7 +386,7 @@ fn rejects_attributes_of_an_empty_table() {
     let image = open_stored(Arc::new(MemStorage::new(bytes))).unwrap();
     let file = lookup(&image, "f").unwrap().ino;
     let error = image.list_xattrs(file).unwrap_err().to_string();
-    assert!(error.contains("xattr id 0 was referred to, there are 0"), "{error}");
+    assert!(error.contains("xattr id 0 referenced, but there are 0"), "{error}");
     let link = lookup(&image, "l").unwrap().ino;
     assert!(image.list_xattrs(link).unwrap().is_empty());
 }

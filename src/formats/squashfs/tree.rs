@@ -2,31 +2,47 @@
 //!
 //! Invariant: an error names the archive, and an error about damage also names the inode.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
-use super::directory::{Entry, Found};
-use super::inode::{Body, InodeRef};
+use super::block_ranges::Pieces;
+use super::blocklist::{Extent, FileRef};
+use super::directory::{Directory, Entry, Found};
+use super::inode::{Body, Inode, InodeRef, RegularBody};
+use super::metadata::Cursor;
 use super::superblock::Superblock;
+use super::xattr::Xattrs;
 use super::{SquashFs, audit};
+use crate::cache::{Fetch, Request};
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::index;
 use crate::vfs::{
-    Attr, Cookie, DirEntry, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget, Totals, Tree,
+    Attr, Cookie, DirEntry, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
+    Tree,
 };
+
+/// Least value of st_blksize, bytes. Python uses it as its buffer size, so one read covers a
+/// typical JPEG.
+const PREFERRED_READ: u32 = 128 << 10;
+
+/// Least bytes per readahead request to a thread: several blocks if blocks are small.
+const AHEAD_PART: u64 = 128 << 10;
 
 impl Tree for SquashFs {
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        let attr = self.reference(ino).and_then(|reference| self.attr_of(reference, ino));
+        let attr = self.numbers.reference(ino).and_then(|reference| self.attr_of(reference, ino));
         attr.map_err(self.with_location(ino))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
         let found = self
+            .numbers
             .reference(parent)
             .and_then(|reference| Ok((reference, self.directory(reference)?.find(name)?)));
         let (parent_ref, Some(found)) = found.map_err(self.with_location(parent))? else {
             return Ok(None);
         };
-        let ino = self.ino(found.reference, found.number).map_err(self.with_location(parent))?;
+        let ino =
+            self.numbers.ino(found.reference, found.number).map_err(self.with_location(parent))?;
         self.child(parent_ref, found, ino).map(Some).map_err(self.with_location(ino))
     }
 
@@ -37,12 +53,13 @@ impl Tree for SquashFs {
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut checked = Ok(());
-        self.reference(ino)
+        self.numbers
+            .reference(ino)
             .and_then(|parent_ref| {
                 self.directory(parent_ref)?.visit(cookie, |entry| {
                     let Entry { reference, number, kind, name, next } = entry;
                     let child = self.check_child(parent_ref, reference);
-                    match child.and_then(|()| self.ino(reference, number)) {
+                    match child.and_then(|()| self.numbers.ino(reference, number)) {
                         Ok(ino) => visit(DirEntry { ino, kind, name, next }),
                         Err(error) => {
                             checked = Err(error);
@@ -66,17 +83,18 @@ impl Tree for SquashFs {
         size: u32,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
+        let range = offset..offset.saturating_add(u64::from(size));
         self.file(ino)
             .and_then(|file| {
-                self.read_ahead(&file, offset..offset.saturating_add(u64::from(size)));
-                self.data.read(&self.metadata, file, offset, size, scratch)
+                self.read_ahead(&file, range.clone());
+                self.data.read(self.pieces(file, range)?, scratch)
             })
             .map_err(self.with_location(ino))
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
         self.file(ino)
-            .and_then(|file| self.data.seek(&self.metadata, file, offset, target))
+            .and_then(|file| self.lists.seek(file, offset, target))
             .map_err(self.with_location(ino))
     }
 
@@ -86,7 +104,7 @@ impl Tree for SquashFs {
 
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         let listed = self.xattrs_of(ino).and_then(|found| match found {
-            Some((xattrs, id)) => xattrs.list(&self.metadata, id),
+            Some((xattrs, id)) => xattrs.list(id),
             None => Ok(Vec::new()),
         });
         listed.map_err(self.with_location(ino))
@@ -94,7 +112,7 @@ impl Tree for SquashFs {
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let value = self.xattrs_of(ino).and_then(|found| match found {
-            Some((xattrs, id)) => xattrs.value(&self.metadata, id, name),
+            Some((xattrs, id)) => xattrs.value(id, name),
             None => Err(Error::new(Kind::NoAttribute, "no such attribute")),
         });
         value.map_err(self.with_location(ino))
@@ -109,11 +127,11 @@ impl Tree for SquashFs {
     }
 
     fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
-        let parent = self.reference(ino).and_then(|reference| {
+        let parent = self.numbers.reference(ino).and_then(|reference| {
             let (inode, _) = self.inode(reference)?;
             match inode.body {
                 _ if reference == self.numbers.root() => Ok(Some(Ino::ROOT)),
-                Body::Directory(body) => self.numbers.stored(&self.metadata, body.parent),
+                Body::Directory(body) => self.numbers.stored(body.parent),
                 _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
             }
         });
@@ -126,9 +144,8 @@ impl Tree for SquashFs {
     }
 
     fn data_offset(&self, ino: Ino) -> Result<u64> {
-        self.file(ino)
-            .and_then(|file| self.data.start(&self.metadata, &file.body))
-            .map_err(self.with_location(ino))
+        let start = self.file(ino).and_then(|file| self.data_start(&file.body));
+        start.map_err(self.with_location(ino))
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
@@ -138,12 +155,156 @@ impl Tree for SquashFs {
     // The storage is not released here. If it is a file of another archive, that archive is another
     // tree of the mount and is released itself.
     fn release(&self) {
+        self.lists.release();
         self.data.release();
         self.metadata.release();
     }
 }
 
+impl Fetch for SquashFs {
+    fn fetch(&self, file: u64, range: Range<u64>) {
+        let Some(range) = self.readahead.wanted(file, range) else {
+            return;
+        };
+        let outcome = InodeRef::parse(file).map(|reference| {
+            let file = self.file_at(reference)?;
+            self.data.fetch(self.pieces(file, range)?)
+        });
+        if let Some(Err(error)) = outcome {
+            // A read of the block fails with the same error and reports it.
+            log::debug!("{}: decoding ahead: {error}", self.name);
+        }
+    }
+}
+
 impl SquashFs {
+    /// The inode at `reference`, and a cursor after the fixed part of its record.
+    pub(super) fn inode(&self, reference: InodeRef) -> Result<(Inode, Cursor<'_>)> {
+        Inode::read(&self.metadata, self.superblock.inode_table, reference)
+    }
+
+    /// The attributes of the inode at `reference`, whose number is `ino`.
+    fn attr_of(&self, reference: InodeRef, ino: Ino) -> Result<Attr> {
+        let (inode, _) = self.inode(reference)?;
+        let (size, allocated, device) = match inode.body {
+            Body::Regular(body) => (body.size, body.size.saturating_sub(body.sparse), 0),
+            Body::Directory(body) => (u64::from(body.size), u64::from(body.size), 0),
+            Body::Symlink { len } => (u64::from(len), 0, 0),
+            Body::Device { number, .. } => (0, 0, number),
+            Body::Fifo | Body::Socket => (0, 0, 0),
+        };
+        Ok(Attr {
+            ino,
+            kind: inode.kind(),
+            permissions: inode.permissions,
+            nlink: inode.nlink,
+            uid: self.owner(inode.uid)?,
+            gid: self.owner(inode.gid)?,
+            size,
+            allocated,
+            device,
+            modified: Timestamp { seconds: i64::from(inode.modified), nanoseconds: 0 },
+            block_size: self.superblock.block_size.max(PREFERRED_READ),
+        })
+    }
+
+    fn owner(&self, number: u16) -> Result<u32> {
+        self.ids.get(usize::from(number)).copied().ok_or_else(|| {
+            let count = self.ids.len();
+            Error::corrupt(format!("squashfs id {number} referenced, but there are {count}"))
+        })
+    }
+
+    fn directory(&self, reference: InodeRef) -> Result<Directory<'_>> {
+        let (inode, index) = self.inode(reference)?;
+        match inode.body {
+            Body::Directory(body) => {
+                let table = self.superblock.directory_table;
+                Ok(Directory::new(&self.metadata, table, body, index))
+            }
+            _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
+        }
+    }
+
+    fn file(&self, ino: Ino) -> Result<FileRef<'_>> {
+        self.file_at(self.numbers.reference(ino)?)
+    }
+
+    fn file_at(&self, reference: InodeRef) -> Result<FileRef<'_>> {
+        let (inode, list) = self.inode(reference)?;
+        match inode.body {
+            Body::Regular(body) => Ok(FileRef { inode: reference, body, list }),
+            Body::Directory(_) => Err(Error::new(Kind::IsADirectory, "is a directory")),
+            _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
+        }
+    }
+
+    fn pieces<'m>(&'m self, file: FileRef<'m>, range: Range<u64>) -> Result<Pieces<'m>> {
+        Pieces::new(&self.lists, &self.fragments, file, range)
+    }
+
+    /// Offset in the image of the first byte of a file's contents.
+    fn data_start(&self, body: &RegularBody) -> Result<u64> {
+        match body.tail {
+            Some(tail) if body.size < u64::from(self.superblock.block_size) => {
+                match self.fragments.block(tail)? {
+                    Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. } => {
+                        Ok(start)
+                    }
+                    Extent::Hole => Ok(0),
+                }
+            }
+            _ => Ok(body.start),
+        }
+    }
+
+    /// Requests the blocks after a read of `range`, if the file is read in order.
+    fn read_ahead(&self, file: &FileRef<'_>, range: Range<u64>) {
+        let (number, len) = (file.inode.bits(), file.body.size);
+        let Some(Range { mut start, end }) = self.readahead.observe(number, range, len) else {
+            return;
+        };
+        // A block that starts before `start` was requested earlier or is being read.
+        let block_size = u64::from(self.superblock.block_size);
+        start = start.checked_next_multiple_of(block_size).unwrap_or(end);
+        // Split into parts for several threads, at block boundaries.
+        let part = block_size.max(AHEAD_PART);
+        while start < end {
+            let cut = start.saturating_add(1).checked_next_multiple_of(part).unwrap_or(end);
+            let range = start..cut.min(end);
+            start = range.end;
+            // The storage reads uncompressed blocks by itself. A thread might ask for them only
+            // when they have been served and dropped.
+            let pieces = self.pieces(file.clone(), range.clone());
+            if matches!(pieces.and_then(|pieces| self.data.announce(pieces)), Ok(true)) {
+                continue;
+            }
+            if !self.workers.submit(Request { by: self.weak_self.clone(), file: number, range }) {
+                break;
+            }
+        }
+    }
+
+    /// The target of a symbolic link.
+    fn target(&self, ino: Ino) -> Result<Vec<u8>> {
+        let (inode, mut cursor) = self.inode(self.numbers.reference(ino)?)?;
+        let Body::Symlink { len } = inode.body else {
+            return Err(Error::new(Kind::InvalidInput, "not a symbolic link"));
+        };
+        let mut target = vec![0; index(len)];
+        cursor.fill(&mut target)?;
+        Ok(target)
+    }
+
+    /// The table of attributes and the index of `ino` in it, if it has any.
+    fn xattrs_of(&self, ino: Ino) -> Result<Option<(&Xattrs, u32)>> {
+        let Some(xattrs) = &self.xattrs else {
+            return Ok(None);
+        };
+        let (inode, _) = self.inode(self.numbers.reference(ino)?)?;
+        Ok(inode.xattr.map(|id| (xattrs, id)))
+    }
+
     /// The attributes of inode `ino`, which the entry `found` of the directory `parent_ref` names.
     /// Checks that it has the kind of the entry, and that no directory contains the root or itself.
     fn child(&self, parent_ref: InodeRef, found: Found, ino: Ino) -> Result<Attr> {
@@ -159,8 +320,8 @@ impl SquashFs {
     /// Rejects an entry that makes a directory its own parent, or the root a child.
     fn check_child(&self, parent_ref: InodeRef, child: InodeRef) -> Result<()> {
         match child {
-            child if child == self.numbers.root() => Err(Error::corrupt("holds the root")),
-            child if child == parent_ref => Err(Error::corrupt("holds itself")),
+            child if child == self.numbers.root() => Err(Error::corrupt("contains the root")),
+            child if child == parent_ref => Err(Error::corrupt("contains itself")),
             _ => Ok(()),
         }
     }
@@ -169,7 +330,7 @@ impl SquashFs {
     /// position of the inode.
     fn with_location(&self, ino: Ino) -> impl Fn(Error) -> Error + '_ {
         move |error| {
-            let reference = error.is_damage().then(|| self.reference(ino));
+            let reference = error.is_damage().then(|| self.numbers.reference(ino));
             let error = match reference {
                 Some(Ok(reference)) => {
                     error.within(reference.describe(self.superblock.inode_table))

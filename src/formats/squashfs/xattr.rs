@@ -13,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::storage::Storage;
+use crate::sync::Arc;
 
 /// Size of a record of the id table, bytes: reference (8), count (4), size (4).
 const ID_RECORD: usize = 16;
@@ -22,6 +23,7 @@ const OUT_OF_LINE: u16 = 0x100;
 
 /// The extended attributes of an image.
 pub(super) struct Xattrs {
+    metadata: Arc<Metadata>,
     ids: Table<ID_RECORD>,
     /// Offset of the pairs in the image.
     start: u64,
@@ -32,7 +34,12 @@ impl Xattrs {
     ///
     /// # Errors
     /// `Corrupt` if the table does not fit before `end`; `Io`.
-    pub(super) fn read(storage: &dyn Storage, table: u64, end: u64) -> Result<Self> {
+    pub(super) fn read(
+        metadata: &Arc<Metadata>,
+        storage: &dyn Storage,
+        table: u64,
+        end: u64,
+    ) -> Result<Self> {
         let mut header = [0; 16];
         storage.read_exact_at(&mut header, table)?;
         let mut reader = Reader::new("xattr table", &header);
@@ -44,8 +51,9 @@ impl Xattrs {
                 "squashfs xattr table: pairs at {start:#x}, the image ends at {end:#x}"
             )));
         }
-        let ids = Table::read(storage, "xattr id", table.saturating_add(16), count, end)?;
-        Ok(Self { ids, start })
+        let list = table.saturating_add(16);
+        let ids = Table::read(metadata, storage, "xattr id", list, count, end)?;
+        Ok(Self { metadata: Arc::clone(metadata), ids, start })
     }
 
     /// Number of xattr indices.
@@ -54,9 +62,9 @@ impl Xattrs {
     }
 
     /// The names of the attributes of xattr index `id`, each followed by a NUL.
-    pub(super) fn list(&self, metadata: &Metadata, id: u32) -> Result<Vec<u8>> {
+    pub(super) fn list(&self, id: u32) -> Result<Vec<u8>> {
         let mut names = Vec::new();
-        self.visit(metadata, id, |name, _| {
+        self.visit(id, |name, _| {
             names.extend_from_slice(name);
             names.push(0);
             match names.len() > XATTR_LIST_MAX {
@@ -70,8 +78,8 @@ impl Xattrs {
     }
 
     /// The value of attribute `wanted` of xattr index `id`.
-    pub(super) fn value(&self, metadata: &Metadata, id: u32, wanted: &[u8]) -> Result<Vec<u8>> {
-        let value = self.visit(metadata, id, |name, value| match name == wanted {
+    pub(super) fn value(&self, id: u32, wanted: &[u8]) -> Result<Vec<u8>> {
+        let value = self.visit(id, |name, value| match name == wanted {
             true => value.read().map(Some),
             false => Ok(None),
         })?;
@@ -81,15 +89,14 @@ impl Xattrs {
     /// Visits the pairs of `id` until `visit` returns `Some`.
     fn visit<T>(
         &self,
-        metadata: &Metadata,
         id: u32,
         mut visit: impl FnMut(&[u8], Value<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let record = self.ids.record(metadata, id)?;
+        let record = self.ids.record(id)?;
         let mut reader = Reader::new("xattr id", &record);
         let reference = reader.u64()?;
         let count = reader.u32()?;
-        let mut cursor = metadata.cursor(self.position(reference))?;
+        let mut cursor = self.metadata.cursor(self.position(reference))?;
         let mut name = Vec::new();
         for _ in 0..count {
             let kind = u16::from_le_bytes(cursor.array()?);
@@ -103,7 +110,7 @@ impl Xattrs {
             if name.contains(&0) {
                 return Err(Error::corrupt(format!("squashfs xattr id {id}: a NUL in a name")));
             }
-            let value = Value { xattrs: self, metadata, kind, cursor: cursor.clone() };
+            let value = Value { xattrs: self, kind, cursor: cursor.clone() };
             if let Some(found) = visit(&name, value)? {
                 return Ok(Some(found));
             }
@@ -123,7 +130,6 @@ impl Xattrs {
 /// A value that was not read yet. The cursor is at its length.
 struct Value<'m> {
     xattrs: &'m Xattrs,
-    metadata: &'m Metadata,
     kind: u16,
     cursor: Cursor<'m>,
 }
@@ -138,7 +144,7 @@ impl Value<'_> {
                 )));
             }
             let reference = u64::from_le_bytes(self.cursor.array()?);
-            self.cursor = self.metadata.cursor(self.xattrs.position(reference))?;
+            self.cursor = self.xattrs.metadata.cursor(self.xattrs.position(reference))?;
         }
         let len = checked_len(u32::from_le_bytes(self.cursor.array()?))?;
         let mut value = vec![0; index(len)];
@@ -150,7 +156,7 @@ impl Value<'_> {
 fn checked_len(len: u32) -> Result<u32> {
     if len > XATTR_VALUE_MAX {
         return Err(Error::corrupt(format!(
-            "squashfs xattr: value of {len} bytes, at most {XATTR_VALUE_MAX} can be"
+            "squashfs xattr: value of {len} bytes, limit {XATTR_VALUE_MAX}"
         )));
     }
     Ok(len)
@@ -161,6 +167,6 @@ fn prefix(kind: u16) -> Result<&'static [u8]> {
         0 => Ok(b"user."),
         1 => Ok(b"trusted."),
         2 => Ok(b"security."),
-        other => Err(Error::corrupt(format!("squashfs xattr of type {other}, can be 0 to 2"))),
+        other => Err(Error::corrupt(format!("squashfs xattr of type {other}, valid are 0 to 2"))),
     }
 }

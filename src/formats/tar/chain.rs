@@ -1,16 +1,16 @@
 //! The chain of headers: steps from one member to the next and skips the data.
 //!
-//! It combines blocks that belong together: extensions before a member, and sparse maps. `scan`
-//! handles the end of an archive, damage and nested archives.
+//! It combines blocks that belong together: extensions before a member, and sparse maps. `walk`
+//! handles the end of an archive and damage, `scan` nested archives.
 //!
 //! Invariant: each step ends after it starts, so a chain is finite.
 
 use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header, Type, padded};
-use super::members::{Body, Inner, Kind, Member, Members, Parts};
-use super::notes::shown;
+use super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
+use super::paths::{archive_stem, shown};
 use super::source::{self, Source};
-use super::sparse::{self, Segment};
+use super::sparse;
 use super::{HEAD, recognises};
 use crate::error::{Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
@@ -157,7 +157,7 @@ impl Chain {
                             // right after it.
                             Ok(has_others) => {
                                 self.offset = next;
-                                let what = "records for all members but of owners and times";
+                                let what = "global records other than owners and times";
                                 let skip =
                                     has_others.then(|| Skip { what: what.into(), path: None });
                                 return Ok(Step::Skipped(skip));
@@ -306,7 +306,7 @@ fn member(
     }
     if matches!(member.kind, Kind::CharDevice | Kind::BlockDevice) {
         let Some(number) = header.device() else {
-            let what = "devices whose number Linux has no room for".into();
+            let what = "devices with numbers too large for Linux".into();
             return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));
         };
         member.body = Body::Device(number);
@@ -345,7 +345,7 @@ fn inner_format(
     limit: u64,
     source: &mut dyn Source,
 ) -> Result<Option<Inner>> {
-    if folder_name(path).is_none() || stored < BLOCK_LEN {
+    if archive_stem(path).is_none() || stored < BLOCK_LEN {
         return Ok(None);
     }
     let head = HEAD.min(index(stored));
@@ -356,14 +356,4 @@ fn inner_format(
         return Ok(Some(Inner::SquashFs));
     }
     Ok(recognises(head).then_some(Inner::Tar))
-}
-
-/// The path of the directory that shows the archive at `path`: without `.tar`, `.sqfs` and the
-/// like.
-pub(in crate::formats) fn folder_name(path: &[u8]) -> Option<&[u8]> {
-    let suffixes = [&b".tar"[..], b".sqfs", b".squashfs", b".sqsh", b".sfs"];
-    let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
-    // Without its suffix, `...tar` would be `..`.
-    let name = stem.rsplit(|&byte| byte == b'/').next();
-    name.is_some_and(|name| !matches!(name, b"" | b"." | b"..")).then_some(stem)
 }

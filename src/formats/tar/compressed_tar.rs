@@ -3,16 +3,19 @@
 //! Invariant: every member in the tree can be read, and its bytes passed the checksums of the
 //! container.
 
+use super::empty::no_empty_tar;
 use super::index::{Draft, Index, IndexFile};
-use super::open::{Opened, TarOptions, make_index, only_zeros};
+use super::index_source::{IndexSource, NewIndex};
+use super::options::TarOptions;
 use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
+use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;
+use crate::units::format_size;
 use crate::vfs::{Finding, Location};
 
 /// Number of samples that tell a compressed archive from another of the same length and time.
@@ -27,18 +30,29 @@ pub(crate) struct CompressedTar {
     pub(crate) archive: u32,
 }
 
+/// An open compressed tar.
+pub(super) struct OpenedCompressed {
+    /// The uncompressed bytes.
+    pub(super) decompressed: Arc<Compressed>,
+    pub(super) index: Index,
+    /// Whether the index is saved, so that the next mount can use it.
+    pub(super) is_saved: bool,
+}
+
 /// Opens a compressed tar.
 ///
 /// # Errors
 /// As `Tar::open`.
-pub(super) fn open(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Result<Opened> {
-    let saved = options.saved()?;
-    if let Some((saved_index, saved)) = &saved
-        && let Some((seek_index, index)) = saved_index
-            .load(saved, options, |file| Ok((seek_index(&file, tar.storage.len())?, file.index)))
-    {
-        let decompressed = tar.decompressed(name, seek_index, options)?;
-        return Ok(opened(decompressed, index, true));
+pub(super) fn open(
+    name: &str,
+    tar: CompressedTar,
+    options: &TarOptions<'_>,
+) -> Result<OpenedCompressed> {
+    let source = IndexSource::new(name, options)?;
+    let fit = |file: IndexFile| Ok((seek_index(&file, tar.storage.len())?, file.index));
+    if let Some((seek_index, index)) = source.load(fit) {
+        let decompressed = tar.decompressed(name, seek_index, None, options)?;
+        return Ok(OpenedCompressed { decompressed, index, is_saved: true });
     }
     let CompressedTar { ref storage, container, .. } = tar;
     let first_pass = FirstPass::start(name, storage.clone(), container, &tar.cache)?;
@@ -49,45 +63,41 @@ pub(super) fn open(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> 
         return Err(not_a_tar(container, unpacking.container()));
     }
     let mut draft = scan::forward(&mut unpacking, options.nesting())?;
-    let Unpacked { seek_index, damage, garbage } = unpacking.finish()?;
+    let Unpacked { seek_index, spool, damage, garbage } = unpacking.finish()?;
     let is_long = seek_index.len() > TAR_EMPTY_MAX;
     if starts_with_zeros && draft.is_empty() && (is_long || !draft.notes.is_empty()) {
-        return Err(only_zeros());
+        return Err(no_empty_tar());
     }
     let decoded_len = seek_index.len();
     let mut seek_points = Vec::new();
     seek_index.write(&mut seek_points);
-    let decompressed = tar.decompressed(name, seek_index, options)?;
+    let decompressed = tar.decompressed(name, seek_index, spool, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
         if in_doubt {
             draft = scan_sound(decompressed.as_ref(), &error, options)?;
         }
-        let what = format!("damaged: {error}; what comes behind is missing");
+        let what = format!("damaged: {error}; everything after it is missing");
         draft.findings.push(Finding::damage(Location::Archive, what.clone()));
         draft.notes.push(what);
     }
     if let Some(at) = garbage {
-        let what = format!("what follows the {} data at {at:#x} is ignored", container.name());
+        let what = format!("bytes after the {} data at {at:#x} are ignored", container.name());
         draft.findings.push(Finding::damage(Location::Archive, what));
     }
     draft.seek_points = seek_points;
     let step = storage.len().checked_div(SAMPLES).unwrap_or(0);
     let offsets: Vec<_> = (0..SAMPLES).map(|nth| step.saturating_mul(nth)).collect();
-    let (index, is_saved) = make_index(name, draft, decoded_len, &offsets, saved, options)?;
-    Ok(opened(decompressed, index, is_saved))
-}
-
-fn opened(decompressed: Arc<Compressed>, index: Index, is_saved: bool) -> Opened {
-    let storage: Arc<dyn Storage> = Arc::<Compressed>::clone(&decompressed);
-    Opened { storage, compressed: Some(decompressed), index, is_saved }
+    let NewIndex { index, is_saved } = source.make(draft, decoded_len, &offsets)?;
+    Ok(OpenedCompressed { decompressed, index, is_saved })
 }
 
 /// Scans the part of a damaged archive whose checksums are right. The first scan went further,
 /// because it noticed the damage only at a later checksum.
 fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Draft> {
     if sound.is_empty() {
-        let context = format!("damaged: {error}; its only checksum is wrong, so nothing is sure");
-        return Err(Error::corrupt(context).with_hint("was it copied whole? copy it again"));
+        let context =
+            format!("damaged: {error}; the only checksum is wrong, so any byte may be wrong");
+        return Err(Error::corrupt(context).with_hint("copy it again: it may be incomplete"));
     }
     scan::stored(sound, options.nesting(), options.progress)
 }
@@ -98,11 +108,11 @@ fn not_a_tar(container: Container, inner: Option<Container>) -> Error {
     let (context, hint) = match inner {
         Some(inner) => (
             format!("{} data within {what} data: compressed twice", inner.name()),
-            format!("undo the {what}; the file within can be mounted if it is a tar"),
+            format!("decompress the {what} data; the file inside can be mounted if it is a tar"),
         ),
         None => (
-            format!("{what} data, but no tar within"),
-            format!("to mount a squashfs image, undo the {what} first"),
+            format!("{what} data, but no tar inside"),
+            format!("to mount a squashfs image, decompress the {what} data first"),
         ),
     };
     Error::new(Kind::UnknownFormat, context).with_hint(hint)
@@ -114,18 +124,20 @@ impl CompressedTar {
         self,
         name: &str,
         seek_index: SeekIndex,
+        spool: Option<Spool>,
         options: &TarOptions<'_>,
     ) -> Result<Arc<Compressed>> {
         let largest = seek_index.largest_chunk();
         if largest > options.memory {
-            log::warn!(
-                "{name}: parts of {largest} bytes must be decoded as one, and the memory for that \
-                 is {} bytes: reading will be slow; --cache makes it larger",
-                options.memory
+            let what = format_args!(
+                "{name}: reads will be slow: {} must be decompressed at once, but the cache has {}",
+                format_size(largest),
+                format_size(options.memory)
             );
+            crate::log::warn(what, "raise --cache");
         }
         let Self { storage, cache, archive, .. } = self;
-        Compressed::new(name, storage, seek_index, cache, archive)
+        Compressed::new(name, storage, seek_index, spool, cache, archive)
     }
 }
 
@@ -138,6 +150,6 @@ fn seek_index(file: &IndexFile, encoded_len: u64) -> Result<SeekIndex> {
     let seek_index = SeekIndex::parse(&mut reader, encoded_len)?;
     match seek_index.len() == file.decoded_len && reader.remaining() == 0 {
         true => Ok(seek_index),
-        false => Err(Error::corrupt("its seek points are those of another archive")),
+        false => Err(Error::corrupt("its seek points belong to another archive")),
     }
 }

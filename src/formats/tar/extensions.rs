@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 
 use super::header::owner;
 use super::members::Xattrs;
-use super::{acl, pax, sparse};
+use super::sparse_records::SparseRecords;
+use super::{acl, pax};
 use crate::error::{Error, Result};
 use crate::formats::bytes::index;
-use crate::formats::limits::{TAR_PATH_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::vfs::Timestamp;
 
 /// Values that replace those of a header.
@@ -33,21 +34,6 @@ pub(super) struct Extensions {
     /// Length of all their names, each with a NUL.
     xattr_names_len: usize,
     pub(super) sparse: SparseRecords,
-}
-
-/// The records of GNU tar for a sparse member.
-#[derive(Clone, Debug, Default)]
-pub(super) struct SparseRecords {
-    /// The real path. The path in the header is artificial.
-    name: Option<Vec<u8>>,
-    /// Size of the file with its holes.
-    pub(super) real_size: Option<u64>,
-    /// Versions 0.0 and 0.1: the pieces.
-    pub(super) pieces: Option<Vec<(u64, u64)>>,
-    /// Version 0.0: an offset whose length has not been read yet.
-    offset: Option<u64>,
-    /// Version 1.0: the map is before the data.
-    pub(super) has_preface: bool,
 }
 
 impl Extensions {
@@ -164,44 +150,12 @@ impl Extensions {
     }
 }
 
-impl SparseRecords {
-    /// Whether no values are set.
-    fn is_empty(&self) -> bool {
-        let Self { name, real_size, pieces, offset, has_preface } = self;
-        name.is_none()
-            && real_size.is_none()
-            && pieces.is_none()
-            && offset.is_none()
-            && !has_preface
-    }
-
-    fn apply(&mut self, suffix: &[u8], value: &[u8]) -> Result<()> {
-        let number = || pax::number(value);
-        match suffix {
-            b"name" if value.len() <= TAR_PATH_MAX => self.name = Some(value.to_vec()),
-            b"size" | b"realsize" => self.real_size = number(),
-            b"map" => self.pieces = Some(sparse::parse_list(value)?),
-            // A map without pieces has no other record: the file is one hole.
-            b"numblocks" => _ = self.pieces.get_or_insert_default(),
-            b"offset" => self.offset = number(),
-            b"numbytes" => {
-                let pieces = self.pieces.get_or_insert_default();
-                pieces.extend(self.offset.take().zip(number()));
-                sparse::check_count(pieces.len())?;
-            }
-            b"major" => self.has_preface = number() == Some(1),
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
 /// Parses a size. An empty value revokes it.
 fn parse_size(value: &[u8]) -> Result<Option<u64>> {
     match pax::number(value) {
         None if !value.is_empty() => {
             let shown = value.get(..value.len().min(32)).unwrap_or_default().escape_ascii();
-            Err(Error::corrupt(format!("pax header: size {shown} is no number")))
+            Err(Error::corrupt(format!("pax header: size {shown} is not a number")))
         }
         size => Ok(size),
     }
@@ -267,7 +221,7 @@ mod tests {
         assert_eq!(parsed(&[("size", "5"), ("size", "")]).size, None);
         for size in ["-5", "18446744073709551616", "5 ", "0x5"] {
             let error = Extensions::default().apply(&record("size", size)).unwrap_err();
-            assert_eq!(error.to_string(), format!("pax header: size {size} is no number"));
+            assert_eq!(error.to_string(), format!("pax header: size {size} is not a number"));
         }
     }
 

@@ -9,12 +9,13 @@ use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header};
 use super::index::apart::{Apart, read, sealed};
 use super::index::{Allowance, Draft, IndexFile, in_memory};
-use super::open::{Bytes, TarOptions};
+use super::open::Bytes;
+use super::options::TarOptions;
 use super::segments::Grain;
 use super::source::Windowed;
 use super::{Tar, pax, scan, sparse};
 use crate::formats::bytes::{Reader, index, length};
-use crate::formats::fuzzing::{Folders, rest, walk};
+use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
@@ -120,7 +121,7 @@ pub fn saved_index(data: &[u8]) {
     let Ok(found) = read(file.clone(), u64::MAX) else {
         // Without the check of the whole index, it may report damage, but must be safe to use.
         if let Ok(found) = read(file, 0) {
-            walk(&tree_of(found), Folders::MayLie);
+            walk(&tree_of(found), DirectoryChecks::MayLie);
         }
         return;
     };
@@ -129,7 +130,7 @@ pub fn saved_index(data: &[u8]) {
     // Invalid nanoseconds are clamped, and invalid UTF-8 in notes is replaced.
     let again = read(parts.written(), u64::MAX).expect("what was written can be read");
     assert!(Apart::of(&again).expect("memory") == parts, "another index");
-    walk(&tree_of(found), Folders::Consistent);
+    walk(&tree_of(found), DirectoryChecks::Consistent);
 }
 
 /// The tree of an index, on storage that is at most 64 KiB long.
@@ -137,7 +138,8 @@ fn tree_of(found: IndexFile) -> Tar {
     let len = usize::try_from(found.decoded_len).unwrap_or(usize::MAX);
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
-    Tar { name, storage, compressed: None, index, is_saved: false, acls: Acls::Masked }
+    let readahead = crate::cache::Readahead::furthest();
+    Tar { name, storage, compressed: None, index, is_saved: false, acls: Acls::Masked, readahead }
 }
 
 /// A whole archive: options (bit 0: show archives in it), then the archive, whose checksums are
@@ -160,12 +162,12 @@ pub fn tar(data: &[u8]) {
         saved: None,
         progress: &progress,
         memory,
-        verified: false,
+        logs_notes: true,
         acls: Acls::Masked,
         indexes,
     };
     let Ok(tar) = Tar::open("fuzz", Bytes::Stored(storage.clone()), &options) else { return };
-    walk(&tar, Folders::Consistent);
+    walk(&tar, DirectoryChecks::Consistent);
     for nested_image in tar.nested_images() {
         assert!(nested_image.at + nested_image.len <= length(data.len()));
     }

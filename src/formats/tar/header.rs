@@ -180,7 +180,7 @@ impl<'b> Header<'b> {
         let size = number(self.field::<124, 12>());
         size.ok().and_then(|size| u64::try_from(size).ok()).ok_or_else(|| {
             let field = self.field::<124, 12>().escape_ascii();
-            Error::corrupt(format!("tar header: {field} is no size"))
+            Error::corrupt(format!("tar header: {field} is not a size"))
         })
     }
 
@@ -204,9 +204,9 @@ impl<'b> Header<'b> {
     /// What members of type `Other` are, in the plural, if a user may miss them.
     pub(super) fn left_out(self) -> Option<&'static str> {
         match self.field::<156, 1>() {
-            b"M" => Some("rests of files that began on another volume"),
-            b"N" => Some("lists of new names by an old GNU tar"),
-            b"A" => Some("access lists by a Sun tar"),
+            b"M" => Some("parts of files that began on another volume"),
+            b"N" => Some("lists of new names of an old GNU tar"),
+            b"A" => Some("access lists of a Sun tar"),
             _ => None,
         }
     }
@@ -249,8 +249,9 @@ pub(super) fn sparse_pieces(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
 
 fn sparse_number(field: &[u8]) -> Result<u64> {
     let value = number(field).ok().and_then(|value| u64::try_from(value).ok());
-    value
-        .ok_or_else(|| Error::corrupt(format!("sparse map: {} is no number", field.escape_ascii())))
+    value.ok_or_else(|| {
+        Error::corrupt(format!("sparse map: {} is not a number", field.escape_ascii()))
+    })
 }
 
 /// The bytes before the first NUL.

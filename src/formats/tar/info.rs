@@ -22,7 +22,7 @@ impl Tar {
         for id in 0..self.index.len() {
             let node = self.in_index(self.index.node(id))?;
             match node.content() {
-                Content::Link { .. } => {
+                Content::HardLink { .. } => {
                     kinds.add_name(self.in_index(self.index.inode(id))?.1.kind());
                     continue;
                 }

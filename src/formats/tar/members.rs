@@ -1,10 +1,9 @@
-//! The result of a scan: members in the order of the archive, in a compact form.
+//! Plain records of what a scan found: members in the order of the archive, in a compact form.
 //!
 //! Invariant: every range in a member is within the bytes kept here.
 
 use std::ops::Range;
 
-use super::sparse::Segment;
 use crate::vfs::Timestamp;
 
 /// What a member is.
@@ -38,6 +37,24 @@ pub(super) enum Body {
     Stored(u64),
     /// A sparse map, by its number in `Members`.
     Sparse(usize),
+}
+
+/// A part of a file that is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// Offset in the file, bytes.
+    pub(super) offset: u64,
+    /// Length in bytes, at least one.
+    pub(super) len: u64,
+    /// Offset in the archive, bytes.
+    pub(super) archive_offset: u64,
+}
+
+impl Segment {
+    /// The end of the segment in the file.
+    pub(super) fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
 }
 
 /// One member. Its path is as in the archive: neither normalized nor checked.

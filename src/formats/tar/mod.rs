@@ -1,14 +1,16 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, compressed or not.
 //!
-//! This file answers requests from an index. `open` gets the index: a saved one (`saved`), or a new
-//! one from a scan (`scan`, `segments`). `header`, `pax`, `extensions`, `sparse` and `chain` decode
-//! members. `compressed_tar` and `unpack` do the same for a compressed tar.
+//! This file answers requests from an index. `open` and `compressed_tar` get the index: a saved
+//! one, or a new one from a scan (`index_source`, `saved`). In a scan, `chain` decodes a member
+//! (`header`, `pax`, `extensions`, `sparse`), and `walk` goes from one to the next. `scan` and
+//! `segments` say where, for a stream `unpack`. `new_tree` collects the members.
 //!
 //! Invariants: opening reads headers, but not the data of large members. A read goes straight from
 //! the archive into the answer, with no lock and no copy in between.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
+use crate::cache::Readahead;
 use crate::error::{Error, Kind, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -20,22 +22,29 @@ use crate::vfs::{
 mod acl;
 mod chain;
 mod compressed_tar;
+mod empty;
 mod extensions;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod header;
 mod index;
+mod index_source;
 mod info;
 mod members;
+mod new_tree;
 mod notes;
 mod open;
+mod options;
+mod paths;
 mod pax;
 mod saved;
 mod scan;
 mod segments;
 mod source;
 mod sparse;
+mod sparse_records;
 mod unpack;
+mod walk;
 mod weight;
 
 #[cfg(test)]
@@ -45,15 +54,16 @@ use super::bytes::{index, length};
 use super::compressed::Compressed;
 use header::{BLOCK, Block, BlockKind};
 use index::{Content, Index, Map, Node, NodeId};
+use members::Segment;
 use open::Opened;
-use sparse::Segment;
 
 pub use acl::Acls;
-pub(in crate::formats) use chain::folder_name;
 pub(in crate::formats) use compressed_tar::CompressedTar;
 pub(in crate::formats) use index::{Allowance, NestedImage};
-pub use open::Saving;
-pub(in crate::formats) use open::{Bytes, SavedIndex, TarOptions};
+pub(in crate::formats) use open::Bytes;
+pub use options::IndexPolicy;
+pub(in crate::formats) use options::{SavedIndex, TarOptions};
+pub(in crate::formats) use paths::archive_stem;
 
 /// The st_blksize of files, bytes. Python uses it as its buffer size, so one read gets a whole
 /// JPEG.
@@ -73,6 +83,8 @@ pub(crate) struct Tar {
     /// Whether its index is saved.
     is_saved: bool,
     acls: Acls,
+    /// Sequential readers.
+    readahead: Readahead,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty tar.
@@ -91,15 +103,23 @@ impl Tar {
     /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, compressed, index, is_saved } = open::open(name, bytes, options)?;
-        // `archfs verify` reports these itself, with more detail. Errors are logged even with
-        // --quiet, because files are missing.
-        if !options.is_verified() {
+        // Errors are logged even with --quiet, because files are missing.
+        if options.logs_notes {
             for note in &index.notes {
                 log::error!("{name}: {note}");
             }
         }
         let (name, acls) = (name.to_owned(), options.acls);
-        Ok(Self { name, storage, compressed, index, is_saved, acls })
+        let readahead = Readahead::furthest();
+        Ok(Self { name, storage, compressed, index, is_saved, acls, readahead })
+    }
+
+    /// The format for a message.
+    pub(crate) fn describe(&self) -> String {
+        match &self.compressed {
+            Some(storage) => format!("tar, {}", storage.container().name()),
+            None => "tar, not compressed".to_owned(),
+        }
     }
 
     /// Images within the archive, each to be shown as a directory.
@@ -115,7 +135,8 @@ impl Tar {
     fn node(&self, ino: Ino) -> Result<(NodeId, Node)> {
         let id = ino.number().checked_sub(1).and_then(|id| NodeId::try_from(id).ok());
         let id = id.filter(|&id| id < self.index.len()).ok_or_else(|| {
-            let context = format!("{}: {} is no inode of this archive", self.name, ino.number());
+            let context =
+                format!("{}: {} is not an inode of this archive", self.name, ino.number());
             Error::new(Kind::NotFound, context)
         })?;
         self.in_index(self.index.inode(id))
@@ -203,6 +224,18 @@ impl Tar {
         Ok(())
     }
 
+    /// Announces what a sequential reader of a file will read next. `range` of `len` bytes is read
+    /// now, and the file starts at `start` of the archive. The storage of a compressed archive
+    /// reads ahead by itself.
+    fn read_ahead(&self, ino: Ino, start: u64, range: Range<u64>, len: u64) {
+        if self.compressed.is_none()
+            && let Some(ahead) = self.readahead.observe(ino.number(), range, len)
+        {
+            let len = ahead.end.saturating_sub(ahead.start);
+            self.storage.will_need(start.saturating_add(ahead.start), len);
+        }
+    }
+
     /// Fills `answer` with the bytes of a sparse file from `offset`.
     fn read_sparse(&self, map: &Map, offset: u64, answer: &mut [u8]) -> Result<()> {
         answer.fill(0);
@@ -218,7 +251,7 @@ impl Tar {
             let skipped = part_start.saturating_sub(segment.offset);
             let archive_offset = segment.archive_offset.saturating_add(skipped);
             self.storage
-                .read_exact_at(answer.get_mut(range).unwrap_or_default(), archive_offset)?;
+                .read_contents_at(answer.get_mut(range).unwrap_or_default(), archive_offset)?;
             Ok(ControlFlow::Continue(()))
         })
     }
@@ -278,7 +311,10 @@ impl Tree for Tar {
         let skipped = cookie.0.checked_sub(Cookie::START.0);
         let skipped = skipped.and_then(|skipped| u32::try_from(skipped).ok());
         let skipped = skipped.filter(|&skipped| skipped <= count).ok_or_else(|| {
-            Error::new(Kind::InvalidInput, format!("{} is no place in this directory", cookie.0))
+            Error::new(
+                Kind::InvalidInput,
+                format!("{} is not a position in this directory", cookie.0),
+            )
         })?;
         self.in_index(self.visit_children(id, (first, count), skipped, visit))
     }
@@ -300,11 +336,19 @@ impl Tree for Tar {
     ) -> Result<ReadBytes<'s>> {
         let (id, node) = self.node(ino)?;
         let end = offset.saturating_add(u64::from(size)).min(node.size);
-        let answer = scratch.answer(index(end.saturating_sub(offset)));
+        let (answer, after_reply) = scratch.parts(index(end.saturating_sub(offset)));
         let outcome = match node.content() {
             Content::Stored { .. } if answer.is_empty() => Ok(()),
             Content::Stored { start } => {
-                self.storage.read_exact_at(answer, start.saturating_add(offset))
+                self.read_ahead(ino, start, offset..end, node.size);
+                let at = start.saturating_add(offset);
+                let outcome = self.storage.read_contents_at(answer, at);
+                if self.storage.drops_served() {
+                    let storage = Arc::clone(&self.storage);
+                    let served = at..start.saturating_add(end);
+                    after_reply.push(Box::new(move || storage.drop_served(served, offset > 0)));
+                }
+                outcome
             }
             Content::Sparse { map } => {
                 let map = self.in_index(self.index.map(id, &node, map))?;
@@ -319,7 +363,7 @@ impl Tree for Tar {
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
         let (id, node) = self.node(ino)?;
-        let past_end = || Error::new(Kind::PastEnd, format!("nothing behind byte {offset}"));
+        let past_end = || Error::new(Kind::PastEnd, format!("nothing after byte {offset}"));
         let map = match node.content() {
             Content::Stored { .. } | Content::Sparse { .. } if offset >= node.size => {
                 return Err(past_end());

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::index::components_of;
+use super::paths::{components_of, shown};
 use crate::formats::bytes::length;
+use crate::units::counted;
 use crate::vfs::{Finding, Location};
 
 /// Most lines about damage. A damaged archive may have any number of faults.
@@ -15,14 +16,6 @@ const LOST_LINKS: &str = "hard links whose target is not in the archive";
 
 /// Most findings for `archfs verify`.
 const FINDINGS_MAX: usize = 1 << 16;
-
-/// `path` for messages, shortened if it is very long.
-pub(super) fn shown(path: &[u8]) -> String {
-    match path.split_at_checked(200) {
-        Some((start, rest)) if !rest.is_empty() => format!("{}...", start.escape_ascii()),
-        _ => path.escape_ascii().to_string(),
-    }
-}
 
 /// The notes so far.
 #[derive(Debug, Default)]
@@ -125,7 +118,7 @@ impl Notes {
     pub(super) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
         let mut findings = std::mem::take(&mut self.findings);
         if self.more_findings > 0 {
-            let what = format!("and damage in {} more places", self.more_findings);
+            let what = format!("damaged in {}", counted(self.more_findings, "more place"));
             findings.push(Finding::damage(Location::Archive, what));
         }
         // Each lost link already has its own finding.
@@ -139,7 +132,7 @@ impl Notes {
     pub(super) fn lines(self) -> Vec<String> {
         let mut lines = self.damages;
         if self.more_damages > 0 {
-            lines.push(format!("and damage in {} more places", self.more_damages));
+            lines.push(format!("damaged in {}", counted(self.more_damages, "more place")));
         }
         lines.extend(self.skipped.iter().map(|(what, left_out)| left_out_line(what, left_out)));
         lines
@@ -169,7 +162,7 @@ mod tests {
         all.append(notes);
         let lines = all.lines();
         assert_eq!(lines.len(), DAMAGES_MAX + 3);
-        assert_eq!(lines[DAMAGES_MAX], "and damage in 90 more places");
+        assert_eq!(lines[DAMAGES_MAX], "damaged in 90 more places");
         assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members, such as \"m0\"");
         assert_eq!(lines[DAMAGES_MAX + 2], "left out 1: records");
     }

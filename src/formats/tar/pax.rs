@@ -29,7 +29,7 @@ pub(super) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_
             None => {
                 let shown = bytes.get(..bytes.len().min(32)).unwrap_or_default().escape_ascii();
                 bytes = &[];
-                Some(Err(Error::corrupt(format!("pax header: \"{shown}\" is no record"))))
+                Some(Err(Error::corrupt(format!("pax header: \"{shown}\" is not a record"))))
             }
         }
     })

@@ -33,7 +33,10 @@ use rustix::process::geteuid;
 use super::header::BLOCK;
 use super::index::{Allowance, Draft, FileKey, Hash, Index, IndexFile, IndexOptions, Key, MAGIC};
 use crate::error::{Error, Kind, Result};
-use crate::storage::{self, Directory, FileStorage, Identity, Origin, Readers, Storage};
+use crate::os::directory::Directory;
+use crate::os::new_file::{NewFile, Readers};
+use crate::os::trust;
+use crate::storage::{FileStorage, Identity, Origin, Storage};
 use crate::sync::Arc;
 use crate::vfs::{Finding, Location};
 
@@ -84,7 +87,7 @@ impl Candidate {
         if file.origin().is_served_by_process() {
             return None;
         }
-        let (directory, mut name, path) = Directory::of(file)?;
+        let (directory, mut name, path) = Directory::of(file.path(), file.identity().inode)?;
         name.push(suffix);
         let path = path.with_file_name(&name);
         Some(Self { kind: CandidateKind::Beside, directory: Some(directory), name, path })
@@ -145,13 +148,17 @@ impl Saved {
         for candidate in &self.candidates {
             let found = self.load_from(candidate, archive, allowance);
             match found.and_then(|found| found.map(&fit).transpose()) {
-                Ok(Some(found)) => return Some(found),
+                Ok(Some(found)) => {
+                    let (archive, index) = (self.archive.display(), candidate.path.display());
+                    log::info!("{archive}: using the index {index}");
+                    return Some(found);
+                }
                 Ok(None) => {}
                 Err(error) => rejected.push((candidate, error)),
             }
         }
         for (candidate, error) in rejected {
-            log::warn!("{}: {error}; made anew", candidate.path.display());
+            log::warn!("{}: {error}; made again", candidate.path.display());
         }
         None
     }
@@ -162,7 +169,7 @@ impl Saved {
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
     ) -> Result<Option<IndexFile>> {
-        let failed = |error| Error::io("can not be read", error);
+        let failed = |error| Error::io("cannot be read", error);
         let opened = match candidate.open() {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
                 return stale("a symbolic link");
@@ -174,9 +181,9 @@ impl Saved {
         };
         let found = file.metadata().map_err(failed)?;
         if !found.is_file() {
-            return stale("no regular file");
+            return stale("not a regular file");
         }
-        if storage::is_served_by_another(&file) {
+        if trust::is_served_by_another(&file) {
             return stale("it is on a FUSE file system of another user");
         }
         // The owner of the archive may also say what is in it, unless a daemon reports the owner.
@@ -184,12 +191,12 @@ impl Saved {
             .filter(|_| {
                 candidate.kind != CandidateKind::Cached && !self.origin.is_served_by_process()
             })
-            .filter(|owner| !storage::is_unmapped(*owner));
-        if !storage::is_trusted(&found) && owner != Some(found.uid()) {
-            return stale("it belongs to somebody else");
+            .filter(|owner| !trust::is_unmapped(*owner));
+        if !trust::is_trusted(&found) && owner != Some(found.uid()) {
+            return stale("it belongs to another user");
         }
         if found.mode() & 0o022 != 0 {
-            return stale("others may write to it");
+            return stale("other users may write to it");
         }
         let is_bound_to_file = match candidate.kind {
             CandidateKind::Beside => !directory.is_written_only_by_us(owner),
@@ -246,9 +253,7 @@ impl Saved {
             };
             let what = match new.is_same_tree(&found.index) {
                 Ok(true) if found.seek_points == seek_points => None,
-                Ok(_) => {
-                    Some(format!("index {shown}: says something else than the archive: delete it"))
-                }
+                Ok(_) => Some(format!("index {shown}: contradicts the archive: delete it")),
                 Err(error) => Some(format!("index {shown}: {error}")),
             };
             findings.extend(what.map(|what| Finding::damage(Location::Archive, what)));
@@ -286,7 +291,8 @@ impl Saved {
         new: &New<'_>,
         is_demanded: bool,
     ) -> Result<(&Path, FileStorage)> {
-        let mut outcome = Err(Error::new(Kind::Io, "no place for an index: set HOME or --index"));
+        let mut outcome =
+            Err(Error::new(Kind::Io, "no directory for the index: set HOME or --index"));
         for candidate in
             self.candidates.iter().filter(|candidate| self.may_be_written(candidate, is_demanded))
         {
@@ -324,7 +330,7 @@ impl Saved {
         new: &New<'_>,
     ) -> Result<FileStorage> {
         let shown = candidate.path.display();
-        let failed = |error| Error::io(format!("{shown}: can not be written"), error);
+        let failed = |error| Error::io(format!("{shown}: cannot write"), error);
         let cache;
         let directory = match (candidate.kind, &candidate.directory, candidate.path.parent()) {
             (CandidateKind::Cached, _, Some(parent)) => {
@@ -335,7 +341,7 @@ impl Saved {
             _ => return Err(failed(NotFound.into())),
         };
         if self.is_named && !may_be_replaced(directory, &candidate.name).map_err(failed)? {
-            let context = format!("{shown}: is no index of archfs: not overwritten");
+            let context = format!("{shown}: not overwritten, because it is not an index of archfs");
             return Err(Error::new(Kind::InvalidInput, context));
         }
         // Beside the archive, those who may read the archive may read the index, and nobody else.
@@ -347,7 +353,7 @@ impl Saved {
         let readers = Readers { group: self.origin.group, mode };
         let New { draft, key, decoded_len } = new;
         let write = &mut |file: &mut File| draft.write(key, *decoded_len, file);
-        let file = directory.replace(&candidate.name, readers, write).map_err(failed)?;
+        let file = NewFile::replace(directory, &candidate.name, readers, write).map_err(failed)?;
         archive.with(file, candidate.path.clone()).map_err(failed)
     }
 
@@ -403,8 +409,8 @@ fn cache_directory() -> Option<PathBuf> {
 /// user.
 fn open_cache(path: &Path) -> std::io::Result<Directory> {
     let rejected =
-        |part: &Path| std::io::Error::other(format!("{} belongs to somebody else", part.display()));
-    let check = |part: &Path, found: &fs::Metadata| match storage::is_trusted(found) {
+        |part: &Path| std::io::Error::other(format!("{} belongs to another user", part.display()));
+    let check = |part: &Path, found: &fs::Metadata| match trust::is_trusted(found) {
         true => Ok(()),
         false => Err(rejected(part)),
     };

@@ -25,13 +25,18 @@ use super::chain::{Chain, Nesting, Step};
 use super::header::{BLOCK, BLOCK_LEN, Dialect, Header};
 use super::index::Nested;
 use super::members::Members;
-use super::scan::{Scan, THREADS, Walk};
+use super::new_tree::NewTree;
 use super::source::{Source, Windowed};
+use super::walk::Walk;
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 use crate::ordered::ordered;
 use crate::progress::Progress;
 use crate::storage::Storage;
+
+/// Threads that scan. On a parallel file system each mostly waits for one small read, so there are
+/// more threads than CPU cores.
+pub(super) const THREADS: usize = 16;
 
 /// How finely to divide an archive.
 #[derive(Clone, Copy)]
@@ -58,7 +63,7 @@ const STRIDE_MAX: u64 = 1 << 20;
 const SEARCH_STRIDES: u64 = 4;
 const SEARCH_MAX: u64 = 4 << 20;
 
-/// Scans `archive`. Adds its members to `scan`, and tars among them to `inner`.
+/// Scans `archive`. Adds its members to `tree`, and tars among them to `inner`.
 ///
 /// # Errors
 /// `Io` if it cannot be read. `Unsupported` if it has too many names.
@@ -67,7 +72,7 @@ pub(super) fn scan(
     archive: Nested,
     nesting: Nesting,
     grain: Grain,
-    scan: &mut Scan,
+    tree: &mut NewTree,
     inner: &mut Vec<Nested>,
     progress: &Progress,
 ) -> Result<()> {
@@ -77,11 +82,11 @@ pub(super) fn scan(
     loop {
         let start = walk.chain.offset();
         let has_more =
-            steps(&mut walk, &mut source, &mut members, scan, archive.end, |_, list| {
+            steps(&mut walk, &mut source, &mut members, tree, archive.end, |_, list| {
                 list.list().len() < grain.sample
             })?;
         let inner_count = inner.len();
-        scan.add(archive, &members, inner)?;
+        tree.add(archive, &members, inner)?;
         let read = walk.chain.offset().saturating_sub(start);
         progress.advance(read.saturating_sub(bytes_of(inner, inner_count)));
         if !has_more {
@@ -97,7 +102,7 @@ pub(super) fn scan(
         }
         let start = walk.chain.offset();
         let division = Division { archive, start, size, stride, nesting, sample: grain.sample };
-        if !scan_guided(storage, &division, &mut walk, scan, inner, progress)? {
+        if !scan_guided(storage, &division, &mut walk, tree, inner, progress)? {
             return Ok(());
         }
     }
@@ -108,18 +113,18 @@ fn steps(
     walk: &mut Walk,
     source: &mut dyn Source,
     members: &mut Members,
-    scan: &mut Scan,
+    tree: &mut NewTree,
     until: u64,
     wanted: impl Fn(u64, &Members) -> bool,
 ) -> Result<bool> {
     while walk.chain.offset() < until && wanted(walk.chain.offset(), members) {
-        if !walk.step(source, members, &mut scan.notes)? {
+        if !walk.step(source, members, &mut tree.notes)? {
             return Ok(false);
         }
     }
     // If a header could start right at the end, the walk must still report that end.
     if walk.chain.offset() >= until && source.end() == Some(until) {
-        return walk.step(source, members, &mut scan.notes);
+        return walk.step(source, members, &mut tree.notes);
     }
     Ok(true)
 }
@@ -172,7 +177,7 @@ fn scan_guided(
     storage: &dyn Storage,
     division: &Division,
     walk: &mut Walk,
-    scan: &mut Scan,
+    tree: &mut NewTree,
     inner: &mut Vec<Nested>,
     progress: &Progress,
 ) -> Result<bool> {
@@ -188,7 +193,7 @@ fn scan_guided(
             let (start, inner_count) = (walk.chain.offset(), inner.len());
             let has_more = guess.and_then(|guess| {
                 let has_more =
-                    follow(&guess, division, end, walk, &mut source, &mut members, scan, inner)?;
+                    follow(&guess, division, end, walk, &mut source, &mut members, tree, inner)?;
                 let read = walk.chain.offset().saturating_sub(start);
                 progress.advance(read.saturating_sub(bytes_of(inner, inner_count)));
                 Ok(has_more)
@@ -215,7 +220,7 @@ fn follow(
     walk: &mut Walk,
     source: &mut dyn Source,
     members: &mut Members,
-    scan: &mut Scan,
+    tree: &mut NewTree,
     inner: &mut Vec<Nested>,
 ) -> Result<bool> {
     let guessed = guess.members.list();
@@ -228,7 +233,7 @@ fn follow(
         let is_comparable = !walk.chain.has_globals();
         let common = guessed.binary_search_by_key(&walk.chain.offset(), |member| member.start);
         if let (true, Ok(nth)) = (is_comparable, common) {
-            scan.add_from(archive, &guess.members, nth, inner)?;
+            tree.add_from(archive, &guess.members, nth, inner)?;
             walk.pass_members(guess.next);
             if walk.chain.offset() >= end && end < archive.end {
                 return Ok(true);
@@ -236,13 +241,13 @@ fn follow(
         }
         members.clear();
         let start = walk.chain.offset();
-        let has_more = steps(walk, source, members, scan, end, |offset, list| {
+        let has_more = steps(walk, source, members, tree, end, |offset, list| {
             offset == start
                 || list.list().len() < division.sample
                     && (!is_comparable
                         || guessed.binary_search_by_key(&offset, |member| member.start).is_err())
         })?;
-        scan.add(archive, members, inner)?;
+        tree.add(archive, members, inner)?;
         if !has_more {
             return Ok(false);
         }

@@ -1,37 +1,21 @@
-//! Sparse members: which parts of a file the archive stores, in the four formats of GNU tar.
+//! The maps of sparse members: which parts of a file the archive stores, in the four formats of GNU
+//! tar.
 //!
-//! Versions 0.0, 0.1 and 1.0 are text ("GNU tar manual", "Storing Sparse Files"). The old format is
-//! binary, with fields in the header.
+//! Versions 0.0 and 0.1 are pax records (`sparse_records`). Version 1.0 is text before the data.
+//! The old format is binary, with fields in the header.
 //!
 //! Invariant: the segments of a map ascend, do not overlap, and have at least one byte each. They
 //! end within the file, and their bytes end within the member's data.
 
 use std::borrow::Cow;
 
-use super::extensions::SparseRecords;
 use super::header::{self, BLOCK, BLOCK_LEN, Header, Type};
+use super::members::Segment;
 use super::pax;
 use super::source::{self, Source};
+use super::sparse_records::{SparseRecords, check_count};
 use crate::error::{Error, Result};
-use crate::formats::limits::{FILE_SIZE_MAX, TAR_SPARSE_MAX};
-
-/// A part of a file that is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
-    /// Offset in the file, bytes.
-    pub(super) offset: u64,
-    /// Length in bytes, at least one.
-    pub(super) len: u64,
-    /// Offset in the archive, bytes.
-    pub(super) archive_offset: u64,
-}
-
-impl Segment {
-    /// The end of the segment in the file.
-    pub(super) fn end(&self) -> u64 {
-        self.offset.saturating_add(self.len)
-    }
-}
+use crate::formats::limits::FILE_SIZE_MAX;
 
 /// A sparse member.
 pub(super) struct Sparse {
@@ -65,8 +49,7 @@ pub(super) fn read(
         return Ok(None);
     }
     let size = records.real_size.filter(|&size| size <= FILE_SIZE_MAX);
-    let size =
-        size.ok_or_else(|| Error::corrupt("sparse map: the size of the file is not told"))?;
+    let size = size.ok_or_else(|| Error::corrupt("sparse map: the size of the file is missing"))?;
     let end = data.saturating_add(stored);
     let (pieces, data) = match &records.pieces {
         Some(pieces) => (Cow::Borrowed(pieces), data),
@@ -151,24 +134,6 @@ fn map(pieces: &[(u64, u64)], size: u64, archive_offset: u64, stored: u64) -> Re
     Ok(segments)
 }
 
-/// Version 0.1: decodes `OFFSET,LENGTH,OFFSET,LENGTH...` from one record.
-///
-/// # Errors
-/// `Corrupt` if it has another form or too many pieces.
-pub(super) fn parse_list(text: &[u8]) -> Result<Vec<(u64, u64)>> {
-    let mut numbers = text.split(|&byte| byte == b',').map(pax::number);
-    let mut pieces = Vec::new();
-    if text.is_empty() {
-        return Ok(pieces);
-    }
-    while let Some(offset) = numbers.next() {
-        let piece = offset.zip(numbers.next().flatten());
-        pieces.push(piece.ok_or_else(|| Error::corrupt("sparse map: no list of pairs"))?);
-        check_count(pieces.len())?;
-    }
-    Ok(pieces)
-}
-
 /// Decoder for version 1.0: a map before the data, with one number per line, padded to whole
 /// blocks.
 struct Preface {
@@ -222,14 +187,6 @@ impl Preface {
     }
 }
 
-/// Rejects more pieces than memory should be spent on.
-pub(super) fn check_count(count: usize) -> Result<()> {
-    if count <= TAR_SPARSE_MAX {
-        return Ok(());
-    }
-    Err(Error::corrupt(format!("sparse map: {count} pieces, limit {TAR_SPARSE_MAX}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,15 +214,6 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_list_of_pairs() {
-        assert_eq!(parse_list(b"0,512,1024,1").unwrap(), [(0, 512), (1024, 1)]);
-        assert_eq!(parse_list(b"").unwrap(), []);
-        for text in [&b"1"[..], b"1,2,3", b"1,x", b",", b"1,2,"] {
-            assert!(parse_list(text).is_err(), "{}", text.escape_ascii());
-        }
-    }
-
-    #[test]
     fn reads_a_map_before_the_data_across_blocks() {
         let mut preface = Preface::new();
         assert_eq!(preface.take(b"2\n0\n1").unwrap(), None);
@@ -275,11 +223,5 @@ mod tests {
         assert!(Preface::new().take(b"x\n").is_err());
         assert!(Preface::new().take(&[b'1'; 512]).is_err());
         assert!(Preface::new().take(b"99999999\n").is_err());
-    }
-
-    #[test]
-    fn accepts_as_many_pieces_as_the_limit_and_no_more() {
-        assert!(check_count(TAR_SPARSE_MAX).is_ok());
-        assert!(check_count(TAR_SPARSE_MAX + 1).is_err());
     }
 }

@@ -10,10 +10,12 @@ use super::header::{BLOCK, BLOCK_LEN};
 use super::index::apart::Apart;
 use super::index::{Allowance, Content, DirectoryId, Draft, Index, Nested, in_memory};
 use super::members::Members;
+use super::new_tree::NewTree;
 use super::notes::Notes;
-use super::scan::{Scan, Walk, forward, stored, stored_with_grain};
+use super::scan::{forward, stored, stored_with_grain};
 use super::segments::Grain;
 use super::source::Windowed;
+use super::walk::Walk;
 use crate::error::{Error, Kind, Result};
 use crate::formats::limits::NESTING_MAX;
 use crate::progress::Progress;
@@ -136,7 +138,7 @@ fn archive(random: &mut Random, count: u64, depth: u32) -> Vec<u8> {
                 let blocks = random.below(5);
                 bytes.extend(random.bytes(BLOCK_LEN * blocks));
             }
-            12 => bytes.extend(member(b"pax", b'x', b"", b"no record")),
+            12 => bytes.extend(member(b"pax", b'x', b"", b"not a record")),
             13 => {
                 let path = record("path", &"p/".repeat(20_000));
                 bytes.extend(member(b"pax", b'x', b"", &path));
@@ -181,7 +183,7 @@ fn apart(draft: Draft) -> (Apart, Vec<Finding>) {
 
 /// The tree of an archive, scanned strictly from header to header.
 fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
-    let mut scan = Scan::default();
+    let mut tree = NewTree::default();
     let mut level =
         vec![Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() }];
     for depth in 0.. {
@@ -193,15 +195,15 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
             let mut walk = Walk::new(archive.start, archive.end, nesting);
             let mut notes = Notes::default();
             while walk.step(&mut source, &mut members, &mut notes)? {}
-            scan.note(archive.directory, notes);
-            scan.add(archive, &members, &mut inner)?;
+            tree.note(archive.directory, notes);
+            tree.add(archive, &members, &mut inner)?;
         }
         level = inner;
         if level.is_empty() {
             break;
         }
     }
-    scan.finish()
+    tree.finish()
 }
 
 #[test]
@@ -399,10 +401,10 @@ fn tells_of_what_it_can_not_show_and_not_of_a_label() {
     let storage = MemStorage::new(bytes.concat());
     let index = stored(&storage, Nesting::Ignore, &Progress::default()).unwrap();
     let expected = [
-        "left out 1: access lists by a Sun tar, such as \"acl\"",
-        "left out 1: devices whose number Linux has no room for, such as \"device\"",
-        "left out 1: lists of new names by an old GNU tar, such as \"names\"",
-        "left out 1: rests of files that began on another volume, such as \"rest\"",
+        "left out 1: access lists of a Sun tar, such as \"acl\"",
+        "left out 1: devices with numbers too large for Linux, such as \"device\"",
+        "left out 1: lists of new names of an old GNU tar, such as \"names\"",
+        "left out 1: parts of files that began on another volume, such as \"rest\"",
     ];
     assert_eq!(index.notes, expected);
     assert_eq!(index.len(), 2, "the root and the file");

@@ -9,7 +9,7 @@ use super::recognises;
 use super::source::Source;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::compressed::{Container, FirstPass, SeekIndex};
+use crate::formats::compressed::{Container, FirstPass, SeekIndex, Spool};
 use crate::progress::Progress;
 use crate::vfs::SharedBytes;
 
@@ -34,6 +34,8 @@ pub(super) struct Unpacking<'p> {
 /// The result of decompressing the whole file.
 pub(super) struct Unpacked {
     pub(super) seek_index: SeekIndex,
+    /// The temporary file it was decompressed into, if there is one.
+    pub(super) spool: Option<Spool>,
     /// The error that ended it early.
     pub(super) damage: Option<Damage>,
     /// Offset in the compressed file where data starts that does not belong to the container.
@@ -91,10 +93,10 @@ impl<'p> Unpacking<'p> {
     pub(super) fn finish(mut self) -> Result<Unpacked> {
         while self.advance()? {}
         let garbage = self.first_pass.garbage();
-        let seek_index = self.first_pass.finish();
+        let (seek_index, spool) = self.first_pass.finish();
         let in_doubt = self.end.is_some_and(|end| seek_index.len() < end);
         let damage = self.damage.map(|error| Damage { error, in_doubt });
-        Ok(Unpacked { seek_index, damage, garbage })
+        Ok(Unpacked { seek_index, spool, damage, garbage })
     }
 
     /// Moves to the next piece. Returns `false` at the end.
@@ -168,7 +170,7 @@ impl Source for Unpacking<'_> {
         }
         if at < self.start {
             // Already dropped. `None` would wrongly mean the end of the archive.
-            let context = format!("{at:#x} was asked for when decoding was past it");
+            let context = format!("{at:#x} was requested after decoding had passed it");
             return Err(Error::new(Kind::InvalidInput, context));
         }
         if self.within_piece(at, len).is_some() {

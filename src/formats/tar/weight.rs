@@ -5,8 +5,8 @@
 //! one of its processes. A saved index is read block by block, so it needs no such check.
 
 use crate::error::{Error, Kind, Result};
-use crate::kernel_file;
-use crate::memory;
+use crate::os::kernel_file;
+use crate::os::memory;
 use crate::units::Size;
 
 /// Members between two checks. They take about 10 MiB.
@@ -76,7 +76,7 @@ fn anonymous_memory() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Bound, Headroom};
+    use crate::os::memory::{Bound, Headroom};
 
     #[test]
     fn an_index_needs_its_size_and_a_reserve() {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::process::{getpgrp, getpid};
 
-use crate::lifecycle::system::process;
+use crate::os::process;
 
 /// Processes of this process group that descend from this process and have something of
 /// `mount_point` open, mapped, or as their working directory, root or program.

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Result};
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::share::{self, EXIT, MountLock, Record, RecordFile};
-use crate::mountinfo::{self, MountEntry};
+use crate::os::mountinfo::{self, MountEntry};
 
 /// How often to retry the lock of a daemon that is exiting.
 const RETRY: Duration = Duration::from_millis(2);
@@ -82,7 +82,7 @@ fn clear_record(file: &RecordFile, deadline: Instant) -> Result<Option<PathBuf>>
     if file.record.as_ref().is_some_and(|record| !record.is_of_this_node()) {
         return Ok(None);
     }
-    let is_killed = file.record.as_ref().is_some_and(|record| record.process.is_killed());
+    let is_killed = file.record.as_ref().is_some_and(|record| record.process.is_zombie());
     let lock = loop {
         match file.try_lock() {
             Some(lock) => break lock,
@@ -92,7 +92,7 @@ fn clear_record(file: &RecordFile, deadline: Instant) -> Result<Option<PathBuf>>
     };
     let removed = match &file.record {
         Some(Record { mount_point, .. }) if mount_point.is_absolute() => {
-            let is_removed = share::clear_locked(mount_point)?.is_none()
+            let is_removed = share::detach_stale_locked(mount_point)?.is_none()
                 && owned_directory::remove_unused(mount_point, lock.begun());
             is_removed.then(|| mount_point.clone())
         }

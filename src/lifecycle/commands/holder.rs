@@ -8,7 +8,7 @@ use std::fmt;
 use rustix::process::{getpid, getppid};
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::system::process::{self, ProcessId, Stat};
+use crate::os::process::{self, ProcessId, Stat};
 
 /// What holds a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,10 @@ pub fn choose(choice: HolderChoice) -> Result<Holder> {
             };
             let caller = ProcessId::of(caller.as_raw_nonzero().get())?;
             if !is_real_parent(caller) {
-                let context = "whoever called this has ended, so nobody needs the mount";
-                return Err(Error::new(Kind::NotFound, context));
+                let context = "the calling process has already exited, so the mount has no holder";
+                return Err(
+                    Error::new(Kind::NotFound, context).with_hint("use --until-pid PID, or --keep")
+                );
             }
             if !in_batch_job && caller.is_session_leader_with_terminal() {
                 return Ok(Holder::UntilUnmount(Reason::Interactive));
@@ -121,18 +123,29 @@ fn is_real_parent(parent: ProcessId) -> bool {
 /// The process that adopts orphans.
 const INIT: i32 = 1;
 
+impl Holder {
+    /// How to choose another holder.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Process(_) => Some("use --keep to keep it until `archfs unmount`"),
+            Self::UntilUnmount(Reason::KeepOption) => None,
+            Self::UntilUnmount(Reason::Interactive) => {
+                Some("use --until-pid PID to unmount when that process exits")
+            }
+        }
+    }
+}
+
 impl fmt::Display for Holder {
     /// Says how long the mount is held, after the text `mounted A at B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Process(process) => {
                 let (pid, name) = (process.pid(), process.name());
-                write!(f, "until process {pid} ({name}) ends; --keep to hold until unmount")
+                write!(f, "until process {pid} ({name}) exits")
             }
             Self::UntilUnmount(Reason::KeepOption) => f.write_str("until unmount"),
-            Self::UntilUnmount(Reason::Interactive) => {
-                f.write_str("until unmount; --until-pid PID to hold as long as a process")
-            }
+            Self::UntilUnmount(Reason::Interactive) => f.write_str("until unmount"),
         }
     }
 }

@@ -11,10 +11,10 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState, RecordFile, Status};
-use crate::mountinfo;
+use crate::os::mountinfo;
 
 /// Hint for errors about a path that is not an archfs mount.
-pub(in crate::lifecycle) const LIST: &str = "archfs list shows your mounts on this node";
+pub(in crate::lifecycle) const LIST: &str = "run `archfs list` to see your mounts on this node";
 
 /// How long a daemon may take to name the holders of its mount.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ pub enum State {
     /// It is served.
     Alive,
     /// Its daemon is gone: the mount is stale.
-    Dead,
+    Stale,
     /// Its daemon runs but does not answer.
     Silent,
     /// Nothing is known of its daemon.
@@ -57,7 +57,7 @@ pub enum State {
 pub fn stats(path: &Path) -> Result<String> {
     let mount_point = mount_point::locate(path)?;
     let MountState::Alive(_, file, _) = share::look(&mount_point)? else {
-        let context = format!("{}: no archfs mount of yours is served here", mount_point.display());
+        let context = format!("{}: not an archfs mount of yours", mount_point.display());
         return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
     };
     let numbers = match share::connect(&file) {
@@ -65,10 +65,9 @@ pub fn stats(path: &Path) -> Result<String> {
         None => String::new(),
     };
     match numbers.trim_end() {
-        "" => Err(Error::new(
-            Kind::NotMounted,
-            format!("{}: it has just ended", mount_point.display()),
-        )),
+        "" => {
+            Err(Error::new(Kind::NotMounted, format!("{}: just unmounted", mount_point.display())))
+        }
         numbers => Ok(numbers.to_owned()),
     }
 }
@@ -92,10 +91,8 @@ pub fn list() -> Result<Vec<Listed>> {
             MountState::Alive(entry, file, record) => {
                 (entry, Some(record), State::Alive, share::connect(&file))
             }
-            MountState::Stale(entry) => (entry, own_record(), State::Dead, None),
-            MountState::Other(entry) if entry.may_be_touched() => {
-                (entry, None, State::Unknown, None)
-            }
+            MountState::Stale(entry) => (entry, own_record(), State::Stale, None),
+            MountState::Other(entry) if entry.may_unmount() => (entry, None, State::Unknown, None),
             // It was unmounted during the scan, or another mount covers it.
             _ => continue,
         };

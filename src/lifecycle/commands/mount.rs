@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::holder::Holder;
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{inherited, mount_point};
-use crate::lifecycle::share::{self, Client, Entry, Record};
+use crate::lifecycle::share::{self, Client, JoinOutcome, Record};
 use crate::lifecycle::{ConnectionSource, MountPlan, daemon};
 use crate::progress::Show;
 
@@ -94,7 +94,7 @@ pub fn mount(
 }
 
 fn ended() -> Error {
-    Error::new(Kind::Io, "the mount has ended before it was taken")
+    Error::new(Kind::Io, "the mount ended before it could be shared")
 }
 
 /// A lease on the mount that `plan` asks for, and its record if the mount is shared.
@@ -109,11 +109,11 @@ pub(in crate::lifecycle) fn obtain(
     let mount_point = mount_point::locate(&plan.mountpoint)?;
     // The daemon shows a progress bar of its own.
     let shown = show(&format!("waiting to mount at {}", mount_point.display()));
-    let entry = share::enter(&mount_point, plan);
+    let entry = share::join_or_lock(&mount_point, plan);
     drop(shown);
     let lock = match entry? {
-        Entry::Shared(client, record) => return Ok(Ok((client, Some(record)))),
-        Entry::Free(lock) => lock,
+        JoinOutcome::Joined(client, record) => return Ok(Ok((client, Some(record)))),
+        JoinOutcome::Locked(lock) => lock,
     };
     let started = Launched::start(&arguments(ConnectionSource::Mount), Some(&lock))
         .and_then(|launched| launched.wait_until_answers(&mount_point));

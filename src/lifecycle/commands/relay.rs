@@ -18,10 +18,11 @@ use signal_hook::iterator::backend::Handle;
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::end_policy::{EndPolicy, Lifetime};
 use crate::lifecycle::daemon::kill_wait::KillWait;
-use crate::lifecycle::daemon::signals::{self, Arrival, ENDING, IgnoredNow, SignalReceiver};
+use crate::lifecycle::daemon::signals::{self, ENDING, IgnoredNow};
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
-use crate::lifecycle::system::process::timespec;
-use crate::lifecycle::system::raw_signals;
+use crate::os::process::timespec;
+use crate::os::raw_signals;
+use crate::os::signal_receiver::{Arrival, SignalReceiver};
 use crate::sync::{AtomicBool, Ordering};
 
 /// How often to check whether Slurm's KillWait is known, once the grace period has begun.
@@ -70,7 +71,7 @@ impl Relay {
             .into_iter()
             .filter(|signal| !signals::is_ignored(*signal))
             .try_for_each(|signal| handle.add_signal(signal))
-            .map_err(|error| Error::io("can not watch for signals", error))
+            .map_err(|error| Error::io("cannot watch for signals", error))
     }
 
     /// A handle that ends `pass_on` when it is closed.
@@ -160,7 +161,7 @@ mod tests {
     use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1, SIGXCPU};
 
     use super::*;
-    use crate::lifecycle::daemon::signals::SenderId;
+    use crate::os::signal_receiver::SenderId;
 
     fn sent(signal: i32, pid: i32) -> Arrival {
         Arrival { signal, sender: Some(SenderId { pid, uid: 0 }), is_by_kernel: false }
@@ -174,7 +175,7 @@ mod tests {
     fn the_command_gets_each_signal_once() {
         let own = getpid().as_raw_nonzero().get();
         assert!(is_for_command(sent(SIGUSR1, 1)) && is_for_command(sent(SIGPIPE, 1)));
-        assert!(!is_for_command(sent(SIGPIPE, own)), "nobody reads what this process says");
+        assert!(!is_for_command(sent(SIGPIPE, own)), "no reader of the output of this process");
         assert!(!is_for_command(by_kernel(SIGINT)), "Ctrl-C");
         assert!(!is_for_command(by_kernel(SIGXCPU)), "the time of this process");
         assert!(is_for_command(by_kernel(SIGALRM)), "alarm(2), then execve(2)");

@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, geteuid, set_child_subreaper, wait, waitpid};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, reason};
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::commands::{descendants, mount};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
-use crate::lifecycle::share::{self, Client, LeaseEnd, MountState};
-use crate::lifecycle::system::process::ProcessId;
-use crate::lifecycle::system::raw_signals::Mask;
+use crate::lifecycle::share::{self, Client, MountFate, MountState};
 use crate::lifecycle::{ConnectionSource, Lifetime, MountPlan};
+use crate::os::process::ProcessId;
+use crate::os::raw_signals::Mask;
 use crate::progress::Show;
 use crate::sync::{AtomicBool, Ordering};
 
@@ -102,6 +102,8 @@ struct RunLease {
     client: Client,
     /// Whether this process mounted it, in its own mount namespace.
     is_private: bool,
+    /// Whether the summary of the mount is printed.
+    is_summarised: bool,
 }
 
 fn obtain(
@@ -115,15 +117,20 @@ fn obtain(
         return mount_privately(mount_point, plan, arguments);
     }
     if !geteuid().is_root() && !fusermount::is_there() {
-        log::warn!("no fusermount3 here; mounting where only the command sees it");
+        log::warn!(
+            "no fusermount3 on this node; mounting in a namespace that only the command sees"
+        );
         return mount_privately(mount_point, plan, arguments);
     }
     match mount::obtain(plan, arguments, show)? {
-        Ok((client, _)) => Ok(Ok(RunLease { client, is_private: false })),
+        Ok((client, _)) => {
+            let is_summarised = plan.is_summarised();
+            Ok(Ok(RunLease { client, is_private: false, is_summarised }))
+        }
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
         Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
-            log::warn!("mounting where only the command sees it, then");
+            log::warn!("mounting in a namespace that only the command sees instead");
             mount_privately(mount_point, plan, arguments)
         }
         Err(status) => Ok(Err(status)),
@@ -168,7 +175,8 @@ fn mount_privately(
         let _ = attach::detach_here(mount_point);
         clear_private(mount_point);
     }
-    Ok(answers?.map(|client| RunLease { client, is_private: true }))
+    let is_summarised = plan.is_summarised();
+    Ok(answers?.map(|client| RunLease { client, is_private: true, is_summarised }))
 }
 
 /// Removes what the killed daemon of a private mount left behind.
@@ -196,26 +204,28 @@ impl RunLease {
         if self.is_private {
             // Files that are still open stay readable until they are closed.
             if let Err(error) = attach::detach_here(mount_point) {
-                log::error!("{error}");
+                crate::log::error(&error);
             }
         }
         let shown = show(&format!("unmounting {}", mount_point.display()));
-        let lease_end = self.client.leave();
+        let mount_fate = self.client.leave();
         drop(shown);
-        if let Ok(LeaseEnd::Gone(summary)) = &lease_end {
-            crate::log::tell(format_args!("{summary}"));
+        if let Ok(MountFate::Unmounted(summary)) = &mount_fate
+            && self.is_summarised
+        {
+            crate::log::note(format_args!("{summary}"));
         }
         if has_ended {
-            log::error!("{}: the mount had ended before the command did", mount_point.display());
+            log::error!("{}: the mount ended before the command exited", mount_point.display());
         }
         // A killed daemon leaves a stale mount and its directory, or only the directory.
-        let cleared = match &lease_end {
-            Ok(LeaseEnd::Stays) => Ok(()),
-            Ok(LeaseEnd::Lost) if self.is_private => {
+        let cleared = match &mount_fate {
+            Ok(MountFate::Stays) => Ok(()),
+            Ok(MountFate::Lost) if self.is_private => {
                 clear_private(mount_point);
                 Ok(())
             }
-            Ok(LeaseEnd::Lost) => share::clear(mount_point, Instant::now() + share::EXIT),
+            Ok(MountFate::Lost) => share::clear(mount_point, Instant::now() + share::EXIT),
             // What the private mount covered is visible again, and is not ours to clear.
             _ if self.is_private => Ok(()),
             _ => match share::look(mount_point) {
@@ -223,8 +233,8 @@ impl RunLease {
                 _ => Ok(()),
             },
         };
-        for error in [lease_end.err(), cleared.err()].into_iter().flatten() {
-            log::error!("{}: {error}", mount_point.display());
+        for error in [mount_fate.err(), cleared.err()].into_iter().flatten() {
+            crate::log::error(&error.within(mount_point.display()));
         }
     }
 }
@@ -241,18 +251,18 @@ fn execute(
     let Some((program, arguments)) = command.split_first() else {
         return Ok(Outcome::NotFound);
     };
-    let shown = Path::new(program).display();
+    let name = Path::new(program).display();
     let mut command = Command::new(program);
     command.args(arguments).env("ARCHFS_MOUNTPOINT", mount_point);
     mask.pass_to(&mut command);
     let child = match command.spawn() {
         Ok(child) => child,
         Err(error) if is_not_found(&error, program) => {
-            log::error!("{shown}: command not found");
+            log::error!("{name}: command not found");
             return Ok(Outcome::NotFound);
         }
         Err(error) => {
-            log::error!("{shown}: can not be executed: {error}");
+            log::error!("{name}: cannot execute: {}", reason(&error));
             return Ok(Outcome::NotExecutable);
         }
     };
@@ -267,24 +277,24 @@ fn execute(
     let status = thread::scope(|scope| {
         let detach = || {
             if let Some(lease) = lease.take() {
-                let shown = mount_point.display();
-                log::warn!("{shown}: unmounting while the command runs; open files stay readable");
+                let path = mount_point.display();
+                log::warn!("{path}: unmounting while the command runs; open files stay readable");
                 lease.end_before(process, mount_point);
             }
         };
         let pass_on = || relay.pass_on(pid, lifetime, &state, detach);
         if let Err(error) = thread::Builder::new().spawn_scoped(scope, pass_on) {
-            log::warn!("signals are not passed on: {error}");
+            log::warn!("cannot pass on signals: {}", reason(&error));
         }
         let status = reap(pid);
         state.has_ended.store(true, Ordering::Relaxed);
-        let shown = show("waiting for what the command left running");
+        let shown = show("waiting for processes that the command left running");
         wait_for_descendants(mount_point, &state.end_requested);
         drop(shown);
         handle.close();
         status
     });
-    status.map(outcome).map_err(|error| Error::io("can not wait for the command", error.into()))
+    status.map(outcome).map_err(|error| Error::io("cannot wait for the command", error.into()))
 }
 
 /// Whether `error` means that there is no such command. If a directory of PATH cannot be searched,
@@ -324,11 +334,15 @@ fn wait_for_descendants(mount_point: &Path, end_requested: &AtomicBool) {
         }
         if !has_explained && since.elapsed() >= EXPLAIN_AFTER {
             has_explained = true;
+            let noun = if users.len() == 1 { "process" } else { "processes" };
             let users: Vec<_> = users.iter().map(i32::to_string).collect();
-            log::warn!(
-                "{}: the command has ended, waiting for process {} that it left; a signal unmounts",
-                mount_point.display(),
-                users.join(", ")
+            crate::log::warn(
+                format_args!(
+                    "{}: the command has exited; waiting for {noun} {} that it left running",
+                    mount_point.display(),
+                    users.join(", ")
+                ),
+                "send SIGTERM to archfs to unmount now",
             );
         }
         thread::sleep(CHECK_INTERVAL);

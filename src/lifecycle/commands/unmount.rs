@@ -4,6 +4,7 @@
 //! root, of any user). A mount that other processes hold stays, unless it is unmounted lazily.
 
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
@@ -13,13 +14,16 @@ use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::{self, Detach};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{
-    self, EXIT, HolderStatus, LeaseEnd, MountLock, MountState, RecordFile, UnmountAnswer,
+    self, EXIT, HolderStatus, MountFate, MountLock, MountState, RecordFile, UnmountAnswer,
 };
-use crate::lifecycle::system::process::ProcessId;
-use crate::mountinfo::MountEntry;
+use crate::os::mountinfo::MountEntry;
+use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// Time between two looks at a mount that is starting.
+const POLL: Duration = Duration::from_millis(2);
 
 /// How long the kernel may take to unmount.
 const UNMOUNT: Duration = Duration::from_secs(120);
@@ -43,7 +47,7 @@ pub enum Unmounted {
 /// `Busy` if it is in use, or if others hold it and the caller does not; `TimedOut`; `Io`.
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
-    let shown = mount_point.display();
+    let path = mount_point.display();
     match share::look(&mount_point)? {
         MountState::Alive(entry, file, _) => ask(&mount_point, &entry, &file, how),
         MountState::Ending => {
@@ -54,17 +58,19 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
             share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
         }
         // Its daemon has no record, so archfs cannot ask it.
-        MountState::Other(entry) if entry.may_be_touched() => {
+        MountState::Other(entry) if entry.may_unmount() => {
             attach::detach(&mount_point, how)?;
             share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
         }
         MountState::Other(entry) => {
-            let context =
-                format!("{shown}: {} is mounted here, not by archfs for you", entry.describe());
+            let context = format!(
+                "{path}: {} is mounted here, which is not an archfs mount of yours",
+                entry.describe()
+            );
             Err(Error::new(Kind::NotMounted, context))
         }
         MountState::Free | MountState::Starting(_) => {
-            let context = format!("{shown}: nothing is mounted here");
+            let context = format!("{path}: not mounted");
             Err(Error::new(Kind::NotMounted, context).with_hint(list::LIST))
         }
     }
@@ -87,15 +93,15 @@ fn ask(
         Ok(Some(UnmountAnswer::Done)) => {
             let has_exited = client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT))?;
             if !has_exited {
-                log::warn!("{}: its daemon does not exit", mount_point.display());
+                log::warn!("{}: unmounted, but the daemon does not exit", mount_point.display());
             }
             Ok(Unmounted::Gone)
         }
         Ok(Some(UnmountAnswer::Released(others))) => Ok(Unmounted::HeldByOthers(others)),
         Ok(Some(UnmountAnswer::Refused(others))) => {
-            let context = format!("{}: held by process {others}", mount_point.display());
+            let context = format!("{}: held by {others}", mount_point.display());
             Err(Error::new(Kind::Busy, context)
-                .with_hint("it goes when they end; --lazy unmounts it all the same"))
+                .with_hint("archfs unmounts when they exit; use --lazy to unmount now"))
         }
         Ok(Some(UnmountAnswer::Busy(why))) => Err(detach::busy_with(why)),
         // It was killed, or is exiting.
@@ -103,7 +109,7 @@ fn ask(
             wait_for_exit(mount_point, EXIT);
             match share::look(mount_point)? {
                 MountState::Alive(..) if how == Detach::IfIdle => {
-                    let context = "its daemon does not listen any more";
+                    let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
                 MountState::Alive(..) => detach_from_outside(mount_point),
@@ -148,13 +154,15 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     let not_ours = |why: String| {
         Err(Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())))
     };
-    let not_held = || not_ours(format!("not held by process {pid}"));
+    let not_held = || not_ours(format!("process {pid} is not a holder"));
     let cleared = || share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone);
-    let file = match share::look(&mount_point)? {
+    let file = match started(&mount_point)? {
         MountState::Alive(_, file, _) => file,
         MountState::Other(entry) => {
             let described = entry.describe();
-            return not_ours(format!("{described} is mounted here, not by archfs for you"));
+            return not_ours(format!(
+                "{described} is mounted here, which is not an archfs mount of yours"
+            ));
         }
         _ => return unmount(path, Detach::IfIdle),
     };
@@ -162,15 +170,15 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         // The daemon was just killed, or is exiting.
         return match wait_for_exit(&mount_point, EXIT) {
             true => cleared(),
-            false => not_ours("its daemon does not listen any more".into()),
+            false => not_ours("the daemon no longer accepts requests".into()),
         };
     };
     let status = match client.status(ANSWER) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
         // The daemon was just killed, and its mount is stale once it has exited.
         Err(error) => match client.leave()? {
-            LeaseEnd::Lost => return cleared(),
-            LeaseEnd::Gone(_) | LeaseEnd::Stays => return Err(error),
+            MountFate::Lost => return cleared(),
+            MountFate::Unmounted(_) | MountFate::Stays => return Err(error),
         },
         Ok(status) => status,
     };
@@ -186,11 +194,25 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     client.hold()?;
     client.release(process)?;
     match client.leave()? {
-        LeaseEnd::Stays if !is_held => not_held(),
-        LeaseEnd::Stays if others.is_empty() => Ok(Unmounted::Stays),
-        LeaseEnd::Stays => Ok(Unmounted::HeldByOthers(HolderStatus::named(&others))),
-        LeaseEnd::Gone(_) => Ok(Unmounted::Gone),
-        LeaseEnd::Lost => cleared(),
+        MountFate::Stays if !is_held => not_held(),
+        MountFate::Stays if others.is_empty() => Ok(Unmounted::Stays),
+        MountFate::Stays => Ok(Unmounted::HeldByOthers(HolderStatus::named(&others))),
+        MountFate::Unmounted(_) => Ok(Unmounted::Gone),
+        MountFate::Lost => cleared(),
+    }
+}
+
+/// The state of `mount_point` after a process that is about to mount there has mounted or ended. A
+/// mount that was made for the caller may be starting: if the process that starts it was
+/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT`, because
+/// another process may mount there and take longer.
+fn started(mount_point: &Path) -> Result<MountState> {
+    let deadline = Instant::now() + EXIT;
+    loop {
+        match share::look(mount_point)? {
+            MountState::Starting(_) if Instant::now() < deadline => thread::sleep(POLL),
+            state => return Ok(state),
+        }
     }
 }
 
@@ -206,5 +228,5 @@ fn callers() -> Vec<ProcessId> {
 
 /// The error for a daemon that does not answer.
 fn silent(error: Error, mount_point: &Path) -> Error {
-    error.within(mount_point.display()).with_hint("--lazy unmounts it whoever holds it")
+    error.within(mount_point.display()).with_hint("use --lazy to unmount without the daemon")
 }

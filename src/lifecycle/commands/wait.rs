@@ -12,8 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::list;
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState};
-use crate::lifecycle::system::probe;
-use crate::mountinfo;
+use crate::os::mountinfo;
+use crate::os::probe;
 
 /// How often to check what the kernel does not report: directories on the way to the mount point,
 /// and the daemon's record, which is written just after mounting. Also how long each check waits
@@ -34,11 +34,13 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
         }
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
-            let shown = path.display();
+            let path = path.display();
             let context = match found {
-                Found::Silent => format!("{shown}: mounted, but no answer in the time given"),
+                Found::Silent => {
+                    format!("{path}: mounted, but the daemon did not answer before the timeout")
+                }
                 Found::Nothing | Found::Answers => {
-                    format!("{shown}: not mounted in the time given")
+                    format!("{path}: not mounted before the timeout")
                 }
             };
             return Err(Error::new(Kind::TimedOut, context).with_hint(list::LIST));
@@ -70,13 +72,13 @@ fn look(path: &Path) -> Result<Found> {
         MountState::Alive(entry, ..) => entry,
         // A mount that another process made and handed over has no record.
         MountState::Other(entry) if entry.is_own() => entry,
-        MountState::Other(entry) if entry.may_be_touched() => return Ok(Found::Nothing),
+        MountState::Other(entry) if entry.may_unmount() => return Ok(Found::Nothing),
         MountState::Free | MountState::Starting(_) | MountState::Ending | MountState::Stale(_) => {
             return Ok(Found::Nothing);
         }
         MountState::Other(entry) => {
             let context = format!(
-                "{}: {} is mounted here, not by archfs for you",
+                "{}: {} is mounted here, which is not an archfs mount of yours",
                 mount_point.display(),
                 entry.describe()
             );

@@ -9,7 +9,7 @@
 use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Error, Kind, Result};
-use crate::kernel_file;
+use crate::os::kernel_file;
 use crate::units::Size;
 
 /// fuser's request buffer (`BUFFER_SIZE` in its read_buf.rs, 16 MiB and 4 KiB), a stack of 2 MiB,
@@ -60,20 +60,19 @@ fn within(limit: Limit, wanted: usize, cache_bytes: u64) -> Result<usize> {
     let least = wanted.min(LEAST_THREADS);
     if most >= least {
         log::warn!(
-            "{most} threads answer instead of {wanted}: the address space is limited to {} ({option})",
+            "using {most} threads instead of {wanted}: {option} limits the address space to {}",
             Size(total)
         );
         return Ok(most);
     }
     let needed = rest.saturating_add(PER_THREAD.saturating_mul(least as u64));
     let context = format!(
-        "the address space is limited to {} ({option}): {} are left, a mount needs {}",
+        "{option} limits the address space to {}: {} left, but a mount needs {}",
         Size(total),
         Size(left),
         Size(needed)
     );
-    Err(Error::new(Kind::Io, context)
-        .with_hint(format!("raise {option}, or make the cache smaller (--cache)")))
+    Err(Error::new(Kind::Io, context).with_hint(format!("raise {option}, or lower --cache")))
 }
 
 /// The limit with the fewest bytes left.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::lifecycle::system::process::timespec;
+use crate::os::process::timespec;
 use crate::sync::{Arc, OnceLock};
 
 /// Paths of slurm.conf other than $SLURM_CONF: slurmd's copy on a cluster without local

@@ -25,8 +25,8 @@ use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::inherited;
 use crate::lifecycle::share::{Client, MountLock};
-use crate::lifecycle::system::process::ProcessId;
-use crate::lifecycle::system::scm_rights;
+use crate::os::process::ProcessId;
+use crate::os::scm_rights;
 
 /// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Launched {
         arguments: &[OsString],
         lock: Option<&MountLock>,
     ) -> Result<Self> {
-        let failed = |error| Error::io("can not start archfs in the background", error);
+        let failed = |error| Error::io("cannot start the daemon", error);
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let stdin = match lock {
             Some(lock) => Stdio::from(lock.duplicate()?),
@@ -78,7 +78,7 @@ impl Launched {
     /// `Io`.
     pub(in crate::lifecycle) fn hand_over(&mut self, connection: OwnedFd) -> Result<()> {
         scm_rights::send(&self.client, connection.as_fd())
-            .map_err(|error| Error::io("can not hand over the mount", error.into()))
+            .map_err(|error| Error::io("cannot pass the mount to the daemon", error.into()))
     }
 
     /// Waits until files can be read; returns the lease.
@@ -111,7 +111,8 @@ impl Launched {
             Ok(_) => Ok(Ok(client)),
             Err(error) => {
                 let _ = client.leave();
-                let context = format!("{}: mounted, but does not answer", mount_point.display());
+                let context =
+                    format!("{}: mounted, but the daemon does not answer", mount_point.display());
                 Err(Error::io(context, error))
             }
         }
@@ -129,17 +130,14 @@ impl Launched {
         if self.client.line(None)? == message {
             return Ok(Ok(()));
         }
-        let failed = |error| Error::io("can not wait for archfs in the background", error);
+        let failed = |error| Error::io("cannot wait for the daemon", error);
         let status = self.process.wait().map_err(failed)?;
         if let Some(signal) = status.signal() {
-            let context = format!(
-                "signal {signal} ended archfs in the background before files could be read"
-            );
+            let context = format!("signal {signal} killed the daemon before files could be read");
             let error = Error::new(Kind::Io, context);
             return Err(match signal {
-                6 | 9 => error.with_hint(
-                    "perhaps memory ran out, or ulimit -v is low: --cache and --threads take less",
-                ),
+                6 | 9 => error
+                    .with_hint("if memory ran out or ulimit -v is low, lower --cache or --threads"),
                 _ => error,
             });
         }
@@ -147,10 +145,9 @@ impl Launched {
         if REPORTED.contains(&code) {
             return Ok(Err(code));
         }
-        let context =
-            format!("archfs in the background ended with status {code} before files could be read");
+        let context = format!("the daemon exited with status {code} before files could be read");
         Err(Error::new(Kind::Io, context)
-            .with_hint("it is started by /proc/self/exe, which has to be archfs itself"))
+            .with_hint("the daemon is started as /proc/self/exe, which must be archfs"))
     }
 }
 
@@ -182,12 +179,12 @@ impl Launcher {
         // Opening may take minutes. During that time Ctrl-C and the end of the launcher end this
         // process.
         let _ = set_parent_process_death_signal(Some(Signal::TERM));
-        let failed = |error| Error::io("can not take over from whoever started this", error);
+        let failed = |error| Error::io("cannot take over the descriptors of the launcher", error);
         let own = |descriptor: rustix::fd::BorrowedFd<'_>| descriptor.try_clone_to_owned();
         let stream = UnixStream::from(own(rustix::stdio::stdout()).map_err(failed)?);
         let input = own(rustix::stdio::stdin()).map_err(failed)?;
         if !is_open(&stream) {
-            return Err(Error::new(Kind::Io, "whoever started this mount has ended"));
+            return Err(Error::new(Kind::Io, "the process that started this mount has exited"));
         }
         Ok(Self { stream, input })
     }
@@ -197,7 +194,10 @@ impl Launcher {
     /// # Errors
     /// `Usage` if standard input is not that lock; `Io`.
     pub(in crate::lifecycle) fn lock(&self, mount_point: &Path) -> Result<MountLock> {
-        let input = self.input.try_clone().map_err(|error| Error::io("no lock", error))?;
+        let input = self
+            .input
+            .try_clone()
+            .map_err(|error| Error::io("no lock of the mount point", error))?;
         MountLock::adopt(input, mount_point)
     }
 
@@ -211,7 +211,7 @@ impl Launcher {
     /// # Errors
     /// `Io`.
     pub(in crate::lifecycle) fn connection(&mut self) -> Result<Option<OwnedFd>> {
-        let failed = |error: io::Error| Error::io("no mount was handed over", error);
+        let failed = |error: io::Error| Error::io("the launcher passed no mount", error);
         self.stream.write_all(OPENED.as_bytes()).map_err(failed)?;
         scm_rights::receive(&self.stream).map_err(|error| failed(error.into()))
     }
@@ -222,7 +222,9 @@ impl Launcher {
     /// # Errors
     /// `Io` if the launcher has ended.
     pub(in crate::lifecycle) fn ready(mut self) -> Result<UnixStream> {
-        let failed = |error: io::Error| Error::io("nobody waits for this mount any more", error);
+        let failed = |error: io::Error| {
+            Error::io("the process that waited for this mount has exited", error)
+        };
         let _ = set_parent_process_death_signal(None);
         self.stream.write_all(READY.as_bytes()).map_err(failed)?;
         close_standard_streams().map_err(failed)?;

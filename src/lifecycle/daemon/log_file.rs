@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::error::{Error, Kind, Result};
-use crate::storage::{Appended, Directory};
+use crate::os::directory::{Appended, Directory};
 
 /// Opens a log, or creates it with access for this user only.
 ///
@@ -21,8 +21,8 @@ use crate::storage::{Appended, Directory};
 /// `Io` if the file cannot be opened for appending, or if another user could have put it there.
 pub(super) fn open(path: &Path) -> Result<File> {
     let failed = |error| {
-        Error::io(format!("{}: can not write the log", path.display()), error)
-            .with_hint("without --log-file it goes to standard error, if that is a file")
+        Error::io(format!("{}: cannot write the log", path.display()), error)
+            .with_hint("without --log-file, the log goes to standard error if that is a file")
     };
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = Directory::open(parent.unwrap_or(Path::new("."))).map_err(failed)?;
@@ -32,10 +32,10 @@ pub(super) fn open(path: &Path) -> Result<File> {
         Appended::Opened(file) => Ok(file),
         Appended::Planted => {
             let context = format!(
-                "{}: can not write the log: another user could have put that file there",
+                "{}: cannot write the log: another user may have created this file",
                 path.display()
             );
-            Err(Error::new(Kind::Io, context).with_hint("name a file in a folder of yours"))
+            Err(Error::new(Kind::Io, context).with_hint("use a file in a directory of your own"))
         }
     }
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     fn is_refused(path: &Path) -> bool {
-        open(path).is_err_and(|error| error.to_string().contains("another user could"))
+        open(path).is_err_and(|error| error.to_string().contains("another user may"))
     }
 
     #[test]

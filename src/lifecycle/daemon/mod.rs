@@ -15,18 +15,19 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::fuse::{ArchiveFilesystem, SessionShape, session_shape};
+use crate::fuse::{ArchiveFilesystem, Faults, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::share::{Leases, UnmountAnswer, UnmountRequest};
-use crate::lifecycle::system::process::{ASK_AGAIN, ProcessId, timespec};
-use crate::memory;
-use crate::mountinfo;
-use crate::processors;
+use crate::os::memory;
+use crate::os::mountinfo;
+use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
+use crate::os::processors;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
 pub(super) mod address_space;
+pub(super) mod archive_cache;
 pub(super) mod budget_share;
 pub(super) mod clone_fd;
 pub(super) mod end_policy;
@@ -46,6 +47,7 @@ pub(super) mod snapshot;
 mod stage;
 mod start;
 
+use archive_cache::ArchiveCachePolicy;
 use budget_share::Share;
 use end_policy::{EndPolicy, Holders, RETRY, Step};
 use kill_wait::KillWait;
@@ -66,6 +68,7 @@ struct Daemon {
     policy: EndPolicy,
     release: Release,
     share: Share,
+    archive_cache: ArchiveCachePolicy,
     wakes: WakeSources,
     /// The process that it was started for. In a Slurm step this is the batch script.
     script: Option<ProcessId>,
@@ -75,6 +78,7 @@ struct Daemon {
     mounts: File,
     session: JoinHandle<io::Result<()>>,
     stats: Arc<Stats>,
+    faults: Arc<Faults>,
     report: Report,
     /// Whether a process that waited for the end has received the summary.
     has_reported: bool,
@@ -84,6 +88,12 @@ struct Daemon {
 
 /// How often to touch it: cleaners of /tmp remove files that are days old.
 const REFRESH: Duration = Duration::from_secs(3600);
+
+/// How long the end of a mount waits until faults are logged.
+const FAULTS_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long a client may take to return its lease after the session has ended.
+const LEAVE_LIMIT: Duration = Duration::from_millis(200);
 
 /// Number of threads of a mount by default.
 pub(in crate::lifecycle) fn usual_threads() -> usize {
@@ -100,7 +110,7 @@ impl Daemon {
     /// Starts the threads that answer the kernel.
     fn start(
         plan: &MountPlan,
-        Opened { tree, stats, report, cache_bytes, budget }: Opened,
+        Opened { tree, stats, report, cache_bytes, budget, mut archive_cache, preloaded }: Opened,
         mount: Arc<Mounted>,
         connection: OwnedFd,
         listener: Option<UnixListener>,
@@ -114,8 +124,13 @@ impl Daemon {
         };
         let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let wake = session_end.waker()?;
-        let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.lifetime.idle);
+        let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
+        let faults = Faults::new(Arc::clone(&tree), archives);
+        let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.lifetime.idle)
+            .with_faults(Arc::clone(&faults));
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
+        archive_cache.update(Instant::now());
+        stage::preload(preloaded);
         // The working directory may be on a file system that the user wants to unmount.
         let _ = std::env::set_current_dir("/");
         let policy = EndPolicy::new(plan.lifetime, Instant::now());
@@ -130,12 +145,14 @@ impl Daemon {
             policy,
             release,
             share,
+            archive_cache,
             wakes,
             script: None,
             kill_wait,
             mounts,
             session,
             stats,
+            faults,
             report,
             has_reported: false,
             refresh_at: Instant::now() + REFRESH,
@@ -162,9 +179,9 @@ impl Daemon {
             if self.policy.is_over(Instant::now()) {
                 // Before any client is answered, so that no client gets a lease on a mount that is
                 // ending.
-                self.leases.begin_to_end();
+                self.leases.refuse_all();
             }
-            self.leases.attend(self.policy.lingers(), &|| self.report.snapshot().json());
+            self.leases.serve_requests(self.policy.lingers(), &|| self.report.snapshot().json());
             while let Some((client, request)) = self.leases.next_unmount() {
                 self.unmount_for(client, &request);
             }
@@ -177,7 +194,9 @@ impl Daemon {
             let uses = self.stats.requests().saturating_add(self.leases.given());
             match self.policy.next(now, holders, uses) {
                 Step::Serve(until) => {
-                    let until = [until, share, self.release.update(now), self.refresh(now)];
+                    let release = self.release.update(now);
+                    let archive_cache = self.archive_cache.update(now);
+                    let until = [until, share, release, archive_cache, self.refresh(now)];
                     let until = until.into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
                     if self.wait(limit)? {
@@ -235,7 +254,7 @@ impl Daemon {
                 self.mount.clear_up();
                 UnmountAnswer::Done
             }
-            Detach::IfIdle => match self.leases.leave_to_others(&request.callers) {
+            Detach::IfIdle => match self.leases.release_callers(&request.callers) {
                 Some(answer) => answer,
                 None => {
                     self.leases.answer_unmount(client, &UnmountAnswer::Begun);
@@ -254,7 +273,7 @@ impl Daemon {
     }
 
     fn unmount(&mut self) {
-        self.leases.begin_to_end();
+        self.leases.refuse_all();
         // First, because the kernel takes some time to free the watch of the peers.
         self.share.leave();
         // When `run` has detached a private mount and waits, only the directory is left to remove.
@@ -263,23 +282,43 @@ impl Daemon {
         if self.mount.is_attached() || self.leases.is_awaited() {
             self.mount.clear_up();
         }
+        self.faults.finish(FAULTS_LIMIT);
         self.has_reported |= self.leases.close(&self.report.write().summary());
     }
 
     /// Ends the daemon after its session: nothing is mounted any more, or the kernel gave up.
     fn end(mut self) -> Result<()> {
         self.mount.clear_up();
+        self.await_leavers();
         self.unmount();
         self.report.finish(self.has_reported);
         let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
         outcome.map_err(|error| {
-            Error::io(format!("{}: connection lost", self.mount.mount_point().display()), error)
+            Error::io(
+                format!("{}: FUSE connection lost", self.mount.mount_point().display()),
+                error,
+            )
         })
+    }
+
+    /// Waits until the clients have returned their leases, at most `LEAVE_LIMIT`. `run` detaches a
+    /// private mount, which ends the session, and only then returns its lease. It prints the
+    /// summary, so the daemon must know whether it will.
+    fn await_leavers(&mut self) {
+        self.leases.refuse_all();
+        let deadline = Instant::now() + LEAVE_LIMIT;
+        while self.leases.has_holding_client() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || wait(&mut self.leases.watched(), Some(left)).is_err() {
+                return;
+            }
+            self.leases.serve_requests(false, &String::new);
+        }
     }
 
     /// Waits until something happens, at most `limit`; returns whether the session has ended.
     fn wait(&mut self, limit: Option<Duration>) -> Result<bool> {
-        let poll_interval = self.leases.has_to_ask().then_some(ASK_AGAIN);
+        let poll_interval = self.leases.needs_timer().then_some(ASK_AGAIN);
         let mut watched = self.leases.watched();
         watched.extend(self.wakes.watched());
         watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
@@ -291,7 +330,7 @@ impl Daemon {
         }
         for _ in 0..events.end_requests {
             self.policy.request_end(Instant::now());
-            self.leases.close_to_newcomers();
+            self.leases.refuse_newcomers();
         }
         if events.end_now {
             self.policy.request_end_now();
@@ -303,6 +342,6 @@ impl Daemon {
 fn wait(watched: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<()> {
     match poll(watched, limit.map(timespec).as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(Error::io("can not wait", error.into())),
+        Err(error) => Err(Error::io("cannot wait for events", error.into())),
     }
 }

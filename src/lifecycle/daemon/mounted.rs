@@ -17,7 +17,7 @@ use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::mount_point::{Mountpoint, taken};
 use crate::lifecycle::share::{self, MountLock, Peers, Record};
-use crate::mountinfo::MountId;
+use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
 /// The mount of this process.
@@ -54,7 +54,7 @@ impl Mounted {
         lock: MountLock,
         mut record: Record,
     ) -> Result<(Arc<Self>, OwnedFd)> {
-        if let Some(entry) = share::clear_locked(mount_point)? {
+        if let Some(entry) = share::detach_stale_locked(mount_point)? {
             return Err(taken(mount_point, &entry));
         }
         let mountpoint = Mountpoint::prepare(mount_point, &mut || {
@@ -65,7 +65,7 @@ impl Mounted {
         let attached = Attached::new(mount_point, &source, plan.access, &lock);
         if attached.is_err() {
             // A helper may have mounted before it was killed.
-            share::clear_locked(mount_point)?;
+            share::detach_stale_locked(mount_point)?;
         }
         let (attached, connection) = attached?;
         record.mount = Some(MountId::of(attached.entry()));
@@ -97,9 +97,8 @@ impl Mounted {
     pub(in crate::lifecycle) fn peers(&self) -> Option<Peers> {
         let parts = self.parts.lock();
         let (lock, _) = parts.as_ref()?.lock.as_ref()?;
-        let peers = lock.peers();
-        peers.unwrap_or_else(|error| {
-            log::info!("{error}: it is not shared");
+        Peers::of(lock).unwrap_or_else(|error| {
+            log::info!("{error}; using a cache budget of its own");
             None
         })
     }
@@ -242,12 +241,12 @@ pub(in crate::lifecycle) fn unmount_on_panic(mount: Weak<Mounted>) {
             }
             mount.mount_point.clone()
         });
-        let what = panic.to_string().replace('\n', " ");
+        let panic = panic.to_string().replace('\n', " ");
         match mount_point.as_deref().map(Path::display) {
             Some(mount_point) => {
-                log::error!("{mount_point}: a fault in archfs itself, unmounted: {what}");
+                log::error!("{mount_point}: internal error in archfs, unmounted: {panic}");
             }
-            None => log::error!("a fault in archfs itself: {what}"),
+            None => log::error!("internal error in archfs: {panic}"),
         }
         std::process::exit(101);
     }));

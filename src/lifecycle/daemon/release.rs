@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::failpoint;
-use crate::heap;
 use crate::lifecycle::daemon::idle::{IdleTime, Step};
+use crate::os::heap;
 use crate::stats::Stats;
 use crate::sync::{Arc, AtomicBool, Ordering, Weak};
-use crate::units::{show_duration, show_size};
+use crate::units::{format_duration, format_size};
 use crate::vfs::Tree;
 
 /// Releases the caches of a mount when it is idle.
@@ -89,6 +89,6 @@ fn release(tree: &Weak<dyn Tree>, stats: &Stats, idle: Duration) {
     }
     heap::trim();
     stats.count_release();
-    let (freed, idle) = (show_size(before.saturating_sub(cached())), show_duration(idle));
-    log::info!("no request for {idle}: {freed} of cached blocks given back");
+    let (freed, idle) = (format_size(before.saturating_sub(cached())), format_duration(idle));
+    log::info!("no request for {idle}: freed {freed} of cached blocks");
 }

@@ -15,7 +15,6 @@ use rustix::fs::OFlags;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::daemon::snapshot::{Served, Snapshot};
-use crate::log::tell;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
@@ -24,6 +23,10 @@ pub(in crate::lifecycle) struct Report {
     served: Served,
     stats: Arc<Stats>,
     file: Option<PathBuf>,
+    /// Whether the user asked for the summary.
+    is_summarised: bool,
+    /// Whether the log is a file that the user named.
+    has_log_file: bool,
 }
 
 impl Report {
@@ -33,10 +36,12 @@ impl Report {
         let (archives, mountpoint) = (plan.archives.clone(), plan.mountpoint.clone());
         let served = Served { archives, mountpoint, since: Instant::now() };
         let file = plan.stats_json.clone();
+        let is_summarised = plan.is_summarised();
+        let has_log_file = plan.log_file.is_some();
         if let Some(Err(error)) = file.as_deref().map(check_writable) {
-            log::warn!("{error}; mounting all the same");
+            log::warn!("{error}; mounting anyway");
         }
-        Self { served, stats, file }
+        Self { served, stats, file, is_summarised, has_log_file }
     }
 
     /// The statistics so far.
@@ -54,14 +59,14 @@ impl Report {
         snapshot
     }
 
-    /// Writes the file and logs the summary. Call this after unmounting, which must not wait for
-    /// it, and when no more requests are counted: after the session, or just before exiting. If
-    /// `is_reported`, a process that waited for the end has received the summary, and this does not
-    /// log it.
+    /// Writes the file and logs the summary: into the user's log file, or where the user asked for
+    /// it, unless a process that waited for the end has received it (`is_reported`). Call this
+    /// after unmounting, which must not wait for it, and when no more requests are counted: after
+    /// the session, or just before exiting.
     pub(in crate::lifecycle) fn finish(&self, is_reported: bool) {
         let snapshot = self.write();
-        if !is_reported {
-            tell(format_args!("{}", snapshot.summary()));
+        if self.has_log_file || (self.is_summarised && !is_reported) {
+            crate::log::note(format_args!("{}", snapshot.summary()));
         }
     }
 }
@@ -108,7 +113,8 @@ fn check_replaceable(path: &Path) -> Result<()> {
     if metadata.is_file() && matches!(first.as_slice(), b"" | b"{") {
         return Ok(());
     }
-    let context = format!("{}: holds something else: not overwritten", path.display());
+    let context =
+        format!("{}: not overwritten, because it is not a statistics file", path.display());
     Err(Error::new(Kind::InvalidInput, context))
 }
 
@@ -117,7 +123,7 @@ fn parent(path: &Path) -> &Path {
 }
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    |error| Error::io(format!("{}: can not be written", path.display()), error)
+    |error| Error::io(format!("{}: cannot write", path.display()), error)
 }
 
 #[cfg(test)]
@@ -161,6 +167,6 @@ mod tests {
     fn a_missing_directory_is_reported_at_the_start() {
         let work = tempfile::tempdir().unwrap();
         let error = check_writable(&work.path().join("none/stats.json")).unwrap_err();
-        assert!(error.to_string().contains("none/stats.json: can not be written"), "{error}");
+        assert!(error.to_string().contains("none/stats.json: cannot write"), "{error}");
     }
 }

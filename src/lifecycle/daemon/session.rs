@@ -16,6 +16,7 @@ use crate::fuse::{ArchiveFilesystem, SessionShape};
 use crate::lifecycle::daemon::signals::SessionEnd;
 use crate::lifecycle::daemon::{address_space, clone_fd};
 use crate::sync::Mutex;
+use crate::units::format_size;
 
 /// Descriptors left for holders of the mount, archives and unmounting.
 const SPARE: usize = 32;
@@ -32,8 +33,9 @@ pub(in crate::lifecycle) fn start(
     cache_bytes: u64,
     end: SessionEnd,
 ) -> Result<JoinHandle<io::Result<()>>> {
-    let failed = |error: io::Error| Error::io("can not start to serve the mount", error);
+    let failed = |error: io::Error| Error::io("cannot start to serve the mount", error);
     let threads = threads(address_space::threads(shape.threads, cache_bytes)?)?;
+    log::info!("{threads} threads answer requests, cache of {}", format_size(cache_bytes));
     let mut config = Config::default();
     config.n_threads = Some(threads);
     config.clone_fd = has_descriptors_for(threads) && clone_fd::is_possible(&connection);
@@ -74,15 +76,14 @@ fn threads(wanted: usize) -> Result<usize> {
     match found {
         found if found == needed => Ok(wanted),
         0..4 => {
-            let context = format!("only {found} more threads can be started here");
-            Err(Error::new(Kind::Io, context).with_hint(
-                "raise the limit of processes (ulimit -u, or pids.max of the control group)",
-            ))
+            let context = format!("too few threads: the process limit leaves {found}");
+            Err(Error::new(Kind::Io, context)
+                .with_hint("raise the process limit (ulimit -u, or pids.max of the control group)"))
         }
         found => {
             let threads = found / 2;
             log::warn!(
-                "{threads} threads answer instead of {wanted}: only {found} can be started here"
+                "using {threads} threads instead of {wanted}: the process limit leaves {found}"
             );
             Ok(threads)
         }

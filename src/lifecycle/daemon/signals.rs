@@ -14,8 +14,6 @@
 //! them to every process of a job, and they mean nothing to the daemon.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::mem::ManuallyDrop;
-use std::os::unix::net::UnixStream;
 // The types that signal-hook takes, even if a thread model replaces those of `sync`.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,14 +25,12 @@ use signal_hook::consts::{
     SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ,
 };
 use signal_hook::flag;
-use signal_hook::iterator::backend::{Handle, SignalDelivery};
-use signal_hook::iterator::exfiltrator::WithOrigin;
-use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::error::{Error, Result};
-use crate::kernel_file;
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
-use crate::lifecycle::system::raw_signals::{self, Mask};
+use crate::os::kernel_file;
+use crate::os::raw_signals::{self, Mask};
+use crate::os::signal_receiver::SignalReceiver;
 
 /// Signals that end a process without a handler, except those that ask archfs to end (`ENDING`),
 /// real-time signals, and program faults (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT,
@@ -76,33 +72,6 @@ pub(in crate::lifecycle) struct WakeSources {
     interrupted: Arc<AtomicBool>,
     slurm: Option<SlurmEnd>,
 }
-
-/// A received signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct Arrival {
-    pub(in crate::lifecycle) signal: i32,
-    /// `None` if no process sent it.
-    pub(in crate::lifecycle) sender: Option<SenderId>,
-    /// Whether the kernel sent it: for a terminal, a timer or a limit.
-    pub(in crate::lifecycle) is_by_kernel: bool,
-}
-
-/// The process that sent a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct SenderId {
-    /// 0 if it is outside of this pid namespace.
-    pub(in crate::lifecycle) pid: i32,
-    pub(in crate::lifecycle) uid: u32,
-}
-
-/// Receives signals, each with its sender.
-///
-/// The handlers and the socket that they write to stay until the process ends. A write to a socket
-/// without a reader raises SIGPIPE, whose handler would write again, without end.
-#[derive(Debug)]
-pub(in crate::lifecycle) struct SignalReceiver(
-    ManuallyDrop<SignalDelivery<UnixStream, WithOrigin>>,
-);
 
 /// Notifies the daemon that its session has ended.
 #[derive(Debug)]
@@ -178,7 +147,7 @@ pub(in crate::lifecycle) fn is_ignored(signal: i32) -> bool {
 /// `Io` if the system refuses.
 pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
     let handles = |signal| ignored == Ignored::AreHandled || !is_ignored(signal);
-    let failed = |error| Error::io("can not watch for signals", error);
+    let failed = |error| Error::io("cannot watch for signals", error);
     let (reader, writer) = io::pipe().map_err(failed)?;
     let mut interrupt = writer.try_clone().map_err(failed)?;
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -201,45 +170,6 @@ pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, Sess
     };
     let received = SignalReceiver::new(signals.iter().copied().filter(|signal| handles(*signal)))?;
     Ok((WakeSources { received, pipe: reader, interrupted, slurm }, SessionEnd(writer)))
-}
-
-impl SignalReceiver {
-    /// Starts to receive `signals`.
-    ///
-    /// # Errors
-    /// `Io` if the system refuses.
-    pub(in crate::lifecycle) fn new(signals: impl Iterator<Item = i32>) -> Result<Self> {
-        let failed = |error| Error::io("can not watch for signals", error);
-        let (reader, writer) = UnixStream::pair().map_err(failed)?;
-        SignalDelivery::with_pipe(reader, writer, WithOrigin::default(), signals)
-            .map(|delivery| Self(ManuallyDrop::new(delivery)))
-            .map_err(failed)
-    }
-
-    /// A handle to add signals, and to end the wait for them.
-    pub(in crate::lifecycle) fn handle(&self) -> Handle {
-        self.0.handle()
-    }
-
-    /// The descriptor to poll.
-    pub(in crate::lifecycle) fn watched(&self) -> PollFd<'_> {
-        PollFd::new(self.0.get_read(), PollFlags::IN)
-    }
-
-    /// Signals received since the last call, SIGCONT first. Does not wait. A signal that was
-    /// received several times may be returned once.
-    pub(in crate::lifecycle) fn take(&mut self) -> Vec<Arrival> {
-        let mut arrivals: Vec<_> = self.0.pending().map(|origin| Arrival::of(&origin)).collect();
-        arrivals.sort_by_key(|arrival| arrival.signal != SIGCONT);
-        arrivals
-    }
-}
-
-impl Arrival {
-    fn of(origin: &Origin) -> Self {
-        let sender = origin.process.map(|process| SenderId { pid: process.pid, uid: process.uid });
-        Self { signal: origin.signal, sender, is_by_kernel: origin.cause == Cause::Kernel }
-    }
 }
 
 impl WakeSources {
@@ -280,7 +210,7 @@ impl SessionEnd {
     /// `Io` if the system refuses.
     pub(in crate::lifecycle) fn waker(&self) -> Result<impl Fn() + Send + Sync + 'static> {
         let writer = self.0.try_clone();
-        let writer = writer.map_err(|error| Error::io("can not watch for requests", error))?;
+        let writer = writer.map_err(|error| Error::io("cannot watch for requests", error))?;
         Ok(move || {
             let _ = (&writer).write_all(&[CHECK]);
         })
@@ -290,26 +220,5 @@ impl SessionEnd {
     pub(in crate::lifecycle) fn notify(mut self) {
         // Nothing reads this any more if the daemon is exiting.
         let _ = self.0.write_all(&[SESSION_ENDED]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-    use std::thread;
-    use std::time::Duration;
-
-    use signal_hook::low_level::raise;
-
-    use super::*;
-
-    /// Like a SIGINT that reaches `run` while it unmounts.
-    #[test]
-    fn a_signal_after_the_receiver_is_dropped_is_handled_once() {
-        // Leaked, because unregistering would wait for a handler that does not end.
-        std::mem::forget(SignalReceiver::new([SIGPIPE, SIGUSR1].into_iter()).unwrap().handle());
-        let (sender, receiver) = channel();
-        thread::spawn(move || sender.send(raise(SIGUSR1).is_ok()));
-        assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(true), "handled without end");
     }
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{getppid, getuid};
 use signal_hook::consts::SIGCONT;
 
-use crate::lifecycle::daemon::signals::{Arrival, SenderId};
-use crate::lifecycle::system::process::ProcessId;
+use crate::os::process::ProcessId;
+use crate::os::signal_receiver::{Arrival, SenderId};
 
 /// How long after SIGCONT a signal counts as the end. Slurm sends both within milliseconds; a node
 /// that is short of memory or CPU delivers them later.
@@ -61,7 +61,7 @@ impl SlurmEnd {
         }
         let means_end_at = self.means_end_at(now, Sender::of(arrival.sender), script);
         if !means_end_at {
-            log::info!("signal {} of Slurm while the job works on", arrival.signal);
+            log::info!("ignored signal {} from Slurm: the job is still running", arrival.signal);
         }
         means_end_at
     }

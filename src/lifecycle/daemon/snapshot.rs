@@ -11,9 +11,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::kernel_file;
+use crate::os::kernel_file;
 use crate::stats::{CacheCounts, Latencies, Operation, Stats};
-use crate::units::{show_duration, show_size};
+use crate::units::{counted, format_duration, format_size};
 
 /// A mount, and since when it is served.
 #[derive(Clone, Debug)]
@@ -104,27 +104,27 @@ impl Snapshot {
             several => format!("{} archives", several.len()),
         };
         let uptime =
-            show_duration(Duration::try_from_secs_f64(self.uptime_seconds).unwrap_or_default());
+            format_duration(Duration::try_from_secs_f64(self.uptime_seconds).unwrap_or_default());
         let requests =
             |operation: Operation| self.requests.get(operation.name()).copied().unwrap_or_default();
         let mut parts = vec![
-            format!("{} lookups", requests(Operation::Lookup)),
-            format!("{} reads", requests(Operation::Read)),
-            format!("{} handed out", show_size(self.served_bytes)),
+            counted(requests(Operation::Lookup), "lookup"),
+            counted(requests(Operation::Read), "read"),
+            format!("{} returned", format_size(self.served_bytes)),
         ];
         if let Some(hits) = self.data_cache.hits_per_thousand() {
             let (whole, tenths) = (hits / 10, hits % 10);
-            parts.push(format!("{whole}.{tenths} % of blocks found in the cache"));
+            parts.push(format!("{whole}.{tenths}% of blocks found in the cache"));
         }
         if let (Some(p50), Some(p99)) = (self.read_latency.p50_ns, self.read_latency.p99_ns) {
-            let [p50, p99] = [p50, p99].map(|time| show_duration(Duration::from_nanos(time)));
-            parts.push(format!("half of the reads within {p50}, 99 % within {p99}"));
+            let [p50, p99] = [p50, p99].map(|time| format_duration(Duration::from_nanos(time)));
+            parts.push(format!("read latency p50 {p50}, p99 {p99}"));
         }
         if let Some(peak) = self.peak_memory_bytes {
-            parts.push(format!("{} of memory at the peak", show_size(peak)));
+            parts.push(format!("peak memory {}", format_size(peak)));
         }
         if self.faults > 0 {
-            parts.push(format!("{} FAULTS, see the log", self.faults));
+            parts.push(format!("{}, see the log", counted(self.faults, "fault")));
         }
         format!("served {archives} at {} for {uptime}: {}", self.mountpoint, parts.join(", "))
     }
@@ -203,8 +203,8 @@ mod tests {
         assert!(json["cpu_seconds"].as_f64().unwrap() > 0.0, "{json}");
         let line = snapshot.summary();
         assert!(line.starts_with("served a.sqfs at /dev/shm/data for "), "{line}");
-        assert!(line.contains(": 0 lookups, 0 reads, 0 B handed out, "), "{line}");
-        assert!(!line.contains("within") && !line.contains("FAULTS"), "{line}");
+        assert!(line.contains(": 0 lookups, 0 reads, 0 B returned, "), "{line}");
+        assert!(!line.contains("latency") && !line.contains("fault"), "{line}");
     }
 
     #[test]
@@ -223,8 +223,8 @@ mod tests {
         };
         let line = snapshot.summary();
         let start = "served 2 archives at /dev/shm/data for 2h 3m: 0 lookups, 3 reads, 3.0 MiB \
-                     handed out, 70.0 % of blocks found in the cache, half of the reads within ";
-        assert!(line.starts_with(start) && line.ends_with(", 3 FAULTS, see the log"), "{line}");
+                     returned, 70.0% of blocks found in the cache, read latency p50 ";
+        assert!(line.starts_with(start) && line.ends_with(", 3 faults, see the log"), "{line}");
         assert!(!line.contains("memory"), "{line}");
     }
 }

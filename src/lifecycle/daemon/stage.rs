@@ -1,4 +1,5 @@
-//! Copies archives (--stage) or reads them into memory (--preload) before they are opened.
+//! Copies archives before they are opened (--stage), or reads them into the page cache while they
+//! are served (--preload).
 //!
 //! Invariants: what cannot fit is refused before a byte is copied. The copy is an unlinked file, so
 //! it disappears with the daemon, however the daemon ends, and no other user can open it.
@@ -8,21 +9,24 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::thread;
+use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
-use crate::memory::{self, Headroom};
+use crate::os::memory::{self, Headroom};
+use crate::os::unlinked;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
-use crate::units::Size;
+use crate::units::{Size, format_duration};
 
-const DISK: &str = "stage to a disk of the node, such as $TMPDIR, or leave --stage out: \
-                    what is read stays in memory while there is room";
-const NO_PRELOAD: &str = "leave --preload out: what is read stays in memory while there is room";
+const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
+                    the page cache keeps what fits";
+const NO_PRELOAD: &str = "leave out --preload: the page cache keeps what fits";
 
-/// The archives of `plan`, opened, and copied or read into memory as it asks. A cache of
-/// `cache_bytes` must fit next to what is brought into memory.
+/// The archives of `plan`, opened, and copied if it asks for that. A cache of `cache_bytes` must
+/// fit next to a copy in memory.
 ///
 /// # Errors
 /// `Io` if they cannot be read or copied, or do not fit; else as `storage::open_files`.
@@ -42,12 +46,46 @@ pub(in crate::lifecycle) fn archives(
         files = copied(&files, directory, cache_bytes, progress)
             .map_err(|error| error.within(format_args!("--stage {}", directory.display())))?;
     }
-    if plan.preload {
-        // Files that are already in memory, such as a copy in /dev/shm, stay as they are.
-        files_in_page_cache(&files, cache_bytes, progress)
-            .map_err(|error| error.within("--preload"))?;
-    }
     Ok(files)
+}
+
+/// Those of `files` that `plan` asks to read into the page cache. Files that are already in memory,
+/// such as a copy in /dev/shm, stay as they are.
+///
+/// # Errors
+/// `Io` if they do not fit into memory, next to a cache of `cache_bytes`.
+pub(in crate::lifecycle) fn to_preload(
+    plan: &MountPlan,
+    files: &[Arc<FileStorage>],
+    cache_bytes: u64,
+) -> Result<Vec<Arc<FileStorage>>> {
+    if !plan.preload {
+        return Ok(Vec::new());
+    }
+    let files: Vec<_> = files.iter().filter(|file| !file.is_in_memory()).cloned().collect();
+    check_memory(storage::copied_len(&files), cache_bytes, memory::headroom())
+        .map_err(|error| error.with_hint(NO_PRELOAD).within("--preload"))?;
+    Ok(files)
+}
+
+/// Reads `files` into the page cache, in the background. Readers that are ahead of it read by
+/// themselves, so if it fails, that is only a warning.
+pub(in crate::lifecycle) fn preload(files: Vec<Arc<FileStorage>>) {
+    if files.is_empty() {
+        return;
+    }
+    let read = move || {
+        let start = Instant::now();
+        match storage::read_all(&files, &Progress::default()) {
+            Ok(()) => {
+                log::info!("--preload: archives read in {}", format_duration(start.elapsed()));
+            }
+            Err(error) => log::warn!("--preload: {error}"),
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("preload".into()).spawn(read) {
+        log::warn!("--preload: cannot start a thread: {error}");
+    }
 }
 
 fn copied(
@@ -56,18 +94,18 @@ fn copied(
     cache_bytes: u64,
     progress: &Progress,
 ) -> Result<Vec<Arc<FileStorage>>> {
-    let target = storage::unlinked(directory).map_err(|error| match error.kind() {
+    let target = unlinked::create(directory).map_err(|error| match error.kind() {
         ErrorKind::NotFound if !directory.exists() => Error::new(Kind::Io, "no such directory"),
         ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
-        _ => Error::io("can not make a file there", error),
+        _ => Error::io("cannot create a file", error),
     })?;
     let len = storage::copied_len(files);
-    let free =
-        storage::free_bytes(&target).map_err(|error| Error::io("can not be asked", error))?;
+    let free = unlinked::free_bytes(&target)
+        .map_err(|error| Error::io("cannot get the free space", error))?;
     if let Some(free) = free.filter(|&free| free < len) {
         return Err(does_not_fit(len, free));
     }
-    if storage::is_in_memory(&target) {
+    if unlinked::is_in_memory(&target) {
         check_memory(len, cache_bytes, memory::headroom())
             .map_err(|error| error.with_hint(DISK))?;
     }
@@ -78,31 +116,18 @@ fn copied(
 
 /// Reserves space for the copy. Free space may be used up by now, or exceed a quota.
 fn reserve_space(target: &File, len: u64) -> Result<()> {
-    storage::reserve(target, len).map_err(|error| match error.kind() {
+    unlinked::reserve(target, len).map_err(|error| match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            let free = storage::free_bytes(target).ok().flatten().unwrap_or(0);
+            let free = unlinked::free_bytes(target).ok().flatten().unwrap_or(0);
             does_not_fit(len, free).with_source(error)
         }
-        _ => Error::io(format!("can not take {} there", Size(len)), error),
+        _ => Error::io(format!("cannot reserve {}", Size(len)), error),
     })
 }
 
 fn does_not_fit(len: u64, free: u64) -> Error {
-    let context = format!("the copy takes {}, but {} are free there", Size(len), Size(free));
+    let context = format!("the copy takes {}, but only {} are free", Size(len), Size(free));
     Error::new(Kind::Io, context).with_hint(DISK)
-}
-
-fn files_in_page_cache(
-    files: &[Arc<FileStorage>],
-    cache_bytes: u64,
-    progress: &Progress,
-) -> Result<()> {
-    let files: Vec<_> = files.iter().filter(|file| !file.is_in_memory()).cloned().collect();
-    let len = storage::copied_len(&files);
-    check_memory(len, cache_bytes, memory::headroom())
-        .map_err(|error| error.with_hint(NO_PRELOAD))?;
-    progress.begin("reading into memory");
-    storage::read_all(&files, progress)
 }
 
 /// Checks that `len` bytes fit in the memory that is left, next to a cache.
@@ -114,7 +139,7 @@ fn check_memory(len: u64, cache_bytes: u64, left: Option<Headroom>) -> Result<()
         return Ok(());
     }
     let context = format!(
-        "takes {} of memory beside the cache of {} (--cache), but {} {}",
+        "needs {} of memory plus a cache of {} (--cache), but {} {}",
         Size(len),
         Size(cache_bytes),
         bound.leaves(),
@@ -126,7 +151,7 @@ fn check_memory(len: u64, cache_bytes: u64, left: Option<Headroom>) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Bound;
+    use crate::os::memory::Bound;
 
     #[test]
     fn memory_must_hold_the_archives_and_the_cache() {

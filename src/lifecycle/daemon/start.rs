@@ -14,19 +14,21 @@ use rustix::event::{PollFd, PollFlags};
 use crate::cache::{self, Budget};
 use crate::error::{Error, Result};
 use crate::formats::{self, Acls, OpenOptions};
-use crate::heap;
 use crate::lifecycle::mount::mount_point::{self, Mountpoint};
 use crate::lifecycle::mount::{descriptor_path, inherited};
-use crate::lifecycle::share::{self, Client, Entry, Leases, MountLock, Record};
-use crate::lifecycle::system::process::{ASK_AGAIN, ProcessId};
+use crate::lifecycle::share::{self, Client, JoinOutcome, Leases, MountLock, Record};
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
+use crate::os::heap;
+use crate::os::process::{ASK_AGAIN, ProcessId};
 use crate::progress::Progress;
 use crate::stats::Stats;
+use crate::storage::FileStorage;
 use crate::sync::Arc;
-use crate::units::show_size;
+use crate::units::{format_duration, format_size};
 use crate::vfs::{Tree, View};
 
 use super::address_space;
+use super::archive_cache::ArchiveCachePolicy;
 use super::launcher::Launcher;
 use super::log_file;
 use super::mounted::Mounted;
@@ -98,7 +100,7 @@ pub fn serve_in_background(
         }
     };
     let mut daemon = Daemon::start(plan, archive, mount, connection, listener, wakes)?;
-    daemon.leases.give_to(launcher.ready()?)?;
+    daemon.leases.grant_to(launcher.ready()?)?;
     daemon.serve()
 }
 
@@ -174,9 +176,9 @@ pub fn serve_in_foreground(
         return daemon.serve();
     }
     let mount_point = mount_point::locate(&plan.mountpoint)?;
-    let lock = match share::enter(&mount_point, plan)? {
-        Entry::Free(lock) => lock,
-        Entry::Shared(client, _) => {
+    let lock = match share::join_or_lock(&mount_point, plan)? {
+        JoinOutcome::Locked(lock) => lock,
+        JoinOutcome::Joined(client, _) => {
             opened();
             let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
             announce(ready)?;
@@ -227,7 +229,7 @@ pub(in crate::lifecycle) fn announce(ready: Option<u32>) -> Result<()> {
     };
     ready_file(number)?
         .write_all(b"ready\n")
-        .map_err(|error| Error::io("nobody waits for this mount any more", error))
+        .map_err(|error| Error::io("cannot write to --ready-fd", error))
 }
 
 /// Holds a lease on the mount of another daemon until a signal, the end of that daemon, or of
@@ -246,10 +248,10 @@ fn hold_shared_mount(
         let mut watched = leases.watched();
         watched.extend(wakes.watched());
         watched.push(PollFd::new(&client, PollFlags::IN));
-        let limit = leases.has_to_ask().then_some(ASK_AGAIN);
+        let limit = leases.needs_timer().then_some(ASK_AGAIN);
         wait(&mut watched, limit)?;
         let has_ended = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
-        leases.attend(false, &String::new);
+        leases.serve_requests(false, &String::new);
         let events = wakes.take(Script::of(holder));
         if has_ended {
             return Ok(());
@@ -268,6 +270,9 @@ pub(super) struct Opened {
     /// Budget of its caches at the start, bytes, and the handle that changes it.
     pub(super) cache_bytes: u64,
     pub(super) budget: Budget,
+    pub(super) archive_cache: ArchiveCachePolicy,
+    /// Files to read into the page cache.
+    pub(super) preloaded: Vec<Arc<FileStorage>>,
 }
 
 /// The cache budget, bytes: as asked for, unless the job's memory limit is too low.
@@ -278,10 +283,10 @@ fn cache_bytes(wanted: Option<u64>) -> u64 {
     match cache::most_bytes() {
         Some((most, limit)) if wanted > most => {
             log::warn!(
-                "--cache {}: the limit of the job is {}, so the cache gets {}",
-                show_size(wanted),
-                show_size(limit),
-                show_size(most)
+                "--cache {}: the job's memory limit is {}; using {}",
+                format_size(wanted),
+                format_size(limit),
+                format_size(most)
             );
             most
         }
@@ -307,15 +312,22 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         stats: Arc::clone(&stats),
         ..OpenOptions::default()
     };
+    let start = Instant::now();
     let files = stage::archives(plan, options.cache_bytes, progress)?;
+    if let Some(directory) = &plan.stage {
+        let time = format_duration(start.elapsed());
+        log::info!("--stage {}: archives copied in {time}", directory.display());
+    }
+    let preloaded = stage::to_preload(plan, &files, options.cache_bytes)?;
     let tree = formats::open_files(&files, &options, progress)?;
     let tree = View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
         Some(first) => error.within(first.display()),
         None => error,
     })?;
     let report = Report::begin(plan, Arc::clone(&stats));
+    let archive_cache = ArchiveCachePolicy::new(plan, &files, Arc::clone(&stats));
     let OpenOptions { cache_bytes, budget, .. } = options;
-    Ok(Opened { tree, stats, report, cache_bytes, budget })
+    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, preloaded })
 }
 
 /// Starts the log in the file that the user named, or on standard error.

@@ -4,8 +4,11 @@
 
 use std::env;
 
-use crate::lifecycle::system::process::ProcessId;
-use crate::lifecycle::system::slurm;
+pub use crate::batch_job::Scheduler;
+
+use crate::batch_job;
+use crate::lifecycle::slurm;
+use crate::os::process::ProcessId;
 
 /// A batch job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,19 +25,6 @@ pub struct Batch {
     pub task: Task,
 }
 
-/// A batch system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheduler {
-    /// Slurm.
-    Slurm,
-    /// PBS or Torque.
-    Pbs,
-    /// LSF.
-    Lsf,
-    /// Grid Engine.
-    GridEngine,
-}
-
 /// The process that SLURM_TASK_PID names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -48,19 +38,7 @@ pub enum Task {
 
 impl Batch {
     pub(super) fn around() -> Option<Self> {
-        let systems = [
-            (Scheduler::Slurm, "SLURM_JOB_ID"),
-            (Scheduler::Pbs, "PBS_JOBID"),
-            (Scheduler::Lsf, "LSB_JOBID"),
-        ];
-        let named = systems.into_iter().find_map(|(scheduler, name)| {
-            Some((scheduler, env::var(name).ok().filter(|job| !job.is_empty())?))
-        });
-        let (scheduler, job) = named.or_else(|| {
-            // Other programs set JOB_ID as well.
-            env::var_os("SGE_ROOT")?;
-            Some((Scheduler::GridEngine, env::var("JOB_ID").ok()?))
-        })?;
+        let (scheduler, job) = batch_job::current()?;
         let step = env::var("SLURM_STEP_ID").ok().and_then(|step| step.parse().ok());
         let task = match env::var("SLURM_TASK_PID").map(|pid| pid.parse()) {
             Err(_) => Task::Unset,

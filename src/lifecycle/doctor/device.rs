@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 
+use crate::error::reason;
 use crate::lifecycle::mount::{device as fuse_device, inherited};
 
 /// The state of /dev/fuse.
@@ -39,7 +40,7 @@ impl Device {
         let found = match fs::metadata("/dev/fuse") {
             Ok(found) => found,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Self::Missing,
-            Err(error) => return Self::Failed(error.to_string()),
+            Err(error) => return Self::Failed(reason(error)),
         };
         if !inherited::is_device(found.mode(), found.rdev()) {
             return Self::Other;
@@ -53,7 +54,7 @@ impl Device {
             }
             Some(Errno::PERM) => Self::Denied,
             Some(Errno::NODEV | Errno::NXIO) => Self::NoModule,
-            _ => Self::Failed(error.to_string()),
+            _ => Self::Failed(reason(error)),
         }
     }
 }

@@ -8,8 +8,8 @@ use std::process::Stdio;
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
-use crate::kernel_file;
 use crate::lifecycle::mount::fusermount::Helper;
+use crate::os::kernel_file;
 
 /// Why this user cannot use a helper.
 #[derive(Clone, Debug, PartialEq, Eq)]

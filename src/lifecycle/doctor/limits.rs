@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::process::{Resource, geteuid, getrlimit};
 
-use crate::control_group::{Group, Version};
-use crate::kernel_file;
 use crate::lifecycle::daemon::session;
+use crate::os::control_group::{Group, Version};
+use crate::os::kernel_file;
 
 /// The limit of open files of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

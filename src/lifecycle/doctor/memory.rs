@@ -3,7 +3,7 @@
 use rustix::process::{Resource, getrlimit};
 
 use crate::cache;
-use crate::memory::{self, Headroom};
+use crate::os::memory::{self, Headroom};
 
 /// Facts about memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,7 @@ use rustix::process::geteuid;
 
 use crate::lifecycle::commands::list::{State, list};
 use crate::lifecycle::share;
-use crate::processors;
+use crate::os::processors;
 
 /// The facts about a node, for this user.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub struct Node {
     pub processors: usize,
     /// Directories in which users usually mount.
     pub places: Vec<Place>,
-    /// The directory of the registry, or the error of writing to it.
+    /// The directory of the records, or the error of writing to it.
     pub records: crate::error::Result<PathBuf>,
     /// Mounts of this user that are stale, or whose daemon does not answer.
     pub broken: Vec<(PathBuf, State)>,
@@ -73,7 +73,7 @@ impl Node {
     /// Collects everything that can be checked without mounting.
     pub fn examine() -> Self {
         let broken = list().unwrap_or_default().into_iter();
-        let broken = broken.filter(|mount| matches!(mount.state, State::Dead | State::Silent));
+        let broken = broken.filter(|mount| matches!(mount.state, State::Stale | State::Silent));
         let processors = processors::count();
         let threads = super::daemon::usual_threads();
         Self {
@@ -90,7 +90,7 @@ impl Node {
             memory: Memory::probe(),
             processors,
             places: places::all(),
-            records: share::try_registry(),
+            records: share::check_record_directory(),
             broken: broken.map(|mount| (mount.mount_point, mount.state)).collect(),
         }
     }

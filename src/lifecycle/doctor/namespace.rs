@@ -6,8 +6,8 @@
 use std::fs;
 
 use crate::error::Result;
-use crate::kernel_file;
 use crate::lifecycle::mount::namespace;
+use crate::os::kernel_file;
 
 /// A setting that prevents a private mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

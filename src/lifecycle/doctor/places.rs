@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
 
+use crate::error::reason;
+
 /// A directory in which users usually mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -40,7 +42,7 @@ impl State {
             return Self::Missing;
         }
         if let Err(error) = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(path) {
-            return Self::Refused(error.to_string());
+            return Self::Refused(reason(error));
         }
         let free_bytes =
             statvfs(path).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));

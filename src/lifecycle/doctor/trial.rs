@@ -18,8 +18,9 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::places::{Place, State};
-use crate::error::{Error, Kind, Result};
-use crate::lifecycle::system::process::ProcessId;
+use crate::error::{Error, Kind, Result, reason};
+use crate::log::{Label, parse_line};
+use crate::os::process::ProcessId;
 
 /// How long one process may take.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -128,12 +129,13 @@ impl Setup {
                 Err(error) => first = first.or(Some(Failure::new(error.to_string()))),
             }
         }
-        Err(first.unwrap_or_else(|| Failure::new("there is no folder to mount in".to_owned())))
+        Err(first.unwrap_or_else(|| Failure::new("no directory to mount in".to_owned())))
     }
 
     fn create_in(directory: &Path) -> Result<Self> {
-        let failed =
-            |error| Error::io(format!("{}: can not try to mount", directory.display()), error);
+        let failed = |error| {
+            Error::io(format!("{}: cannot create a mount point", directory.display()), error)
+        };
         // The directory is removed at once; only its unused name is needed.
         let created = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(directory);
         let mount_point = created.map_err(failed)?.path().to_owned();
@@ -158,7 +160,7 @@ impl Setup {
 fn attempt(arguments: &[OsString]) -> Tried {
     let failed = |error: std::io::Error| Failure {
         is_unknown: true,
-        ..Failure::new(format!("can not start archfs: {error}"))
+        ..Failure::new(format!("cannot start archfs: {}", reason(&error)))
     };
     // A file instead of a pipe, because a process that keeps a pipe open would block the reader.
     let said = memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
@@ -185,14 +187,17 @@ fn attempt(arguments: &[OsString]) -> Tried {
     let mut text = Vec::new();
     let _ = said.rewind().and_then(|()| said.read_to_end(&mut text));
     let text = String::from_utf8_lossy(&text).into_owned();
-    let first = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix));
-    let said = match (has_ended, first("archfs: ")) {
-        (false, _) => format!("nothing came of it in {} seconds", TIME_LIMIT.as_secs()),
+    let first = |wanted: Label| {
+        let mut lines = text.lines().filter_map(parse_line);
+        lines.find_map(|(label, text)| (label == wanted).then_some(text))
+    };
+    let said = match (has_ended, first(Label::Error)) {
+        (false, _) => format!("no result after {} s", TIME_LIMIT.as_secs()),
         (true, Some(line)) => line.to_owned(),
-        (true, None) => format!("archfs ended with {status}"),
+        (true, None) => format!("archfs failed ({status})"),
     };
     // The user is running the doctor, so remove the advice to run it.
-    let hint = first("hint: ").and_then(|hint| hint.split("archfs doctor tells").next());
+    let hint = first(Label::Hint).and_then(|hint| hint.split("run `archfs doctor`").next());
     let hint = hint.map(|hint| hint.trim_end_matches("; ").to_owned());
     Err(Failure { hint: hint.filter(|hint| !hint.is_empty()), ..Failure::new(said) })
 }
@@ -208,22 +213,25 @@ fn is_option(name: &OsStr) -> bool {
 /// # Errors
 /// `Io`; `Corrupt` if the names or the bytes are not those of the archive.
 pub fn check_mount(mount_point: &Path) -> Result<()> {
-    let failed = |path: &Path, what: &str, error| {
-        Error::io(format!("{}: mounted, but cannot be {what}", path.display()), error)
+    let failed = |path: &Path, action: &str, error| {
+        Error::io(format!("{}: mounted, but cannot be {action}", path.display()), error)
     };
-    let differs = |path: &Path, what: &str| {
-        Err(Error::new(Kind::Corrupt, format!("{}: mounted, but {what} differs", path.display())))
+    let differs = |path: &Path, part: &str| {
+        Err(Error::new(
+            Kind::Corrupt,
+            format!("{}: mounted, but the {part} differs", path.display()),
+        ))
     };
     let entries = fs::read_dir(mount_point)
         .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
     let names: Vec<OsString> = entries.map_err(|error| failed(mount_point, "listed", error))?;
     if names != [NAME] {
-        return differs(mount_point, "its listing");
+        return differs(mount_point, "listing");
     }
     let file = mount_point.join(NAME);
     let found = fs::read(&file).map_err(|error| failed(&file, "read", error))?;
     if found != TEXT {
-        return differs(&file, "its content");
+        return differs(&file, "content");
     }
     Ok(())
 }
@@ -282,7 +290,7 @@ mod tests {
         let setup = Setup::create_in_first(&[missing.clone(), place(directory.path())]).unwrap();
         assert!(setup.mount_point.starts_with(directory.path()) && !setup.mount_point.exists());
         let failure = Setup::create_in_first(&[missing]).err().unwrap();
-        assert!(failure.said.contains("gone: can not try to mount"), "{failure:?}");
+        assert!(failure.said.contains("gone: cannot create a mount point"), "{failure:?}");
     }
 
     #[test]

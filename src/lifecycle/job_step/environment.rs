@@ -39,15 +39,15 @@ impl Job {
     /// `CannotMount` outside of a batch script on a compute node.
     pub(super) fn of_batch_script(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let refused = |why: &str| {
-            Error::new(Kind::CannotMount, format!("cannot run the daemon as a job step: {why}"))
-                .with_hint("--job-step and --all-nodes are for the batch script of a Slurm job")
+            Error::new(Kind::CannotMount, format!("cannot start a job step: {why}"))
+                .with_hint("run this command in the batch script of a Slurm job, outside srun")
         };
-        let id = lookup("SLURM_JOB_ID").ok_or_else(|| refused("this is no Slurm job"))?;
+        let id = lookup("SLURM_JOB_ID").ok_or_else(|| refused("not in a Slurm job"))?;
         if lookup("SLURM_STEP_ID").is_some_and(|step| step.parse::<u32>().is_ok()) {
-            return Err(refused("this is a job step already"));
+            return Err(refused("already in a job step"));
         }
         // In a shell of salloc on a login node, the step would mount on another node.
-        let node = lookup("SLURMD_NODENAME").ok_or_else(|| refused("this is no compute node"))?;
+        let node = lookup("SLURMD_NODENAME").ok_or_else(|| refused("not on a compute node"))?;
         let nodes = lookup("SLURM_JOB_NUM_NODES").or_else(|| lookup("SLURM_NNODES"));
         let nodes = nodes.and_then(|count| count.parse().ok()).unwrap_or(1);
         Ok(Self { id, node, nodes, is_het: lookup("SLURM_HET_SIZE").is_some() })

@@ -14,6 +14,7 @@ use super::nodes::Nodes as Reports;
 use super::srun::{Nodes, Printed, Srun};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::daemon;
+use crate::log::{Label, parse_line};
 
 /// How long srun may take to start the tasks, and how long a task may be silent after that. An idle
 /// controller answers within 0.3 s.
@@ -34,7 +35,6 @@ pub(super) enum End {
 /// A step that is being started.
 pub(super) struct Launch {
     srun: Srun,
-    nodes: Nodes,
     expected: usize,
     reports: Reports,
     /// The first error that srun itself printed.
@@ -53,11 +53,11 @@ enum WaitOutcome {
 impl Launch {
     pub(super) fn start(job: &Job, nodes: Nodes, arguments: &[OsString]) -> Result<Self> {
         let program = std::env::current_exe()
-            .map_err(|error| Error::io("cannot find the program of this process", error))?;
+            .map_err(|error| Error::io("cannot find the archfs executable", error))?;
         let srun = Srun::start(job, nodes, program.as_os_str(), arguments)?;
         let expected = if nodes == Nodes::All { job.nodes } else { 1 };
         let (reports, hints) = (Reports::new(expected), HashSet::new());
-        Ok(Self { srun, nodes, expected, reports, srun_error: None, hints })
+        Ok(Self { srun, expected, reports, srun_error: None, hints })
     }
 
     pub(super) fn mount(mut self, mount_point: &Path, ready: Option<u32>) -> Result<End> {
@@ -82,7 +82,7 @@ impl Launch {
             || !matches!(share::look(mount_point)?, MountState::Alive(..) | MountState::Other(_))
         {
             self.unmount_all();
-            return Ok(End::NoStep("this script does not see the mounts of job steps".into()));
+            return Ok(End::NoStep("mounts of job steps are not visible in this script".into()));
         }
         if let Err(error) = daemon::announce(ready) {
             self.unmount_all();
@@ -93,8 +93,8 @@ impl Launch {
         let waited = self.wait(is_holding, Some(START_LIMIT));
         if waited != WaitOutcome::Reached {
             self.srun.leave_step();
-            let context = "a node does not answer any more; its mount may be stale";
-            return Err(Error::new(Kind::Io, context).with_hint("archfs unmount --all-nodes"));
+            let context = "a node stopped answering; its mount may be stale";
+            return Err(Error::new(Kind::Io, context).with_hint("run `archfs unmount --all-nodes`"));
         }
         self.srun.leave_step();
         Ok(End::Done)
@@ -124,7 +124,7 @@ impl Launch {
         let waited = self.wait(has_started, Some(START_LIMIT));
         let why = match waited {
             WaitOutcome::Reached => return None,
-            WaitOutcome::SrunEnded => "srun ended".to_owned(),
+            WaitOutcome::SrunEnded => "srun exited".to_owned(),
             WaitOutcome::TimedOut => {
                 let (count, expected) = (self.reports.count(), self.expected);
                 format!("{count} of {expected} tasks started in {} s", START_LIMIT.as_secs())
@@ -180,31 +180,28 @@ impl Launch {
                 }
             }
             Printed::Error(line) => {
-                let (task, text) = split_label(&line);
+                let (_, text) = split_label(&line);
                 if text.starts_with("srun: ") || text.starts_with("slurmstepd") {
                     log::info!("{text}");
-                    let said = text.split_once("error: ").map_or(text, |(_, what)| what);
-                    self.srun_error.get_or_insert_with(|| format!("srun: {said}"));
+                    let message = text.split_once("error: ").map_or(text, |(_, message)| message);
+                    self.srun_error.get_or_insert_with(|| format!("srun: {message}"));
                 } else {
-                    let node = task.and_then(|task| self.reports.name(task)).map(str::to_owned);
-                    self.show(text, node.as_deref());
+                    self.show(text);
                 }
             }
         }
     }
 
-    /// Shows a line of a daemon's standard error, with the name of its node if there are several.
-    fn show(&mut self, text: &str, node: Option<&str>) {
-        let line = match (text.strip_prefix("archfs: "), node) {
-            (Some(text), Some(node)) if self.nodes == Nodes::All => {
-                format!("archfs: {node}: {text}")
-            }
-            // Several nodes may print the same hint; show it once.
-            (None, _) if !self.hints.insert(text.to_owned()) => return,
-            _ => text.to_owned(),
-        };
+    /// Shows a line of a daemon's standard error, which names its node.
+    fn show(&mut self, text: &str) {
+        // Several nodes may print the same hint; show it once.
+        if let Some((Label::Hint, hint)) = parse_line(text)
+            && !self.hints.insert(hint.to_owned())
+        {
+            return;
+        }
         // An error on standard error cannot be reported anywhere.
-        let _ = writeln!(std::io::stderr(), "{line}");
+        let _ = writeln!(std::io::stderr(), "{text}");
     }
 
     /// Makes all tasks unmount and exit.
@@ -222,10 +219,10 @@ impl Launch {
     }
 
     fn fail_without_report(self) -> Result<End> {
-        let why = self.srun_error.clone().unwrap_or_else(|| "srun ended".to_owned());
+        let why = self.srun_error.clone().unwrap_or_else(|| "srun exited".to_owned());
         self.unmount_all();
         let context = format!("the job step ended before it reported: {why}");
         Err(Error::new(Kind::Io, context)
-            .with_hint("perhaps memory ran out: --cache and --threads take less"))
+            .with_hint("if memory ran out, lower --cache or --threads"))
     }
 }

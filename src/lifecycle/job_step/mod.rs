@@ -26,7 +26,7 @@ use super::share::{self, MountState};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::{inherited, mount_point};
-use crate::lifecycle::system::slurm;
+use crate::lifecycle::slurm;
 
 mod environment;
 mod launch;
@@ -116,7 +116,7 @@ pub fn mount(
         End::Done => Outcome::Mounted { job: job.id, nodes: job.nodes },
         End::Failed(failed, status) => Outcome::Failed { status, failed, nodes: job.nodes },
         End::NoStep(why) if is_required => {
-            let context = format!("cannot run the daemon as a job step: {why}");
+            let context = format!("cannot start a job step: {why}");
             return Err(Error::new(Kind::CannotMount, context));
         }
         End::NoStep(why) => Outcome::NoStep(Some(why)),

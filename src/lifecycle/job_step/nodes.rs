@@ -1,6 +1,6 @@
 //! The progress of the tasks of a step, as a pure data structure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::message::{Message, Progress};
@@ -10,8 +10,6 @@ use super::message::{Message, Progress};
 pub(super) struct Nodes {
     expected: usize,
     reports: BTreeMap<String, Report>,
-    /// The node of each task.
-    names: HashMap<u32, String>,
 }
 
 #[derive(Debug)]
@@ -28,9 +26,6 @@ impl Nodes {
 
     /// Records a message that arrived at `now`.
     pub(super) fn note(&mut self, message: Message, now: Instant) {
-        if let Some(task) = message.task {
-            self.names.insert(task, message.node.clone());
-        }
         self.reports.insert(message.node, Report { progress: message.progress, time: now });
     }
 
@@ -43,11 +38,6 @@ impl Nodes {
     /// The number of nodes that have reported.
     pub(super) fn count(&self) -> usize {
         self.reports.len()
-    }
-
-    /// The name of the node of `task`.
-    pub(super) fn name(&self, task: u32) -> Option<&str> {
-        self.names.get(&task).map(String::as_str)
     }
 
     /// The nodes that failed, and the highest exit status among them.
@@ -106,7 +96,6 @@ mod tests {
         assert!(!nodes.all(is_ready));
         nodes.note(message(1, "n2", Progress::Ready), now);
         assert!(nodes.all(is_ready) && nodes.failed().is_none());
-        assert_eq!((nodes.name(1), nodes.name(2)), (Some("n2"), None));
     }
 
     #[test]

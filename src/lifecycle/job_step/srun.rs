@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::environment::{Job, is_removed};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::system::process;
+use crate::os::process;
 
 /// How long to wait for a process to end.
 const TERM_LIMIT: Duration = Duration::from_secs(2);
@@ -78,7 +78,9 @@ impl Srun {
         // the script, because it would pass them on.
         command.process_group(0).current_dir("/");
         let mut child = command.spawn().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::new(Kind::CannotMount, "srun is not in PATH"),
+            std::io::ErrorKind::NotFound => {
+                Error::new(Kind::CannotMount, "srun: not found in PATH")
+            }
             _ => Error::io("cannot start srun", error),
         })?;
         let (sender, lines) = channel();
@@ -99,9 +101,9 @@ impl Srun {
     /// Sends a line to all tasks.
     ///
     /// # Errors
-    /// `Io` if srun has ended.
+    /// `Io` if srun has exited.
     pub(super) fn send(&mut self, word: &str) -> Result<()> {
-        let failed = |error| Error::io("srun has ended", error);
+        let failed = |error| Error::io("srun has exited", error);
         match &mut self.input {
             Some(input) => input.write_all(format!("{word}\n").as_bytes()).map_err(failed),
             None => Ok(()),
@@ -148,7 +150,7 @@ impl Srun {
         self.reap_within(TERM_LIMIT);
     }
 
-    /// Waits until srun has ended, which it does when all tasks have; kills it after `TERM_LIMIT`.
+    /// Waits until srun has exited, which it does when all tasks have; kills it after `TERM_LIMIT`.
     pub(super) fn finish(mut self) {
         drop(self.input.take());
         self.reap_within(TERM_LIMIT);

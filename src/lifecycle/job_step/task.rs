@@ -19,7 +19,7 @@ use rustix::process::{Signal, geteuid, getpid, kill_process};
 use super::super::{MountPlan, daemon};
 use super::message::{BEGIN, HOLD, Message, Progress};
 use crate::error::{Error, Result};
-use crate::lifecycle::system::process::{ProcessId, timespec};
+use crate::os::process::{ProcessId, timespec};
 use crate::progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
 

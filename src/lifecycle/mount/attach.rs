@@ -8,21 +8,22 @@
 //! point. Root follows no symbolic link to the mount point (`parent_directory`).
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{device, fusermount};
-use crate::lifecycle::system::probe;
-use crate::mountinfo::{self, MountEntry, TYPE};
+use crate::os::mountinfo::{self, MountEntry, TYPE};
+use crate::os::probe;
 use crate::sync::{AtomicBool, Ordering};
+use crate::units::format_duration;
 
 /// How long to probe a mount before it counts as not stale.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -51,15 +52,18 @@ impl Attached {
         access: Access,
         lock: &impl AsFd,
     ) -> Result<(Self, OwnedFd)> {
-        let (connection, directory) = if geteuid().is_root() {
+        let start = Instant::now();
+        let (connection, directory, how) = if geteuid().is_root() {
             let (connection, directory) = mount_as_root(mount_point, source, access)?;
-            (connection, Some(directory))
+            (connection, Some(directory), "directly")
         } else {
             let directory = ParentDirectory::new(mount_point).and_then(|parent| parent.directory());
-            (fusermount::mount(mount_point, source, access, duplicate(lock)?)?, directory.ok())
+            let connection = fusermount::mount(mount_point, source, access, duplicate(lock)?)?;
+            (connection, directory.ok(), "with fusermount")
         };
         match mountinfo::topmost(mount_point)? {
             Some(entry) if entry.is_own() => {
+                log_mounted(mount_point, how, start);
                 let mount_point = mount_point.to_owned();
                 Ok((Self { mount_point, directory, entry, is_detached: false.into() }, connection))
             }
@@ -69,9 +73,10 @@ impl Attached {
                     detach_moved(&directory);
                 }
                 let context =
-                    format!("{}: mounted, but not to be seen there", mount_point.display());
-                Err(Error::new(Kind::CannotMount, context)
-                    .with_hint("somebody renames the folders above it; choose another place"))
+                    format!("{}: mounted, but not visible at that path", mount_point.display());
+                Err(Error::new(Kind::CannotMount, context).with_hint(
+                    "another process renames a parent directory; choose another mount point",
+                ))
             }
         }
     }
@@ -143,8 +148,10 @@ impl Attached {
                 return detached;
             }
         }
-        let context =
-            format!("{}: can not unmount: somebody keeps renaming", self.mount_point.display());
+        let context = format!(
+            "{}: cannot unmount: a parent directory keeps changing",
+            self.mount_point.display()
+        );
         Err(Error::new(Kind::Io, context))
     }
 
@@ -165,7 +172,7 @@ impl Attached {
         let number = self.entry.device.rsplit(':').next().unwrap_or_default();
         let abort = Path::new(CONNECTIONS).join(number).join("abort");
         let Err(error) = std::fs::write(&abort, "1") else {
-            log::error!("{}: connection aborted", self.mount_point.display());
+            log::error!("{}: aborted the FUSE connection", self.mount_point.display());
             return;
         };
         log::debug!("{}: {error}", abort.display());
@@ -185,7 +192,7 @@ const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 impl Drop for Attached {
     fn drop(&mut self) {
         if let Err(error) = self.detach(Detach::Lazily) {
-            log::error!("{}: can not unmount: {error}", self.mount_point.display());
+            log::error!("{}: cannot unmount: {error}", self.mount_point.display());
             self.end_connection();
         }
     }
@@ -203,7 +210,7 @@ pub(in crate::lifecycle) fn detach(mount_point: &Path, how: Detach) -> Result<()
     };
     match detached {
         Err(error) if error.kind() != Kind::Busy && mountinfo::topmost(mount_point)?.is_none() => {
-            log::debug!("{error}: unmounted by somebody else");
+            log::debug!("{error}: unmounted by another process");
             Ok(())
         }
         detached => detached,
@@ -219,7 +226,7 @@ fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(busy(mount_point)),
         Err(error) => {
-            Err(Error::io(format!("{}: can not unmount", mount_point.display()), error.into()))
+            Err(Error::io(format!("{}: cannot unmount", mount_point.display()), error.into()))
         }
     }
 }
@@ -229,7 +236,7 @@ fn unmount_pinned(mount_point: &Path, flags: UnmountFlags) -> rustix::io::Result
     let parent = ParentDirectory::new(mount_point)?;
     // A mount point cannot be renamed, and `parent` does not depend on the directories above it.
     match mountinfo::topmost(mount_point) {
-        Ok(Some(entry)) if entry.is_ours() => unmount(parent.path(), flags),
+        Ok(Some(entry)) if entry.is_archfs() => unmount(parent.path(), flags),
         _ => Err(Errno::INVAL),
     }
 }
@@ -245,7 +252,7 @@ fn detach_moved(directory: &OwnedFd) {
         && probe::is_stale(&mount_point, &entry, ANSWER)
         && let Err(error) = detach_as_root(&mount_point, Detach::Lazily)
     {
-        log::warn!("{error}; archfs gc clears it");
+        log::warn!("{error}; run `archfs gc`");
     }
 }
 
@@ -259,7 +266,15 @@ pub(in crate::lifecycle) fn mount_here(
     source: &Path,
     access: Access,
 ) -> Result<OwnedFd> {
-    mount_as_root(mount_point, source, access).map(|(connection, _)| connection)
+    let start = Instant::now();
+    let (connection, _) = mount_as_root(mount_point, source, access)?;
+    log_mounted(mount_point, "in a namespace", start);
+    Ok(connection)
+}
+
+fn log_mounted(mount_point: &Path, how: &str, start: Instant) {
+    let time = format_duration(start.elapsed());
+    log::info!("{}: mounted {how} in {time}", mount_point.display());
 }
 
 /// Detaches lazily what `mount_here` mounted.
@@ -268,7 +283,7 @@ pub(in crate::lifecycle) fn mount_here(
 /// `Io`.
 pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
     unmount_pinned(mount_point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).map_err(|error| {
-        Error::io(format!("{}: can not unmount", mount_point.display()), error.into())
+        Error::io(format!("{}: cannot unmount", mount_point.display()), error.into())
     })
 }
 
@@ -278,10 +293,7 @@ fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(O
     let directory = ParentDirectory::new(mount_point)
         .and_then(|parent| parent.directory())
         .map_err(|error| {
-            Error::io(
-                format!("{}: can not be the mount point", mount_point.display()),
-                error.into(),
-            )
+            Error::io(format!("{}: cannot be the mount point", mount_point.display()), error.into())
         })?;
     let mut options = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
@@ -300,22 +312,20 @@ fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(O
         Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(
             Kind::CannotMount,
             format!(
-                "{}: the kernel does not let this process mount: {error}",
-                mount_point.display()
+                "{}: the kernel does not permit the mount: {}",
+                mount_point.display(),
+                reason(error)
             ),
         )
-        .with_hint("in a container it needs --device /dev/fuse and the capability SYS_ADMIN")),
+        .with_hint("in a container, add --device /dev/fuse and the capability SYS_ADMIN")),
         // The options are known to be valid, so the kernel rejects the descriptor.
         Err(Errno::INVAL) => Err(Error::new(
             Kind::CannotMount,
-            format!(
-                "{}: can not mount: /dev/fuse is not the FUSE device here",
-                mount_point.display()
-            ),
+            format!("{}: cannot mount: /dev/fuse is not the FUSE device", mount_point.display()),
         )
         .with_hint("in a container, add --device /dev/fuse")),
         Err(error) => {
-            Err(Error::io(format!("{}: can not mount", mount_point.display()), error.into()))
+            Err(Error::io(format!("{}: cannot mount", mount_point.display()), error.into()))
         }
     }
 }

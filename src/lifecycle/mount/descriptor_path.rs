@@ -81,7 +81,7 @@ fn resolve(path: &Path, number: RawFd) -> Result<PathBuf> {
         return Ok(link);
     }
     // The daemon gets other standard streams, so the file is opened once more.
-    let failed = |error| Error::io(format!("{}: can not open", path.display()), error);
+    let failed = |error| Error::io(format!("{}: cannot open", path.display()), error);
     let file = File::open(&link).map_err(failed)?;
     fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(error.into()))?;
     let link = Path::new(DIRECTORY).join(file.as_raw_fd().to_string());

@@ -21,6 +21,6 @@ pub(in crate::lifecycle) fn busy(mount_point: &Path) -> Error {
 /// The error for a mount in use, with the daemon's description `why`.
 pub(in crate::lifecycle) fn busy_with(why: String) -> Error {
     Error::new(Kind::Busy, why).with_hint(
-        "close the files and leave the folders below it (fuser -vm tells who), or use --lazy",
+        "close its files and leave its directories (fuser -vm lists the processes), or use --lazy",
     )
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reason};
 
 /// Opens a FUSE connection that belongs to no mount yet.
 ///
@@ -26,15 +26,11 @@ pub(in crate::lifecycle) fn open() -> Result<OwnedFd> {
 /// The error for a FUSE device that this process cannot open.
 pub(in crate::lifecycle) fn no_device(error: Errno) -> Error {
     let hint = match error {
-        Errno::ACCESS => {
-            "its mode must be 0666, as distributions set it; ask the administrator of the node"
-        }
+        Errno::ACCESS => "ask the administrator to set the mode of /dev/fuse to 0666",
         // A container may have the device but no permission to use it.
         Errno::PERM => "in a container, add --device /dev/fuse",
-        _ => {
-            "the kernel module must be loaded (modprobe fuse); in a container, add --device /dev/fuse"
-        }
+        _ => "run `modprobe fuse` as root; in a container, add --device /dev/fuse",
     };
-    let context = format!("/dev/fuse can not be opened: {error}");
+    let context = format!("/dev/fuse: cannot open: {}", reason(error));
     Error::new(Kind::CannotMount, context).with_hint(hint)
 }

@@ -7,7 +7,7 @@
 //!
 //! PATH comes from a job script, and may contain directories that other users can write to. archfs
 //! uses only absolute directories of PATH, and of those only a helper that no user but root and
-//! this one can have changed (`storage::first_untrusted`). In a user namespace that does not map
+//! this one can have changed (`trust::first_untrusted`). In a user namespace that does not map
 //! root, no helper of the system qualifies.
 //!
 //! A set-uid helper comes first, because PATH may contain a libfuse package whose helper has no
@@ -31,13 +31,13 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::device;
-use crate::lifecycle::system::scm_rights;
-use crate::mountinfo;
-use crate::storage;
+use crate::os::mountinfo;
+use crate::os::scm_rights;
+use crate::os::trust;
 
 /// The names of the helper, newest first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
@@ -67,7 +67,7 @@ pub(in crate::lifecycle) fn mount(
     check_device()?;
     let helper = Helper::find()?;
     helper.check_table(Path::new(TABLE))?;
-    let failed = |error: Errno| Error::io("can not talk to fusermount", error.into());
+    let failed = |error: Errno| Error::io("cannot talk to fusermount", error.into());
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
@@ -115,22 +115,22 @@ pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<(
             return Ok(());
         }
         if let Some(signal) = output.status.signal() {
-            log::debug!("{}: signal {signal} ended fusermount", mount_point.display());
+            log::debug!("{}: signal {signal} killed fusermount", mount_point.display());
             if mountinfo::topmost(mount_point)? != before {
                 return Ok(());
             }
             continue;
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        if said.contains("busy") {
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if message.contains("busy") {
             return Err(busy(mount_point));
         }
         return Err(Error::new(
             Kind::Io,
-            format!("{}: can not unmount: {said}", mount_point.display()),
+            format!("{}: cannot unmount: {message}", mount_point.display()),
         ));
     }
-    let context = format!("{}: can not unmount: signals end fusermount", mount_point.display());
+    let context = format!("{}: cannot unmount: signals kill fusermount", mount_point.display());
     Err(Error::new(Kind::Io, context))
 }
 
@@ -181,7 +181,7 @@ impl Helper {
         let (mut not_set_uid, mut rejected) = (None, None);
         for helper in existing {
             let is_set_uid = is_set_uid_root(&helper);
-            match storage::first_untrusted(&helper) {
+            match trust::first_untrusted(&helper) {
                 None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
                 None => not_set_uid = not_set_uid.or(Some(helper)),
                 Some(weak) => rejected = rejected.or(Some((helper, weak))),
@@ -208,9 +208,12 @@ impl Helper {
         match fs::File::open(table) {
             Err(error) if self.is_set_uid => {
                 let (helper, table) = (self.path.display(), table.display());
-                let context = format!("{helper} could not unmount again: {table}: {error}");
+                let context = format!(
+                    "{helper}: not run, because it could not unmount: {table}: {}",
+                    reason(error)
+                );
                 Err(Error::new(Kind::CannotMount, context).with_hint(
-                    "`archfs run` does without; for `archfs mount`, ask for /etc/mtab, a link to \
+                    "use `archfs run`, which needs no fusermount, or ask for a link from /etc/mtab to \
                      /proc/self/mounts",
                 ))
             }
@@ -219,32 +222,33 @@ impl Helper {
     }
 
     fn cannot_run(&self, error: std::io::Error) -> Error {
-        let context = format!("{}: can not be run", self.path.display());
+        let context = format!("{}: cannot run", self.path.display());
         Error::new(Kind::CannotMount, context)
             .with_source(error)
-            .with_hint("ask for the package fuse3 on the compute nodes; `archfs run` does without")
+            .with_hint("use `archfs run`, which needs no fusermount, or ask the administrator to install fuse3")
     }
 }
 
 fn missing() -> Error {
     Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node").with_hint(
-        "`archfs run` does without; for `archfs mount`, ask for the package fuse3 on the \
+        "use `archfs run`, which needs no fusermount, or ask the administrator to install fuse3 on the \
              compute nodes",
     )
 }
 
 fn unsafe_to_run(helper: &Path, weak: &Path) -> Error {
-    let is_unmapped = fs::symlink_metadata(weak).is_ok_and(|file| storage::is_unmapped(file.uid()));
+    let is_unmapped = fs::symlink_metadata(weak).is_ok_and(|file| trust::is_unmapped(file.uid()));
     let (helper, weak) = (helper.display(), weak.display());
     if is_unmapped {
         let context =
             format!("{helper}: not run: this user namespace does not map the owner of {weak}");
         return Error::new(Kind::CannotMount, context)
-            .with_hint("`archfs run` works without fusermount");
+            .with_hint("use `archfs run`, which needs no fusermount");
     }
-    let context = format!("{helper}: not run, since other users may replace {weak}");
-    Error::new(Kind::CannotMount, context)
-        .with_hint("take that folder out of PATH; `archfs run` does without fusermount")
+    let context = format!("{helper}: not run, because other users may replace {weak}");
+    Error::new(Kind::CannotMount, context).with_hint(
+        "remove that directory from PATH, or use `archfs run`, which needs no fusermount",
+    )
 }
 
 fn is_set_uid_root(file: &Path) -> bool {
@@ -269,21 +273,23 @@ fn check_device() -> Result<()> {
     }
 }
 
-fn refused(mount_point: &Path, said: &str) -> Error {
-    let said = said.lines().next().unwrap_or("fusermount gave no reason").trim();
-    let said = said.split_once(": ").map_or(said, |(_, reason)| reason);
-    let context = format!("{}: can not mount: {said}", mount_point.display());
+fn refused(mount_point: &Path, printed: &str) -> Error {
+    let first = printed.lines().next().unwrap_or("fusermount gave no reason").trim();
+    let reason = first.split_once(": ").map_or(first, |(_, reason)| reason);
+    let context = format!("{}: cannot mount: {reason}", mount_point.display());
     let error = Error::new(Kind::CannotMount, context);
-    if said.contains("user_allow_other") {
+    if reason.contains("user_allow_other") {
         error.with_hint("leave out allow_other, or ask for user_allow_other in /etc/fuse.conf")
-    } else if said.contains("mounting over filesystem type") {
+    } else if reason.contains("mounting over filesystem type") {
         error.with_hint("mount under /dev/shm or /tmp instead, or use `archfs run --private`")
-    } else if said.contains("too many FUSE") {
-        error.with_hint("unmount what is not needed (archfs list), or use `archfs run --private`")
-    } else if said.contains("mountpoint") || said.contains("mount point") {
-        error.with_hint("the mount point must be a directory of yours, such as one under /dev/shm")
+    } else if reason.contains("too many FUSE") {
+        error.with_hint(
+            "unmount mounts that you no longer need (archfs list), or use `archfs run --private`",
+        )
+    } else if reason.contains("mountpoint") || reason.contains("mount point") {
+        error.with_hint("use a directory of yours as the mount point, for example under /dev/shm")
     } else {
-        error.with_hint("`archfs run` may do without")
+        error.with_hint("try `archfs run`, which can mount without fusermount")
     }
 }
 
@@ -307,7 +313,7 @@ mod tests {
         let other = "fusermount3: mount failed: Operation not permitted";
         assert!(hint(other).contains("archfs run"));
         let text = refused(Path::new("/m"), other).to_string();
-        assert_eq!(text, "/m: can not mount: mount failed: Operation not permitted");
+        assert_eq!(text, "/m: cannot mount: mount failed: Operation not permitted");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(in crate::lifecycle) fn connection(number: RawFd) -> Result<OwnedFd> {
     let duplicate = duplicate(number)?;
     let is_fuse = fstat(&duplicate).is_ok_and(|found| is_device(found.st_mode, found.st_rdev));
     if !is_fuse {
-        let context = format!("/dev/fd/{number}: not a connection to FUSE (/dev/fuse)");
+        let context = format!("/dev/fd/{number}: not a FUSE connection (/dev/fuse)");
         return Err(Error::new(Kind::InvalidInput, context));
     }
     Ok(duplicate)
@@ -50,9 +50,7 @@ pub(in crate::lifecycle) fn is_device(mode: u32, device: u64) -> bool {
 /// `NotFound` if it is not open.
 pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
-    let not_open = || {
-        Error::new(Kind::NotFound, format!("/dev/fd/{number}: no such descriptor was handed over"))
-    };
+    let not_open = || Error::new(Kind::NotFound, format!("/dev/fd/{number}: descriptor not open"));
     if !is_open {
         return Err(not_open());
     }

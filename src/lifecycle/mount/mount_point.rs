@@ -13,8 +13,8 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
 use crate::lifecycle::mount::root_path::{self, Refusal};
-use crate::mountinfo::{self, MountEntry};
-use crate::storage;
+use crate::os::mountinfo::{self, MountEntry};
+use crate::os::trust;
 
 /// The maximum number of symbolic links to follow, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
@@ -80,7 +80,7 @@ enum AllowedOwner {
 /// The error for a mount point at which `entry` is mounted.
 pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Error {
     let context = format!("{}: {} is mounted here", mount_point.display(), entry.describe());
-    Error::new(Kind::Busy, context).with_hint("choose another place, or unmount that first")
+    Error::new(Kind::Busy, context).with_hint("choose another mount point, or unmount that first")
 }
 
 /// The absolute path of `path` without symbolic links. The mount point itself may be a mount that
@@ -90,15 +90,15 @@ pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Err
 /// # Errors
 /// `NotFound` if the parent does not exist; `Usage` for the root directory and descriptors.
 pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
-    let shown = path.display();
+    let given = path.display();
     if path == Path::new("/") {
-        return Err(Error::new(Kind::Usage, "/: is the root directory, no mount point"));
+        return Err(Error::new(Kind::Usage, "/: the root directory cannot be the mount point"));
     }
     if path.starts_with("/dev/fd") {
         // It is another directory in each process. `mount` has handled descriptor numbers before.
-        let context = format!("{shown}: can not be the mount point");
+        let context = format!("{given}: cannot be the mount point");
         return Err(Error::new(Kind::Usage, context).with_hint(
-            "a mount that is handed over is served by: archfs mount ARCHIVE /dev/fd/N",
+            "to serve a mount that another program made: archfs mount ARCHIVE /dev/fd/N",
         ));
     }
     // Removes empty components and a trailing `.`, which would hide a symbolic link.
@@ -108,7 +108,7 @@ pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
             Refusal::Rule(error) => error,
             Refusal::NoDirectory(missing) => no_such_directory(&missing),
             Refusal::System(part, error) => {
-                let context = format!("{shown}: can not be the mount point: {}", part.display());
+                let context = format!("{given}: cannot be the mount point: {}", part.display());
                 Error::io(context, error.into())
             }
         });
@@ -118,17 +118,17 @@ pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
         // In /tmp, another user could make a link to a directory that this user does not mean.
         let user = geteuid().as_raw();
         if link.uid() != user && link.uid() != 0 {
-            let context = format!("{shown}: a symbolic link of somebody else");
-            return Err(Error::new(Kind::Busy, context).with_hint("choose another name"));
+            let context = format!("{given}: is a symbolic link of another user");
+            return Err(Error::new(Kind::Busy, context).with_hint("choose another mount point"));
         }
     }
     if let Some(foreign) = path.ancestors().skip(1).find(|part| is_untrusted_link(part)) {
-        let context = format!("{shown}: {} is a symbolic link of somebody else", foreign.display());
-        return Err(Error::new(Kind::Busy, context).with_hint("choose another place"));
+        let context = format!("{given}: {} is a symbolic link of another user", foreign.display());
+        return Err(Error::new(Kind::Busy, context).with_hint("choose another mount point"));
     }
     if link.is_some() || path.file_name().is_none() {
         return follow(path)
-            .map_err(|error| Error::io(format!("{shown}: can not be the mount point"), error));
+            .map_err(|error| Error::io(format!("{given}: cannot be the mount point"), error));
     }
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -136,14 +136,15 @@ pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
     };
     let parent = fs::canonicalize(parent).map_err(|error| match error.kind() {
         ErrorKind::NotFound => no_such_directory(parent),
-        _ => Error::io(format!("{}: can not be entered", parent.display()), error),
+        _ => Error::io(format!("{}: cannot enter", parent.display()), error),
     })?;
     Ok(parent.join(path.file_name().unwrap_or_default()))
 }
 
 fn no_such_directory(path: &Path) -> Error {
-    Error::new(Kind::NotFound, format!("{}: no such directory", path.display()))
-        .with_hint("archfs makes the last folder of a mount point, not those above it")
+    Error::new(Kind::NotFound, format!("{}: no such directory", path.display())).with_hint(
+        "archfs creates only the last directory of the path; create the others with mkdir -p",
+    )
 }
 
 /// The metadata of `path`, if it is a symbolic link. Calls readlink(2) first: for a mount, the
@@ -167,18 +168,18 @@ fn follow(mut path: PathBuf) -> io::Result<PathBuf> {
 }
 
 fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
-    let shown = mount_point.display();
-    let failed = |error| Error::io(format!("{shown}: can not be the mount point"), error);
+    let path = mount_point.display();
+    let failed = |error| Error::io(format!("{path}: cannot be the mount point"), error);
     // Does not follow a link that was created after `locate`.
     let found = fs::symlink_metadata(mount_point).map_err(failed)?;
     if !found.is_dir() {
-        return Err(Error::new(Kind::NotADirectory, format!("{shown}: not a directory"))
-            .with_hint("the mount point is a directory, or a name that archfs can make one at"));
+        return Err(Error::new(Kind::NotADirectory, format!("{path}: not a directory"))
+            .with_hint("use an empty directory, or a name that does not exist yet"));
     }
     check_owner(mount_point, &found, allowed)?;
     if fs::read_dir(mount_point).map_err(failed)?.next().is_some() {
-        return Err(Error::new(Kind::Busy, format!("{shown}: the directory is not empty"))
-            .with_hint("mount on an empty directory, or at a name that does not exist yet"));
+        return Err(Error::new(Kind::Busy, format!("{path}: the directory is not empty"))
+            .with_hint("use an empty directory, or a name that does not exist yet"));
     }
     Ok(())
 }
@@ -186,7 +187,7 @@ fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
 /// Whether `path` is a link of another user in a world-writable directory. If fs.protected_symlinks
 /// is set, the kernel does not follow such links either.
 fn is_untrusted_link(path: &Path) -> bool {
-    let is_foreign = link_at(path).is_some_and(|link| !storage::is_trusted(&link));
+    let is_foreign = link_at(path).is_some_and(|link| !trust::is_trusted(&link));
     is_foreign && is_world_writable(path.parent())
 }
 
@@ -205,7 +206,7 @@ fn is_world_writable(directory: Option<&Path>) -> bool {
 /// mount on the directory of any user unless its parent is world-writable.
 fn check_owner(mount_point: &Path, found: &Metadata, allowed: AllowedOwner) -> Result<()> {
     let is_own = found.uid() == geteuid().as_raw();
-    let is_known = is_own || storage::is_trusted(found);
+    let is_known = is_own || trust::is_trusted(found);
     let parent_is_world_writable = || is_world_writable(mount_point.parent());
     let is_allowed = match allowed {
         AllowedOwner::Own if !geteuid().is_root() => {
@@ -217,9 +218,9 @@ fn check_owner(mount_point: &Path, found: &Metadata, allowed: AllowedOwner) -> R
         return Ok(());
     }
     let context =
-        format!("{}: a directory of somebody else (uid {})", mount_point.display(), found.uid());
+        format!("{}: a directory of another user (uid {})", mount_point.display(), found.uid());
     Err(Error::new(Kind::CannotMount, context)
-        .with_hint("mount on a directory of yours, or at a name that does not exist yet"))
+        .with_hint("use a directory of yours, or a name that does not exist yet"))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{getegid, geteuid, getpid};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reason};
 
 /// Moves this process into a new mount namespace. Call it before any thread is started.
 ///
@@ -24,8 +24,9 @@ use crate::error::{Error, Kind, Result};
 pub(in crate::lifecycle) fn enter() -> Result<()> {
     // A small stack limit makes `cli` use a second thread, which cannot move the process.
     if gettid() != getpid() {
-        let context = "a namespace to mount in needs a larger stack limit";
-        return Err(Error::new(Kind::CannotMount, context).with_hint("ulimit -s 512, or more"));
+        let context = "cannot mount in a namespace: the stack limit is too low";
+        return Err(Error::new(Kind::CannotMount, context)
+            .with_hint("raise the stack limit: ulimit -s 512"));
     }
     // Root needs no user namespace, and keeps its groups and rights without one.
     let has_right = geteuid().is_root() && unshare(UnshareFlags::NEWNS).is_ok();
@@ -40,12 +41,12 @@ pub(in crate::lifecycle) fn enter() -> Result<()> {
         ] {
             let file = format!("/proc/self/{file}");
             fs::write(&file, text)
-                .map_err(|error| Error::io(format!("{file}: can not write"), error))?;
+                .map_err(|error| Error::io(format!("{file}: cannot write"), error))?;
         }
     }
     let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", propagation)
-        .map_err(|error| Error::io("can not set mounts apart", error.into()))
+        .map_err(|error| Error::io("cannot make the mounts private to this process", error.into()))
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
@@ -55,7 +56,7 @@ fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
 }
 
 fn not_permitted(error: Errno) -> Error {
-    let context = format!("this node lets you make no namespace to mount in: {error}");
+    let context = format!("cannot create a namespace to mount in: {}", reason(error));
     Error::new(Kind::CannotMount, context).with_hint(
         "ask for fusermount3 (package fuse3), or for user namespaces (sysctl \
          user.max_user_namespaces)",

@@ -28,7 +28,7 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
-use crate::mountinfo;
+use crate::os::mountinfo;
 
 /// The modification time of a directory that archfs created, seconds since 1970: "arch" in ASCII.
 const CREATED: i64 = 0x6172_6368;
@@ -55,7 +55,7 @@ impl OwnedDirectory {
         before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<(Self, bool)> {
         let failed =
-            |error: io::Error| Error::io(format!("{}: cannot be created", path.display()), error);
+            |error: io::Error| Error::io(format!("{}: cannot create", path.display()), error);
         loop {
             let parent = ParentDirectory::new(path).map_err(|error| failed(error.into()))?;
             if fs::symlink_metadata(parent.path()).is_err() {
@@ -149,7 +149,10 @@ fn remove(directory: &OwnedFd) -> bool {
     match fs::remove_dir(parent.path()) {
         Ok(()) => true,
         Err(error) => {
-            log::warn!("{}: created by archfs, cannot be removed: {error}", path.display());
+            log::warn!(
+                "{}: cannot remove the directory that archfs created: {error}",
+                path.display()
+            );
             false
         }
     }

@@ -20,8 +20,8 @@ use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind};
-use crate::mountinfo::{self, MountEntry};
-use crate::storage;
+use crate::os::mountinfo::{self, MountEntry};
+use crate::os::trust;
 
 /// The maximum number of symbolic links to follow, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
@@ -159,20 +159,19 @@ impl Walk<'_> {
             self.path = next;
             return self.enter(Ok(opened)).map(|()| Found::Directory);
         }
-        if !storage::is_trusted(&found) {
-            let shown = self.shown.display();
+        if !trust::is_trusted(&found) {
+            let path = self.shown.display();
             let context = match is_last && next.file_name() == self.shown.file_name() {
-                true => format!("{shown}: a symbolic link of somebody else (uid {})", found.uid()),
+                true => format!("{path}: is a symbolic link of another user (uid {})", found.uid()),
                 false => format!(
-                    "{shown}: {} is a symbolic link of somebody else (uid {})",
+                    "{path}: {} is a symbolic link of another user (uid {})",
                     next.display(),
                     found.uid()
                 ),
             };
-            return Err(Refusal::Rule(
-                Error::new(Kind::Busy, context)
-                    .with_hint("root follows no links of other users; give the path without them"),
-            ));
+            return Err(Refusal::Rule(Error::new(Kind::Busy, context).with_hint(
+                "root does not follow links of other users; give the path without them",
+            )));
         }
         let target = readlinkat(&opened, "", Vec::new()).map_err(failed)?;
         Ok(Found::Link(std::ffi::OsString::from_vec(target.into_bytes()).into()))
@@ -181,15 +180,12 @@ impl Walk<'_> {
     fn refuse_foreign_fuse(&self, entry: &MountEntry) -> Refusal {
         let user = entry.owner().map_or("another user".into(), |uid| format!("uid {uid}"));
         let context = format!(
-            "{}: {} is a file system that {user} serves ({})",
+            "{}: {} is a FUSE file system of {user} ({})",
             self.shown.display(),
             self.path.display(),
             entry.kind
         );
-        Refusal::Rule(
-            Error::new(Kind::Busy, context)
-                .with_hint("root touches nothing in it; run archfs as that user"),
-        )
+        Refusal::Rule(Error::new(Kind::Busy, context).with_hint("run archfs as that user"))
     }
 }
 

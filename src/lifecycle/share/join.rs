@@ -29,10 +29,10 @@ use super::state::{self, MountState};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
-use crate::lifecycle::system::process::ProcessId;
-use crate::lifecycle::system::slurm::JobStep;
-use crate::memory;
-use crate::mountinfo::MountEntry;
+use crate::lifecycle::slurm::JobStep;
+use crate::os::memory;
+use crate::os::mountinfo::MountEntry;
+use crate::os::process::ProcessId;
 use crate::vfs::ViewOptions;
 
 /// How long a mount that is ending may take to free its mount point.
@@ -49,11 +49,11 @@ const RETRY: Duration = Duration::from_millis(5);
 
 /// The result of asking for a mount.
 #[derive(Debug)]
-pub(in crate::lifecycle) enum Entry {
+pub(in crate::lifecycle) enum JoinOutcome {
     /// A lease on the requested mount, which is live.
-    Shared(Client, Record),
-    /// The lock of the mount point, which is free.
-    Free(MountLock),
+    Joined(Client, Record),
+    /// The lock of the mount point, where nothing is mounted.
+    Locked(MountLock),
 }
 
 /// Joins the mount of `plan` at `mount_point`, or locks the mount point for it. Clears a stale
@@ -61,12 +61,15 @@ pub(in crate::lifecycle) enum Entry {
 ///
 /// # Errors
 /// `Busy` if something else is mounted there; `Io`; `TimedOut`.
-pub(in crate::lifecycle) fn enter(mount_point: &Path, plan: &MountPlan) -> Result<Entry> {
+pub(in crate::lifecycle) fn join_or_lock(
+    mount_point: &Path,
+    plan: &MountPlan,
+) -> Result<JoinOutcome> {
     let record = first_record(mount_point, plan)?;
     let mut waiting = Waiting::default();
     loop {
         if let Some(lock) = MountLock::try_acquire(&record)? {
-            return take_over(mount_point, lock, &record);
+            return clear_and_record(mount_point, lock, &record);
         }
         match state::look(mount_point)? {
             MountState::Other(entry) => return Err(taken(mount_point, &entry)),
@@ -75,7 +78,7 @@ pub(in crate::lifecycle) fn enter(mount_point: &Path, plan: &MountPlan) -> Resul
                 match ask_for_lease(mount_point, &file, &mut waiting)? {
                     LeaseAnswer::Granted(mut client) => {
                         check_outlasts(mount_point, &mut client)?;
-                        return Ok(Entry::Shared(client, found));
+                        return Ok(JoinOutcome::Joined(client, found));
                     }
                     LeaseAnswer::Ending(client) => waiting.wait_for_end(mount_point, client)?,
                 }
@@ -86,7 +89,7 @@ pub(in crate::lifecycle) fn enter(mount_point: &Path, plan: &MountPlan) -> Resul
                     match ask_for_lease(mount_point, &file, &mut waiting)? {
                         LeaseAnswer::Granted(mut client) => {
                             check_outlasts(mount_point, &mut client)?;
-                            return Ok(Entry::Shared(client, found.clone()));
+                            return Ok(JoinOutcome::Joined(client, found.clone()));
                         }
                         // Not listening yet, or failed.
                         LeaseAnswer::Ending(_) => waiting.wait_for_start(mount_point),
@@ -107,8 +110,8 @@ pub(in crate::lifecycle) fn enter(mount_point: &Path, plan: &MountPlan) -> Resul
 
 /// Clears what a killed daemon has left at `mount_point`, whose lock is `lock`, and writes `record`
 /// to the record file.
-fn take_over(mount_point: &Path, lock: MountLock, record: &Record) -> Result<Entry> {
-    if let Some(entry) = state::clear_locked(mount_point)? {
+fn clear_and_record(mount_point: &Path, lock: MountLock, record: &Record) -> Result<JoinOutcome> {
+    if let Some(entry) = state::detach_stale_locked(mount_point)? {
         lock.remove();
         return Err(taken(mount_point, &entry));
     }
@@ -117,7 +120,7 @@ fn take_over(mount_point: &Path, lock: MountLock, record: &Record) -> Result<Ent
     }
     lock::clear_others(mount_point);
     lock.write(record)?;
-    Ok(Entry::Free(lock))
+    Ok(JoinOutcome::Locked(lock))
 }
 
 /// The answer of a daemon to a request for a lease.
@@ -156,7 +159,7 @@ fn ask_for_lease(
             MountState::Stale(_) => Ok(LeaseAnswer::Ending(None)),
             _ => Err(error
                 .within(mount_point.display())
-                .with_hint("archfs list shows which process serves it")),
+                .with_hint("run `archfs list` to see its daemon")),
         },
         Err(error) => Err(error),
     }
@@ -175,17 +178,18 @@ impl Waiting {
     fn wait_for_end(&mut self, mount_point: &Path, ending: Option<Client>) -> Result<()> {
         let since = Instant::now();
         if let Some(mut client) = ending {
-            client.wait_until_gone(EXPLAIN_AFTER)?;
+            client.wait_until_closed(EXPLAIN_AFTER)?;
         }
         thread::sleep(RETRY);
         self.ending += since.elapsed();
         if self.ending >= END_LIMIT {
-            let context = format!("{}: the last mount here does not go", mount_point.display());
+            let context =
+                format!("{}: the previous mount was not unmounted in time", mount_point.display());
             return Err(Error::new(Kind::TimedOut, context)
-                .with_hint("archfs list shows which process serves it"));
+                .with_hint("run `archfs list` to see its daemon"));
         }
         if self.ending >= EXPLAIN_AFTER {
-            self.explain(mount_point, "waiting until the last mount here is gone");
+            self.explain(mount_point, "waiting until the previous mount is unmounted");
         }
         Ok(())
     }
@@ -199,14 +203,14 @@ impl Waiting {
     fn explain_start(&mut self, mount_point: &Path) {
         let since = *self.starting_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= EXPLAIN_AFTER {
-            self.explain(mount_point, "waiting for another process that mounts here");
+            self.explain(mount_point, "waiting for another process to mount here");
         }
     }
 
-    fn explain(&mut self, mount_point: &Path, what: &str) {
+    fn explain(&mut self, mount_point: &Path, text: &str) {
         if !self.has_explained {
             self.has_explained = true;
-            log::warn!("{}: {what}", mount_point.display());
+            log::warn!("{}: {text}", mount_point.display());
         }
     }
 }
@@ -234,17 +238,16 @@ fn check_same(
         },
         MountEntry::describe,
     );
-    let shown = mount_point.display();
+    let path = mount_point.display();
     if record.archives == real_paths(plan) {
         let context = format!(
-            "{shown}: {described} is mounted here, with other options or as it was before it changed"
+            "{path}: {described} is mounted here with other options, or has changed since it was mounted"
         );
         return Err(Error::new(Kind::Busy, context).with_hint(
-            "what is shared has to be asked for with the same --subdir, --offset, --recursive, \
-             --allow-changes and -o",
+            "to share it, give the same --subdir, --offset, --recursive, --allow-changes and -o",
         ));
     }
-    let context = format!("{shown}: {described} is mounted here");
+    let context = format!("{path}: {described} is mounted here");
     Err(Error::new(Kind::Busy, context)
         .with_hint("choose another mount point, or unmount that first"))
 }
@@ -263,10 +266,10 @@ fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<()> {
     {
         return Ok(());
     }
-    let shown = mount_point.display();
-    let context = format!("{shown}: what is mounted here ends with {}", step.describe());
+    let path = mount_point.display();
+    let context = format!("{path}: the mount here ends with {}", step.describe());
     Err(Error::new(Kind::Busy, context).with_hint(
-        "use a mount point of this job's own, such as one with $SLURM_JOB_ID in it, or `archfs run --private`",
+        "use another mount point, for example one with $SLURM_JOB_ID in its name, or `archfs run --private`",
     ))
 }
 

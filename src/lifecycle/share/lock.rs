@@ -24,10 +24,9 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::peers::Peers;
-use super::private_file;
+use super::owner_only_file;
 use super::record::{self, Record};
-use super::registry::Registry;
+use super::record_directory::RecordDirectory;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::{attach, owned_directory};
 
@@ -68,7 +67,7 @@ fn private_prefix(mount_point: &Path) -> String {
 pub(in crate::lifecycle) struct MountLock {
     file: File,
     name: String,
-    registry: Registry,
+    record_directory: RecordDirectory,
     /// Keeps programs that delete old files, such as systemd-tmpfiles, out of the directory.
     _guard: Option<File>,
 }
@@ -82,10 +81,12 @@ impl MountLock {
     pub(in crate::lifecycle) fn try_acquire(record: &Record) -> Result<Option<Self>> {
         let name = key(&record.mount_point) + RECORD;
         loop {
-            let attempt = match Registry::holding(&name) {
-                Some(registry) => Self::open(&registry, &name, None)
-                    .map_err(|error| unlockable(&registry.path(&name), error))?,
-                None => Registry::create_in(|registry| Self::open(registry, &name, Some(record)))?,
+            let attempt = match RecordDirectory::holding(&name) {
+                Some(record_directory) => Self::open(&record_directory, &name, None)
+                    .map_err(|error| unlockable(&record_directory.path(&name), error))?,
+                None => RecordDirectory::create_in(|record_directory| {
+                    Self::open(record_directory, &name, Some(record))
+                })?,
             };
             match attempt {
                 Attempt::Locked(lock) => return Ok(Some(lock)),
@@ -105,7 +106,9 @@ impl MountLock {
         let name = format!("{}{}{RECORD}", private_prefix(&record.mount_point), record.process);
         let deadline = Instant::now() + PRIVATE_LIMIT;
         loop {
-            match Registry::create_in(|registry| Self::open(registry, &name, Some(record)))? {
+            match RecordDirectory::create_in(|record_directory| {
+                Self::open(record_directory, &name, Some(record))
+            })? {
                 Attempt::Locked(lock) => return Ok(lock),
                 // Another process read the file, or removed it, before it was locked.
                 Attempt::Held | Attempt::Gone if Instant::now() < deadline => thread::sleep(RETRY),
@@ -116,10 +119,13 @@ impl MountLock {
         }
     }
 
-    /// Locks the existing file `name` in `registry`; `None` if another process holds the lock or
-    /// there is no such file.
-    pub(in crate::lifecycle) fn try_existing(registry: &Registry, name: &str) -> Option<Self> {
-        match Self::open(registry, name, None) {
+    /// Locks the existing file `name` in `record_directory`; `None` if another process holds the
+    /// lock or there is no such file.
+    pub(in crate::lifecycle) fn try_existing(
+        record_directory: &RecordDirectory,
+        name: &str,
+    ) -> Option<Self> {
+        match Self::open(record_directory, name, None) {
             Ok(Attempt::Locked(lock)) => Some(lock),
             _ => None,
         }
@@ -133,10 +139,10 @@ impl MountLock {
     ) -> std::result::Result<Option<Self>, ()> {
         let name = key(mount_point) + RECORD;
         loop {
-            let Some(registry) = Registry::holding(&name) else {
+            let Some(record_directory) = RecordDirectory::holding(&name) else {
                 return Ok(None);
             };
-            match Self::open(&registry, &name, None) {
+            match Self::open(&record_directory, &name, None) {
                 Ok(Attempt::Locked(lock)) => return Ok(Some(lock)),
                 Ok(Attempt::Gone) => {}
                 Ok(Attempt::Held) | Err(_) if Instant::now() >= deadline => return Err(()),
@@ -145,11 +151,15 @@ impl MountLock {
         }
     }
 
-    fn open(registry: &Registry, name: &str, create: Option<&Record>) -> io::Result<Attempt> {
-        let path = registry.path(name);
+    fn open(
+        record_directory: &RecordDirectory,
+        name: &str,
+        create: Option<&Record>,
+    ) -> io::Result<Attempt> {
+        let path = record_directory.path(name);
         let mut options = File::options();
         let opened =
-            private_file::open(&path, options.read(true).write(true).create(create.is_some()));
+            owner_only_file::open(&path, options.read(true).write(true).create(create.is_some()));
         let file = match opened {
             Err(error) if error.kind() == ErrorKind::NotFound && create.is_none() => {
                 return Ok(Attempt::Gone);
@@ -163,8 +173,8 @@ impl MountLock {
         if !is_named(&file, &path) {
             return Ok(Attempt::Gone);
         }
-        let (name, registry) = (name.to_owned(), registry.clone());
-        let lock = Self { file, name, _guard: registry.guard(), registry };
+        let (name, record_directory) = (name.to_owned(), record_directory.clone());
+        let lock = Self { file, name, _guard: record_directory.guard(), record_directory };
         if let Some(record) = create
             && lock.file.metadata()?.len() == 0
             && let Err(error) = lock.store(record)
@@ -181,9 +191,9 @@ impl MountLock {
     /// `Usage` if it is not the lock of `mount_point`.
     pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, mount_point: &Path) -> Result<Self> {
         let (file, name) = (File::from(descriptor), key(mount_point) + RECORD);
-        for registry in Registry::all() {
-            if is_named(&file, &registry.path(&name)) {
-                return Ok(Self { file, name, _guard: registry.guard(), registry });
+        for record_directory in RecordDirectory::all() {
+            if is_named(&file, &record_directory.path(&name)) {
+                return Ok(Self { file, name, _guard: record_directory.guard(), record_directory });
             }
         }
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
@@ -215,7 +225,10 @@ impl MountLock {
     /// `Io`.
     pub(in crate::lifecycle) fn write(&self, record: &Record) -> Result<()> {
         self.store(record).map_err(|error| {
-            Error::io(format!("{}: cannot write", self.registry.path(&self.name).display()), error)
+            Error::io(
+                format!("{}: cannot write", self.record_directory.path(&self.name).display()),
+                error,
+            )
         })
     }
 
@@ -225,14 +238,9 @@ impl MountLock {
         self.file.set_len(text.len().try_into().unwrap_or(u64::MAX))
     }
 
-    /// The daemons that share a cache budget with the holder of this lock; `None` if it has a
-    /// budget of its own.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub(in crate::lifecycle) fn peers(&self) -> Result<Option<Peers>> {
-        let job = self.record().and_then(|record| record.job);
-        job.map(|job| Peers::of(&job, &self.registry)).transpose()
+    /// The directory of the record file.
+    pub(super) fn directory(&self) -> &Path {
+        self.record_directory.directory()
     }
 
     /// Listens on the socket of the mount point; replaces a socket that an earlier daemon has left.
@@ -243,7 +251,7 @@ impl MountLock {
         let socket = self.socket();
         let _ = fs::remove_file(&socket);
         let listening = UnixListener::bind(&socket).and_then(|listener| {
-            private_file::open_to_owner(&socket)?;
+            owner_only_file::open_to_owner(&socket)?;
             Ok(listener)
         });
         listening.map_err(|error| Error::io(format!("{}: cannot listen", socket.display()), error))
@@ -256,9 +264,11 @@ impl MountLock {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let now = Timestamps { last_access: now, last_modification: now };
         let _ = futimens(&self.file, &now);
-        if !is_named(&self.file, &self.registry.path(&self.name)) {
+        if !is_named(&self.file, &self.record_directory.path(&self.name)) {
             let name = self.name.clone();
-            match Registry::create_in(|registry| Self::open(registry, &name, Some(record))) {
+            match RecordDirectory::create_in(|record_directory| {
+                Self::open(record_directory, &name, Some(record))
+            }) {
                 Ok(Attempt::Locked(again)) => *self = again,
                 Ok(Attempt::Held | Attempt::Gone) => {}
                 Err(error) => log::warn!("the record of the mount was removed: {error}"),
@@ -271,12 +281,12 @@ impl MountLock {
     pub(in crate::lifecycle) fn remove(self) {
         // The record goes last: until then no other process can listen on the socket.
         let _ = fs::remove_file(self.socket());
-        let _ = fs::remove_file(self.registry.path(&self.name));
-        self.registry.tidy();
+        let _ = fs::remove_file(self.record_directory.path(&self.name));
+        self.record_directory.tidy();
     }
 
     fn socket(&self) -> PathBuf {
-        self.registry.path(&socket_of(&self.name))
+        self.record_directory.path(&socket_of(&self.name))
     }
 }
 
@@ -297,7 +307,7 @@ enum Attempt {
 /// A record file, read without its lock.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct RecordFile {
-    registry: Registry,
+    record_directory: RecordDirectory,
     name: String,
     /// `None` if it is being written.
     pub(in crate::lifecycle) record: Option<Record>,
@@ -309,38 +319,55 @@ impl RecordFile {
     /// The record file of user `uid` for `mount_point`, if there is one.
     pub(in crate::lifecycle) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
         let name = key(mount_point) + RECORD;
-        let all = Registry::all_of(uid).into_iter();
-        all.filter_map(|registry| Self::read(registry, &name)).next()
+        let all = RecordDirectory::all_of(uid).into_iter();
+        all.filter_map(|record_directory| Self::read(record_directory, &name, &|_| true)).next()
     }
 
     /// All record files of user `uid`.
     pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
-        let all = Registry::all_of(uid).into_iter();
-        all.flat_map(|registry| {
-            let names = registry.names(RECORD).into_iter();
-            let read = names.filter_map(|name| Self::read(registry.clone(), &name));
+        Self::all_where(uid, |_| true)
+    }
+
+    /// The record files of user `uid` whose record is wanted. The locks of the others are not
+    /// touched.
+    pub(in crate::lifecycle) fn all_where(
+        uid: u32,
+        is_wanted: impl Fn(Option<&Record>) -> bool,
+    ) -> Vec<Self> {
+        let all = RecordDirectory::all_of(uid).into_iter();
+        all.flat_map(|record_directory| {
+            let names = record_directory.names(RECORD).into_iter();
+            let read =
+                names.filter_map(|name| Self::read(record_directory.clone(), &name, &is_wanted));
             read.collect::<Vec<_>>()
         })
         .collect()
     }
 
-    fn read(registry: Registry, name: &str) -> Option<Self> {
-        let file = File::open(registry.path(name)).ok()?;
+    fn read(
+        record_directory: RecordDirectory,
+        name: &str,
+        is_wanted: &impl Fn(Option<&Record>) -> bool,
+    ) -> Option<Self> {
+        let file = File::open(record_directory.path(name)).ok()?;
+        if !is_wanted(load(&file).as_ref()) {
+            return None;
+        }
         // The lock is held only briefly; a process that finds it taken retries.
         let tried = retry(|| flock(&file, FlockOperation::NonBlockingLockShared));
         let is_locked = tried == Err(Errno::WOULDBLOCK);
         let _ = flock(&file, FlockOperation::Unlock);
-        Some(Self { record: load(&file), name: name.to_owned(), registry, is_locked })
+        Some(Self { record: load(&file), name: name.to_owned(), record_directory, is_locked })
     }
 
     /// Locks the file, if no other process holds the lock.
     pub(in crate::lifecycle) fn try_lock(&self) -> Option<MountLock> {
-        MountLock::try_existing(&self.registry, &self.name)
+        MountLock::try_existing(&self.record_directory, &self.name)
     }
 
     /// The path of the daemon's socket.
     pub(in crate::lifecycle) fn socket(&self) -> PathBuf {
-        self.registry.path(&socket_of(&self.name))
+        self.record_directory.path(&socket_of(&self.name))
     }
 }
 
@@ -370,19 +397,19 @@ pub(in crate::lifecycle) fn clear_others(mount_point: &Path) {
 /// Removes the sockets of this user that have no record and no listener, and then the directories
 /// that are empty.
 pub(in crate::lifecycle) fn clear_sockets() {
-    for registry in Registry::all() {
-        for name in registry.names(SOCKET) {
+    for record_directory in RecordDirectory::all() {
+        for name in record_directory.names(SOCKET) {
             let record = name.strip_suffix(SOCKET).unwrap_or(&name).to_owned() + RECORD;
             // A cleaner of /tmp may remove the record of a live mount but not its socket.
-            let socket = registry.path(&name);
-            if !registry.path(&record).exists()
+            let socket = record_directory.path(&name);
+            if !record_directory.path(&record).exists()
                 && UnixStream::connect(&socket)
                     .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
             {
                 let _ = fs::remove_file(socket);
             }
         }
-        registry.tidy();
+        record_directory.tidy();
     }
 }
 
@@ -486,7 +513,7 @@ mod tests {
         let mut lock = acquire(&mount_point).unwrap();
         let _listener = lock.listen().unwrap();
         assert!(!lock.keep_fresh(&record(&mount_point)), "both are there");
-        let path = lock.registry.path(&lock.name);
+        let path = lock.record_directory.path(&lock.name);
         let old = SystemTime::UNIX_EPOCH;
         lock.file.set_modified(old).unwrap();
         assert!(!lock.keep_fresh(&record(&mount_point)));
@@ -507,7 +534,7 @@ mod tests {
             let work = tempfile::tempdir().unwrap();
             let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
             let private = MountLock::private(&record(&mount_point)).unwrap();
-            let path = private.registry.path(&private.name);
+            let path = private.record_directory.path(&private.name);
             if is_empty {
                 private.file.set_len(0).unwrap();
             }
@@ -527,7 +554,7 @@ mod tests {
         let mount_point = work.path().join("mount");
         let path = {
             let private = MountLock::private(&record(&mount_point)).unwrap();
-            private.registry.path(&private.name)
+            private.record_directory.path(&private.name)
         };
         let reader = File::open(&path).unwrap();
         flock(&reader, FlockOperation::LockShared).unwrap();

@@ -5,14 +5,16 @@
 //! closed file a moment before it frees the lock.
 
 use std::mem::MaybeUninit;
+use std::path::PathBuf;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::process::geteuid;
 
-use super::lock::{RECORD, RecordFile};
-use super::registry::Registry;
+use super::lock::{MountLock, RECORD, RecordFile};
+use super::record::Record;
 use crate::error::{Error, Result};
+use crate::os::process::ProcessId;
 
 /// The daemons that share a cache budget with this one.
 #[derive(Debug)]
@@ -24,13 +26,17 @@ pub(in crate::lifecycle) struct Peers {
 }
 
 impl Peers {
-    /// The daemons of `job`. Watches only `registry`, which has the record of this daemon; `count`
-    /// looks in all directories of this user.
+    /// The daemons that share a budget with the holder of `lock`; `None` if its record names no
+    /// job. Watches only the directory of that record; `count` looks in all directories of this
+    /// user.
     ///
     /// # Errors
     /// `Io` if the directory cannot be watched.
-    pub(super) fn of(job: &str, registry: &Registry) -> Result<Self> {
-        let directory = registry.directory();
+    pub(in crate::lifecycle) fn of(lock: &MountLock) -> Result<Option<Self>> {
+        let Some(job) = lock.record().and_then(|record| record.job) else {
+            return Ok(None);
+        };
+        let directory = lock.directory();
         let watched = WatchFlags::MODIFY | WatchFlags::DELETE | WatchFlags::CLOSE_WRITE;
         let changes =
             inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).and_then(|changes| {
@@ -38,10 +44,11 @@ impl Peers {
                 Ok((changes, watch))
             });
         let (changes, watch) = changes.map_err(|error| {
-            let context = format!("{}: cannot share the budget of the job", directory.display());
+            let context =
+                format!("{}: cannot share the cache budget of the job", directory.display());
             Error::io(context, error.into())
         })?;
-        Ok(Self { job: job.to_owned(), changes, watch })
+        Ok(Some(Self { job, changes, watch }))
     }
 
     /// The number of daemons that share the budget, including this one.
@@ -80,12 +87,26 @@ impl Peers {
     }
 }
 
+/// Whether another daemon of this user on this node serves one of `archives`.
+pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
+    let own = ProcessId::own().ok();
+    let serves = |record: Option<&Record>| {
+        record.is_some_and(|record| {
+            Some(record.process) != own
+                && record.is_of_this_node()
+                && record.archives.iter().any(|archive| archives.contains(archive))
+        })
+    };
+    // Looking at a lock takes it for a moment, and so often that is only done where it is needed.
+    RecordFile::all_where(geteuid().as_raw(), serves).iter().any(|file| file.is_locked)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::super::lock::MountLock;
-    use super::super::record::{self, Record};
+    use super::super::record;
+    use super::*;
 
     fn lock(mount_point: &Path, job: &str) -> MountLock {
         let record = Record {
@@ -107,7 +128,7 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let path = |name: &str| work.path().join(name);
         let own = lock(&path("own"), "test-peers");
-        let peers = own.peers().unwrap().unwrap();
+        let peers = Peers::of(&own).unwrap().unwrap();
         assert_eq!(peers.count(), 1);
         for (job, count) in [("test-peers", 2), ("test-peers-2", 1)] {
             peers.take_changes();

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use rustix::system::uname;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::kernel_file;
-use crate::lifecycle::system::process::ProcessId;
-use crate::mountinfo::{self, MountId};
+use crate::os::kernel_file;
+use crate::os::mountinfo::{self, MountId};
+use crate::os::process::ProcessId;
 
 /// The first line. It changes with the format, so versions of archfs with different formats do not
 /// read each other's records.

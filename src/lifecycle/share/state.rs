@@ -18,8 +18,8 @@ use crate::error::Result;
 use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::owned_directory;
-use crate::lifecycle::system::probe;
-use crate::mountinfo::{self, MountEntry, MountId};
+use crate::os::mountinfo::{self, MountEntry, MountId};
+use crate::os::probe;
 
 /// How long to probe a mount without a record before it counts as not stale. The kernel answers
 /// at once for a stale one.
@@ -75,7 +75,7 @@ fn mounted_at(mount_point: &Path) -> Result<Option<MountEntry>> {
 
 fn look_once(mount_point: &Path, limit: Duration) -> Result<MountState> {
     let entry = mounted_at(mount_point)?;
-    let owner = entry.as_ref().filter(|entry| entry.is_ours()).and_then(MountEntry::owner);
+    let owner = entry.as_ref().filter(|entry| entry.is_archfs()).and_then(MountEntry::owner);
     let owner = owner.unwrap_or_else(|| geteuid().as_raw());
     let file = RecordFile::of(mount_point, owner).filter(|file| file.is_locked);
     let Some(entry) = entry else {
@@ -87,7 +87,7 @@ fn look_once(mount_point: &Path, limit: Duration) -> Result<MountState> {
             Some(file) => MountState::Starting(Box::new(file)),
         });
     };
-    if !entry.may_be_touched() {
+    if !entry.may_unmount() {
         return Ok(MountState::Other(entry));
     }
     let Some(file) = file else {
@@ -97,7 +97,7 @@ fn look_once(mount_point: &Path, limit: Duration) -> Result<MountState> {
     Ok(match file.record.clone() {
         // A killed process keeps its lock until its last thread has ended, which may be blocked in
         // a read.
-        Some(record) if record.process.is_killed() => MountState::Stale(entry),
+        Some(record) if record.process.is_zombie() => MountState::Stale(entry),
         Some(record) if record.is_ending => MountState::Ending,
         Some(record) if record.mount == Some(MountId::of(&entry)) => {
             MountState::Alive(entry, Box::new(file), record)
@@ -144,7 +144,7 @@ pub(in crate::lifecycle) fn clear(mount_point: &Path, deadline: Instant) -> Resu
             Ok(())
         }
         Err(()) => {
-            log::debug!("{}: its daemon does not exit", mount_point.display());
+            log::debug!("{}: the daemon does not exit", mount_point.display());
             Ok(())
         }
     }
@@ -155,9 +155,9 @@ pub(in crate::lifecycle) fn clear(mount_point: &Path, deadline: Instant) -> Resu
 ///
 /// # Errors
 /// `Io`.
-pub(in crate::lifecycle) fn clear_locked(mount_point: &Path) -> Result<Option<MountEntry>> {
+pub(in crate::lifecycle) fn detach_stale_locked(mount_point: &Path) -> Result<Option<MountEntry>> {
     while let Some(entry) = mounted_at(mount_point)? {
-        let is_stale = entry.may_be_touched() && probe::is_stale(mount_point, &entry, ANSWER);
+        let is_stale = entry.may_unmount() && probe::is_stale(mount_point, &entry, ANSWER);
         match (mounted_at(mount_point)? == Some(entry.clone()), is_stale) {
             (true, true) => detach_one(mount_point, &entry)?,
             (true, false) => return Ok(Some(entry)),
@@ -173,7 +173,7 @@ pub(in crate::lifecycle) fn clear_locked(mount_point: &Path) -> Result<Option<Mo
 /// # Errors
 /// `Io`.
 pub(in crate::lifecycle) fn discard(mount_point: &Path, lock: MountLock) -> Result<()> {
-    if clear_locked(mount_point)?.is_none() {
+    if detach_stale_locked(mount_point)?.is_none() {
         owned_directory::remove_unused(mount_point, lock.begun());
     }
     lock.remove();

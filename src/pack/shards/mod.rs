@@ -105,11 +105,11 @@ pub(crate) fn write(
     let mut set = Set::new(path, existing)?;
     let samples = Samples::find(job, catalog, shards.labels);
     if samples.samples.is_empty() {
-        return Err(Error::new(Kind::InvalidInput, "there are no samples to make shards of")
-            .with_hint("samples are files with a name like KEY.EXTENSION"));
+        return Err(Error::new(Kind::InvalidInput, "no samples to make shards of")
+            .with_hint("the files of a sample are named KEY.EXTENSION"));
     }
     let count = u32::try_from(samples.samples.len())
-        .map_err(|_| Error::new(Kind::InvalidInput, "shards hold up to 2^32 samples"))?;
+        .map_err(|_| Error::new(Kind::InvalidInput, "more than 2^32 samples"))?;
     let order = match shards.seed {
         Some(seed) => plan::shuffled(count, seed),
         None => (0..count).collect(),
@@ -127,7 +127,7 @@ pub(crate) fn write(
         for class in &samples.classes {
             if class.contains(&b'\n') {
                 let message =
-                    format!("{}: no class can have a newline in it", class.escape_ascii());
+                    format!("{}: the name of a class has a newline", class.escape_ascii());
                 return Err(Error::new(Kind::InvalidInput, message));
             }
             output.append(class)?;

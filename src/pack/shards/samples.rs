@@ -8,6 +8,7 @@ use super::Labels;
 use crate::error::{Error, Kind};
 use crate::pack::Job;
 use crate::pack::catalog::{Catalog, InodeId, InodeKind};
+use crate::units::counted;
 use crate::vfs::FileKind;
 
 /// A sample: consecutive entries of a directory. Entries that are no regular files do not count.
@@ -57,7 +58,8 @@ impl Counted {
 
     fn note(&self, message: &str) -> Option<String> {
         let first = String::from_utf8_lossy(&self.first);
-        (self.count > 0).then(|| format!("{} {message}, such as {first}", self.count))
+        let files = counted(self.count, "file");
+        (self.count > 0).then(|| format!("{files} {message}, for example {first}"))
     }
 }
 
@@ -85,9 +87,9 @@ impl Samples {
     /// Notes about files that are not packed as the user may expect.
     pub(super) fn notes(&self) -> Vec<String> {
         let notes = [
-            self.left_out.note("files without a key or an extension are left out"),
-            self.other.note("links and special files are left out"),
-            self.dotted.note("files have more than one dot in their name; keys end at the first"),
+            self.left_out.note("left out: no key or no extension"),
+            self.other.note("left out: links and special files"),
+            self.dotted.note("with more than one dot in the name: the key ends at the first dot"),
         ];
         notes.into_iter().flatten().collect()
     }
@@ -216,16 +218,18 @@ fn invalid_reason(
         let extension = extension.to_ascii_lowercase();
         if seen.contains(&extension) {
             let extension = String::from_utf8_lossy(&extension).into_owned();
-            return error(format!("has two files .{extension}, but for upper and lower case"));
+            return error(format!(
+                "two files with the extension .{extension}, which differ only in case"
+            ));
         }
         seen.push(extension);
     }
     match labels {
         Labels::ByDirectory if seen.iter().any(|extension| extension == b"cls") => {
-            error("has a file .cls, which labels would be written to".to_owned())
+            error("has a file .cls already, which --labels would add".to_owned())
         }
         Labels::ByDirectory if directory.class.is_none() => {
-            error("is in no folder that could be its label".to_owned())
+            error("not in a directory, so it has no class for --labels".to_owned())
         }
         _ => None,
     }

@@ -33,17 +33,17 @@ impl Set {
     /// does not end with `.tar`; `Io`.
     pub(super) fn new(path: &Path, existing: Existing) -> Result<Self> {
         if path.extension() != Some("tar".as_ref()) {
-            let context = format!("{}: shards are tars, and named so", path.display());
+            let context = format!("{}: the name of shards must end in .tar", path.display());
             return Err(Error::new(Kind::Usage, context)
-                .with_hint("give OUT.tar for OUT-000000.tar and so on"));
+                .with_hint("OUT.tar makes OUT-000000.tar and so on"));
         }
         let stem = path.with_extension("");
         let set = Self { stem, existing, sealed: Vec::new(), shards: 0 };
         match set.existing_files()?.first() {
             Some(found) if existing == Existing::Refuse => {
-                let context = format!("{}: is there already", found.display());
+                let context = format!("{}: already exists", found.display());
                 Err(Error::new(Kind::InvalidInput, context)
-                    .with_hint("--force replaces all shards of that name"))
+                    .with_hint("use --force to replace all shards of that name"))
             }
             _ => Ok(set),
         }
@@ -98,9 +98,8 @@ impl Set {
         }
         published.sort();
         for path in before.iter().filter(|path| published.binary_search(path).is_err()) {
-            fs::remove_file(path).map_err(|error| {
-                Error::io(format!("{}: can not be removed", path.display()), error)
-            })?;
+            fs::remove_file(path)
+                .map_err(|error| Error::io(format!("{}: cannot remove", path.display()), error))?;
         }
         Ok(())
     }
@@ -114,8 +113,7 @@ impl Set {
     /// Existing files with a name that a run with this stem could use.
     fn existing_files(&self) -> Result<Vec<PathBuf>> {
         let directory = parent_of(&self.stem);
-        let failed =
-            |error| Error::io(format!("{}: can not be listed", directory.display()), error);
+        let failed = |error| Error::io(format!("{}: cannot list", directory.display()), error);
         let stem = self.stem.file_name().unwrap_or_default().as_bytes();
         let mut found = Vec::new();
         for entry in fs::read_dir(directory).map_err(failed)? {
@@ -204,7 +202,7 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let mut set = Set::new(&work.path().join("a.tar"), Existing::Refuse).unwrap();
         fill(&mut set, 3);
-        fs::write(work.path().join("a-000001.tar"), "somebody else's").unwrap();
+        fs::write(work.path().join("a-000001.tar"), "another file").unwrap();
         assert!(set.publish().is_err());
         assert_eq!(names(work.path()), ["a-000001.tar"]);
         assert!(Set::new(&work.path().join("a.sqfs"), Existing::Refuse).is_err());

@@ -52,13 +52,14 @@ pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io
 /// `Changed` if it does not exist any more; `Io`.
 pub(super) fn examine(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
     let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
-        Errno::NOENT => Error::new(Kind::Changed, "vanished while it was listed"),
-        error => Error::io("its attributes can not be read", error.into()),
+        Errno::NOENT => Error::new(Kind::Changed, "removed while its directory was listed"),
+        error => Error::io("cannot read the attributes", error.into()),
     })?;
     let mut found = of(&stat);
     if let FoundKind::Symlink(target) = &mut found.kind {
         let link = readlinkat(directory, name, Vec::new());
-        let link = link.map_err(|error| Error::io("its target can not be read", error.into()))?;
+        let link =
+            link.map_err(|error| Error::io("cannot read the target of the link", error.into()))?;
         *target = link.into_bytes().into();
     }
     found.xattrs = xattrs(directory, name)?;
@@ -120,7 +121,7 @@ fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
     // Linux before 6.13 has no call relative to a directory, so go through /proc.
     let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
-    let failed = |error: Errno| Error::io("its extended attributes can not be read", error.into());
+    let failed = |error: Errno| Error::io("cannot read the extended attributes", error.into());
     let path = CString::new(path).map_err(|_| failed(Errno::INVAL))?;
     let names = match listed(&path) {
         Ok(names) => names,
@@ -131,7 +132,7 @@ fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
     for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         match value(&path, name) {
             Ok(value) => set.push((name.to_vec(), value)),
-            // Removed since, or listed to a user who may not read it.
+            // Removed since, or listed but not readable for this user.
             Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
             Err(error) => return Err(failed(error)),
         }

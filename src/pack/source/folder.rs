@@ -86,7 +86,7 @@ impl<'f> DiskDirectory<'f> {
     ) -> Result<(Self, Found)> {
         use std::os::unix::ffi::OsStrExt;
         let failed = |error: rustix::io::Errno| {
-            Error::io(format!("{}: can not be opened", path.display()), error.into())
+            Error::io(format!("{}: cannot open", path.display()), error.into())
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
@@ -103,12 +103,15 @@ impl<'f> DiskDirectory<'f> {
     }
 
     fn open_directory(&self, directory: &Directory) -> Result<OwnedFd> {
-        let failed = |error| Error::io("can not be listed", error);
+        let failed = |error| Error::io("cannot list the directory", error);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let opened = disk::open_below(self.base.as_fd(), &directory.path, flags).map_err(failed)?;
         let stat = fstat(&opened).map_err(|error| failed(error.into()))?;
         if disk::file_id(&stat) != directory.id {
-            return Err(Error::new(Kind::Changed, "replaced by another while it was listed"));
+            return Err(Error::new(
+                Kind::Changed,
+                "replaced by another directory while it was listed",
+            ));
         }
         Ok(opened)
     }
@@ -140,7 +143,8 @@ impl<'f> DiskDirectory<'f> {
 
 impl Source for DiskDirectory<'_> {
     fn names(&self, directory: &Directory) -> Result<Vec<Listed>> {
-        let failed = |error: rustix::io::Errno| Error::io("can not be listed", error.into());
+        let failed =
+            |error: rustix::io::Errno| Error::io("cannot list the directory", error.into());
         let opened = self.open_directory(directory)?;
         let mut names = Vec::new();
         for entry in Dir::new(opened).map_err(failed)? {

@@ -56,12 +56,12 @@ impl FileList {
                     Kind::InvalidInput,
                     format!("{display}: line {}: {line}: {why}", nth + 1),
                 )
-                .with_hint("paths of a list are relative to the folder that is packed")
+                .with_hint("paths of a list are relative to the packed directory")
             })?;
         }
         if selection.paths.is_empty() {
             // For example the output of a failed command in a pipe.
-            return Err(Error::new(Kind::InvalidInput, format!("{display}: lists nothing")));
+            return Err(Error::new(Kind::InvalidInput, format!("{display}: no paths in the list")));
         }
         selection.sort();
         Ok(selection)
@@ -75,7 +75,7 @@ pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
         b"-" => io::stdin().lock().read_to_end(&mut text),
         _ => File::open(path).and_then(|mut file| file.read_to_end(&mut text)),
     };
-    read.map_err(|error| Error::io(format!("{}: can not be read", path.display()), error))?;
+    read.map_err(|error| Error::io(format!("{}: cannot read", path.display()), error))?;
     Ok(text)
 }
 
@@ -145,8 +145,8 @@ impl Selection {
         for part in path.split(|&byte| byte == b'/') {
             match part {
                 b"" | b"." => continue,
-                b".." => return Err("leads out of the folder with '..'"),
-                _ if Name::parse(part).is_none() => return Err("holds what is no name"),
+                b".." => return Err("leaves the directory through '..'"),
+                _ if Name::parse(part).is_none() => return Err("contains an invalid name"),
                 _ => {}
             }
             if self.bytes.len() > start {

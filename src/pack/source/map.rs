@@ -66,7 +66,7 @@ impl Map {
         for line in &map.lines {
             if let Some(&nth) = map.parents.get(&line.new) {
                 let other = map.lines[nth].number;
-                let why = format!("{}: is a folder in line {other}", line.new.escape_ascii());
+                let why = format!("{}: is a directory in line {other}", line.new.escape_ascii());
                 map.mismatches.push((line.number, why));
             }
         }
@@ -75,12 +75,13 @@ impl Map {
     }
 
     fn add(&mut self, number: usize, line: &[u8]) -> std::result::Result<(), String> {
-        let (old, new) = halves(line).ok_or("no tab or blank between two paths")?;
+        let (old, new) =
+            halves(line).ok_or("expected two paths with a tab or blank between them")?;
         let into = new.ends_with(b"/");
         let (old, mut new) = (clean(old)?, clean(new)?);
         let name = old.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         if name.is_empty() || (new.is_empty() && !into) {
-            return Err("names no file".to_owned());
+            return Err("a path is empty".to_owned());
         }
         if into {
             new = joined(&new, name);
@@ -89,11 +90,11 @@ impl Map {
         let nth = self.lines.len();
         if let Some(&other) = self.old.get(&old) {
             let other = self.lines[other].number;
-            return Err(format!("{}: is in line {other}, too", old.escape_ascii()));
+            return Err(format!("{}: is also in line {other}", old.escape_ascii()));
         }
         if let Some(&other) = self.new.get(&new) {
             let other = self.lines[other].number;
-            return Err(format!("{}: line {other} puts a file there", new.escape_ascii()));
+            return Err(format!("{}: line {other} has the same new path", new.escape_ascii()));
         }
         for (slash, _) in new.iter().enumerate().filter(|&(_, &byte)| byte == b'/') {
             if !self.parents.contains_key(&new[..slash]) {
@@ -110,15 +111,15 @@ impl Map {
     pub(super) fn line(&mut self, path: &[u8], is_directory: bool) -> Option<usize> {
         match self.old.get(path) {
             Some(&nth) if is_directory => {
-                self.mismatch(nth, format!("{}: is a folder", path.escape_ascii()));
+                self.mismatch(nth, format!("{}: is a directory", path.escape_ascii()));
             }
             Some(&nth) => return Some(nth),
             None => {}
         }
         if let Some(&nth) = self.new.get(path) {
-            self.mismatch(nth, format!("{}: is there already", path.escape_ascii()));
+            self.mismatch(nth, format!("{}: already exists", path.escape_ascii()));
         } else if let Some(&nth) = self.parents.get(path).filter(|_| !is_directory) {
-            self.mismatch(nth, format!("{}: is no folder", path.escape_ascii()));
+            self.mismatch(nth, format!("{}: is not a directory", path.escape_ascii()));
         }
         None
     }
@@ -192,7 +193,7 @@ fn clean(path: &[u8]) -> std::result::Result<Vec<u8>, String> {
             continue;
         }
         if Name::parse(part).is_none() {
-            return Err(format!("{}: {} is no name", display(), part.escape_ascii()));
+            return Err(format!("{}: {} is not a valid name", display(), part.escape_ascii()));
         }
         if !clean.is_empty() {
             clean.push(b'/');
@@ -229,10 +230,12 @@ mod tests {
         let error = parse(text).err().unwrap();
         assert_eq!(error.kind(), Kind::InvalidInput);
         let listed = error.to_string();
-        for line in ["map: line 1: ", "line 2: ", "line 3: /abs", "line 4: x: line 1 puts"] {
+        for line in ["map: line 1: ", "line 2: ", "line 3: /abs", "line 4: x: line 1 has"] {
             assert!(listed.contains(line), "{line} in {listed}");
         }
-        for line in ["line 5: a: is in line 1", "line 6: ../z: .. is no name", "line 8: "] {
+        for line in
+            ["line 5: a: is also in line 1", "line 6: ../z: .. is not a valid name", "line 8: "]
+        {
             assert!(listed.contains(line), "{line} in {listed}");
         }
         assert!(!listed.contains("line 7: "), "{listed}");
@@ -248,8 +251,8 @@ mod tests {
         assert_eq!(map.line(b"taken", true), None);
         assert_eq!(map.line(b"other", false), None);
         let listed = map.check().unwrap_err().to_string();
-        let expected = "map: line 1: x: is no folder; line 2: missing: no such file; \
-                        line 3: f: is a folder; line 4: taken: is there already";
+        let expected = "map: line 1: x: is not a directory; line 2: missing: no such file; \
+                        line 3: f: is a directory; line 4: taken: already exists";
         assert_eq!(listed, expected);
     }
 }

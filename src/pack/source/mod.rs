@@ -80,9 +80,9 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
         sources.output.as_deref().and_then(|path| OutputArchive::new(path, sources.names));
     let mut opened = opening::all(job, sources, &paths, output_archive.as_ref())?;
     if selection.is_some() && !opened.iter().all(Opened::holds_files) {
-        let context = format!("{}: no folder and no archive", paths[0].display());
+        let context = format!("{}: neither a directory nor an archive", paths[0].display());
         return Err(Error::new(Kind::NotADirectory, context)
-            .with_hint("a list selects what is in one of those"));
+            .with_hint("--files-from selects files of a directory or an archive"));
     }
     job.progress.begin("listing files");
     let filler = CatalogFiller::new(map.as_mut());
@@ -111,12 +111,12 @@ impl Sources {
         let is_stdin = |path: &Path| path.as_os_str() == "-";
         let list_is_stdin = self.list.as_ref().is_some_and(|list| is_stdin(&list.path));
         if list_is_stdin && self.map.as_deref().is_some_and(is_stdin) {
-            return usage("the list and the map can not both be standard input");
+            return usage("--files-from and --map cannot both be standard input");
         }
         match (self.paths.as_slice(), &self.list) {
-            ([], None) => usage("there is nothing to be packed"),
+            ([], None) => usage("nothing to pack"),
             ([], Some(_)) => Ok(vec![PathBuf::from(".")]),
-            ([_, _, ..], Some(_)) => usage("a list selects files of one source, not of several"),
+            ([_, _, ..], Some(_)) => usage("--files-from takes one source, but several are given"),
             (paths, _) => Ok(paths.to_vec()),
         }
     }
@@ -135,8 +135,9 @@ fn name_in_archive(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
         return Ok(Some(name.as_bytes().to_vec()));
     }
     // The path ends in `..`: resolve it to find the name.
-    let real = fs::canonicalize(path)
-        .map_err(|error| Error::io(format!("{}: can not be found", path.display()), error))?;
+    let real = fs::canonicalize(path).map_err(|error| {
+        Error::io(format!("{}: cannot resolve the path", path.display()), error)
+    })?;
     Ok(real.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec))
 }
 

@@ -15,14 +15,14 @@ use super::found::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, disk};
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions, Saving};
+use crate::formats::{self, FindingSink, IndexPolicy, OpenOptions};
 use crate::ordered::try_ordered;
 use crate::pack::Job;
 use crate::pack::output::parent_of;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Cookie, FileKind, Finding, Folders, Location, Scratch, Severity, Tree};
+use crate::vfs::{Cookie, DirectoryWalk, FileKind, Finding, Location, Scratch, Severity, Tree};
 
 /// Archives opened at once, one per thread. On a parallel file system opening is mostly waiting.
 const OPENED_AT_ONCE: usize = 8;
@@ -68,7 +68,7 @@ pub(super) fn all<'s>(
             std::io::ErrorKind::NotFound => {
                 Error::new(Kind::NotFound, format!("{}: no such file", path.display()))
             }
-            _ => Error::io(format!("{}: can not be opened", path.display()), error),
+            _ => Error::io(format!("{}: cannot open", path.display()), error),
         };
         if fs::metadata(path).map_err(failed)?.is_dir() {
             let (directory, found) =
@@ -78,7 +78,7 @@ pub(super) fn all<'s>(
         }
         let plain = plain(path)?;
         if is_output(path, output_archive) {
-            let context = format!("{}: is the archive that is to be made", path.display());
+            let context = format!("{}: is both a source and the archive to make", path.display());
             return Err(Error::new(Kind::InvalidInput, context));
         }
         if matches!(plain.found.kind, FoundKind::File { .. }) {
@@ -100,12 +100,12 @@ pub(super) fn all<'s>(
 pub(super) fn open_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty())
-        .map_err(|error| Error::io(format!("{}: can not be opened", path.display()), error.into()))
+        .map_err(|error| Error::io(format!("{}: cannot open", path.display()), error.into()))
 }
 
 fn plain(path: &Path) -> Result<Plain> {
     let failed =
-        |error: std::io::Error| Error::io(format!("{}: can not be read", path.display()), error);
+        |error: std::io::Error| Error::io(format!("{}: cannot read", path.display()), error);
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
@@ -134,7 +134,9 @@ fn trees(
     let options = OpenOptions {
         cache_bytes: sources.cache_bytes / files.len() as u64,
         recursive: sources.recursive,
-        saving: Saving::Never,
+        // Only a new index tells what is wrong with the archive.
+        index_policy: IndexPolicy::Ignore,
+        findings: FindingSink::Return,
         ..OpenOptions::default()
     };
     let within = OpenOptions { recursive: true, ..options.clone() };
@@ -200,7 +202,7 @@ fn tree(
 /// Whether `tree` has regular files and each of them is an archive that would become a directory.
 fn holds_only_archives(tree: &dyn Tree) -> bool {
     let mut scratch = Scratch::default();
-    let mut directories = Folders::from_root();
+    let mut directories = DirectoryWalk::from_root();
     let mut any = false;
     while let Some((_, directory)) = directories.next() {
         let mut files = Vec::new();

@@ -93,7 +93,7 @@ impl<'m> CatalogFiller<'m> {
         key: u64,
     ) -> Result<InodeId> {
         let Some(name) = Name::parse(name) else {
-            return Err(Error::new(Kind::InvalidInput, "its name is none that Linux can show"));
+            return Err(Error::new(Kind::InvalidInput, "not a valid name on Linux"));
         };
         let is_directory = matches!(found.kind, FoundKind::Directory { .. });
         let line = match &mut self.map {

@@ -79,7 +79,9 @@ impl Table {
 
     fn row(&self, key: u64) -> Result<&Row> {
         let row = usize::try_from(key).ok().and_then(|key| self.files.get(key));
-        row.ok_or_else(|| Error::new(Kind::NotFound, format!("{key} is no file of this folder")))
+        row.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("{key} is not a file of this directory"))
+        })
     }
 
     /// Opens a file after checking that it has not changed.
@@ -128,7 +130,7 @@ impl Table {
     }
 
     fn failed(&self, row: &Row, error: std::io::Error) -> Error {
-        Error::io(format!("{}: can not be read", self.origin_of(row)), error)
+        Error::io(format!("{}: cannot read", self.origin_of(row)), error)
     }
 
     fn origin_of(&self, row: &Row) -> String {
@@ -193,7 +195,7 @@ impl Rows {
     /// # Errors
     /// `InvalidInput` for more than 2^32 directories.
     pub(super) fn add(&mut self, directory: u64, name: &[u8], found: &Found) -> Result<u64> {
-        let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 folders or devices");
+        let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 directories or devices");
         let directory = u32::try_from(directory).map_err(many)?;
         let name_start = self.names.len();
         match found.kind {

@@ -12,7 +12,9 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::pack::content::Content;
 use crate::sync::Arc;
-use crate::vfs::{Attr, Cookie, FileKind, Folders, Ino, Name, Scratch, SeekTarget, Tree, joined};
+use crate::vfs::{
+    Attr, Cookie, DirectoryWalk, FileKind, Ino, Name, Scratch, SeekTarget, Tree, joined,
+};
 
 /// Bytes per read.
 const STEP: usize = 1 << 20;
@@ -96,7 +98,7 @@ impl Archive {
 
 /// An inode number that the tree returned, as an `Ino`.
 fn ino(number: u64) -> Result<Ino> {
-    Ino::new(number).ok_or_else(|| Error::new(Kind::NotFound, "no inode has the number 0"))
+    Ino::new(number).ok_or_else(|| Error::new(Kind::NotFound, "inode number 0"))
 }
 
 impl Source for Archive {
@@ -165,7 +167,7 @@ impl Content for ArchiveContent {
                 let bytes = self.archive.tree.read(ino, offset + done, size, scratch)?;
                 let bytes = bytes.as_slice();
                 if bytes.len() != part.len() {
-                    return Err(Error::truncated("ends before its size"));
+                    return Err(Error::truncated("the file ends before its recorded size"));
                 }
                 part.copy_from_slice(bytes);
                 done += part.len() as u64;
@@ -203,7 +205,7 @@ impl Content for ArchiveContent {
 
 /// The first path that leads to an inode.
 fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
-    let mut directories = Folders::from_root();
+    let mut directories = DirectoryWalk::from_root();
     while let Some((path, directory)) = directories.next() {
         let mut found = None;
         let visit = &mut |entry: crate::vfs::DirEntry<'_>| {

@@ -156,7 +156,7 @@ impl Walk<'_, '_> {
         if let (Wanted::Only(_), false) =
             (&wanted, matches!(found.kind, FoundKind::Directory { .. }))
         {
-            let error = Error::new(Kind::NotADirectory, "what it is in is no folder");
+            let error = Error::new(Kind::NotADirectory, "its parent is not a directory");
             self.problem(&path, &wanted, &error);
             return None;
         }

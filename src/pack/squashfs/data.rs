@@ -76,8 +76,9 @@ const FILE_BLOCKS_MAX: u64 = 1 << 26;
 fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Option<Error> {
     let count = catalog.inode(file).size().div_ceil(u64::from(geometry.block_size));
     (count > FILE_BLOCKS_MAX).then(|| {
-        let context = format!("file of {count} blocks, at most {FILE_BLOCKS_MAX} can be packed");
-        Error::new(Kind::InvalidInput, context).with_hint("--block-size 1M has larger blocks")
+        let context =
+            format!("the file has {count} blocks, but at most {FILE_BLOCKS_MAX} can be packed");
+        Error::new(Kind::InvalidInput, context).with_hint("use larger blocks: --block-size 1M")
     })
 }
 

@@ -14,6 +14,7 @@ use crate::pack::catalog::Catalog;
 use crate::pack::output::Output;
 use crate::pack::recipe::{Compressor, Recipe};
 use crate::pack::{Job, OnProblem};
+use crate::units::counted;
 
 mod block;
 mod data;
@@ -83,8 +84,8 @@ pub(crate) fn write(
     layout.metadata_bytes = superblock.bytes_used - tree_start;
     if skipped > 0 {
         layout.notes.push(format!(
-            "{skipped} extended attributes are left out: squashfs has those of user, trusted and \
-             security only, of 64 KiB at most"
+            "{} left out: SquashFS stores only user, trusted and security attributes of at most 64 KiB",
+            counted(skipped, "extended attribute")
         ));
     }
     Ok(layout)

@@ -71,7 +71,8 @@ impl Owners {
         let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
         let number = number.ok_or_else(|| {
             let message = "a squashfs image has at most 65535 different users and groups";
-            Error::new(Kind::InvalidInput, message).with_hint("give all files one owner")
+            Error::new(Kind::InvalidInput, message)
+                .with_hint("give all files one owner: --owner UID:GID")
         })?;
         self.numbers.insert(id, number);
         self.records.extend(id.to_le_bytes());

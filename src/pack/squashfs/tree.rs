@@ -115,8 +115,10 @@ fn numbers(
             is_out[index] = match &catalog.inode(id).kind {
                 InodeKind::File { .. } => !matches!(data.states[index], State::Placed(_)),
                 InodeKind::Symlink(target) if target.len() > TARGET => {
-                    let message =
-                        format!("a target of {} bytes, squashfs has {TARGET}", target.len());
+                    let message = format!(
+                        "link target of {} bytes, the limit of squashfs is {TARGET}",
+                        target.len()
+                    );
                     let path = [path, name].join(&b"/"[..]);
                     let path = String::from_utf8_lossy(&path);
                     let path = path.trim_start_matches('/');
@@ -136,7 +138,7 @@ fn numbers(
     match count {
         // The number after the last one is the parent of the root.
         u32::MAX => {
-            Err(Error::new(Kind::InvalidInput, "a squashfs image has fewer than 2^32 - 1 inodes"))
+            Err(Error::new(Kind::InvalidInput, "a squashfs image has at most 2^32 - 2 inodes"))
         }
         _ => Ok((numbers, count)),
     }

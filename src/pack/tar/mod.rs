@@ -21,6 +21,7 @@ use super::feed::{Data, Piece, feed};
 use super::output::Output;
 use super::walk::Walk;
 use crate::error::{Error, Result};
+use crate::units::counted;
 use crate::vfs::{FileKind, Timestamp};
 
 pub(super) mod body;
@@ -249,7 +250,7 @@ impl Writer<'_> {
         self.pass(None)?;
         finish(self.output)?;
         if self.sockets > 0 {
-            let note = format!("{} sockets are left out: no tar holds them", self.sockets);
+            let note = format!("{} left out: tar has no sockets", counted(self.sockets, "socket"));
             self.members.notes.push(note);
         }
         Ok(self.members)

@@ -118,7 +118,7 @@ impl<'l> Merging<'l> {
                     // A damaged archive may have a directory inside itself; merging it would never
                     // end.
                     if !self.merged.insert((tree, ino)) {
-                        let context = format!("archive {tree}: a folder lies within itself");
+                        let context = format!("archive {tree}: a directory contains itself");
                         return Err(Error::corrupt(context));
                     }
                     self.layers[tree].tree.read_dir(ino, Cookie::START, &mut |entry| {

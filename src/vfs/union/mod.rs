@@ -75,7 +75,8 @@ impl Union {
     /// listed.
     pub fn new(layers: &[Layer]) -> Result<Self> {
         if layers.len() > TREES_MAX {
-            let context = format!("{} archives at one place, limit {TREES_MAX}", layers.len());
+            let context =
+                format!("{} archives at one mount point, limit {TREES_MAX}", layers.len());
             return Err(Error::new(Kind::Unsupported, context));
         }
         let trees = layers.iter().map(|layer| Arc::clone(&layer.tree)).collect();
@@ -110,8 +111,9 @@ impl Union {
             Some(Numbered::Inner(Inner { tree, ino })) => Some(Target::Inner(tree, ino)),
             None => None,
         };
-        found
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("{} is no inode here", ino.number())))
+        found.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("{} is not an inode here", ino.number()))
+        })
     }
 
     /// The tree and inode that answer for `ino`, if any.
@@ -205,7 +207,10 @@ impl Tree for Union {
         let skipped = cookie.0.checked_sub(Cookie::START.0).map(usize::try_from);
         let rest = skipped.and_then(|skipped| directory.entries.get(skipped.ok()?..));
         let rest = rest.ok_or_else(|| {
-            Error::new(Kind::InvalidInput, format!("{} is no place in this directory", cookie.0))
+            Error::new(
+                Kind::InvalidInput,
+                format!("{} is not a position in this directory", cookie.0),
+            )
         })?;
         for (entry, next) in rest.iter().zip(cookie.0 + 1..) {
             let Some(name) = Name::parse(self.name(entry.name)) else { continue };

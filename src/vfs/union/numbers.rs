@@ -67,10 +67,9 @@ impl Numbers {
             0 => Some(Ino::ROOT.number()),
             index => self.directories_start().checked_add(index),
         };
-        number
-            .filter(|&number| number < LIMIT)
-            .and_then(Ino::new)
-            .ok_or_else(|| Error::new(Kind::Unsupported, "too many folders in several archives"))
+        number.filter(|&number| number < LIMIT).and_then(Ino::new).ok_or_else(|| {
+            Error::new(Kind::Unsupported, "too many directories in several archives")
+        })
     }
 
     /// The object that `ino` stands for. `None` if the number is not assigned.

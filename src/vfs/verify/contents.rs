@@ -69,7 +69,7 @@ fn read_part(
     let subject = Location::Inode(file.ino);
     let mut offset = part.start;
     while offset < part.end {
-        let failed = |error: Error| (offset, Finding::met(subject.clone(), &error));
+        let failed = |error: Error| (offset, Finding::from_error(subject.clone(), &error));
         let data = match tree.seek(file.ino, offset, SeekTarget::Data) {
             Err(error) if error.kind() == Kind::PastEnd => file.size,
             found => found.map_err(failed)?,
@@ -82,11 +82,13 @@ fn read_part(
             continue;
         }
         let size = u32::try_from(part.end - offset).unwrap_or(STEP).min(STEP);
-        let position = || format!("from byte {offset} on");
+        let position = || format!("from byte {offset}");
         let bytes = tree.read(file.ino, offset, size, scratch);
         let count = bytes.map_err(|error| failed(error.within(position())))?.as_slice().len();
         if count == 0 {
-            return Err(failed(Error::corrupt("ends before its size").within(position())));
+            return Err(failed(
+                Error::corrupt("the file ends before its recorded size").within(position()),
+            ));
         }
         offset += count as u64;
         progress.advance(count as u64);

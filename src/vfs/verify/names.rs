@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 
 use super::super::{
-    Attr, Cookie, DirEntry, FileKind, Finding, Folders, Ino, Location, Tree, joined,
+    Attr, Cookie, DirEntry, DirectoryWalk, FileKind, Finding, Ino, Location, Tree, joined,
 };
 use super::Counts;
 use crate::error::Error;
@@ -47,7 +47,7 @@ impl<'t> Names<'t> {
     }
 
     fn directories(&mut self) {
-        let mut directories = Folders::from_root();
+        let mut directories = DirectoryWalk::from_root();
         while let Some((path, directory)) = directories.next() {
             self.counts.folders += 1;
             let listed = self.tree.read_dir(directory, Cookie::START, &mut |entry| {
@@ -57,7 +57,7 @@ impl<'t> Names<'t> {
                 {
                     self.findings.push(Finding::damage(
                         Location::Path(path),
-                        "a folder within itself, or with two names",
+                        "a directory that contains itself or has two names",
                     ));
                 }
                 ControlFlow::Continue(())
@@ -74,8 +74,8 @@ impl<'t> Names<'t> {
             Ok(Some(attr)) if attr.ino == entry.ino => attr,
             Ok(other) => {
                 let what = match other {
-                    Some(_) => "listed, but looked up by name it is another file",
-                    None => "listed, but not found by its name",
+                    Some(_) => "listed, but its name leads to another file",
+                    None => "listed, but not found by name",
                 };
                 self.findings.push(Finding::damage(Location::Path(path.to_vec()), what));
                 return None;
@@ -128,14 +128,14 @@ impl<'t> Names<'t> {
     }
 
     fn finding(&mut self, path: &[u8], error: &Error) {
-        self.findings.push(Finding::met(Location::Path(path.to_vec()), error));
+        self.findings.push(Finding::from_error(Location::Path(path.to_vec()), error));
     }
 }
 
 /// Visits the paths and inode numbers of everything that can be listed.
 pub(super) fn walk(tree: &dyn Tree, visit: &mut dyn FnMut(&[u8], Ino)) {
     visit(b"", Ino::ROOT);
-    let mut directories = Folders::from_root();
+    let mut directories = DirectoryWalk::from_root();
     while let Some((path, directory)) = directories.next() {
         // The first walk has already reported the error.
         let _ = tree.read_dir(directory, Cookie::START, &mut |entry| {

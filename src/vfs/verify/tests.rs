@@ -131,7 +131,7 @@ fn system_errors_are_not_damage_and_each_file_is_reported_once() {
         };
         let path = |path: &str| Location::Path(path.as_bytes().to_vec());
         let first = SIZE / 3 / (1 << 20) * (1 << 20);
-        let what = format!("from byte {first} on: wrong bit behind {first}");
+        let what = format!("from byte {first}: wrong bit behind {first}");
         assert_eq!(*damage, Finding::damage(path("damaged"), what));
         assert_eq!((refusal.severity, &refusal.location), (Severity::Unreadable, &path("refused")));
         assert!(refusal.what.ends_with("reading: disk on fire"), "{}", refusal.what);

@@ -126,7 +126,7 @@ class ErrorTest(Stage):
     def test_a_program_that_is_killed_or_says_nothing(self):
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("kill -9 $$")):
             error = self.failing(archfs.Error, archfs.mount, self.image)
-            self.assertEqual((error.status, str(error)), (137, "signal 9 ended archfs"))
+            self.assertEqual((error.status, str(error)), (137, "signal 9 killed archfs"))
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("exit 4")):
             self.failing(archfs.CannotMount, archfs.mount, self.image)
         # It reports success, but nothing is mounted.

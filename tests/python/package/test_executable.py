@@ -54,7 +54,7 @@ class ExecutableTest(unittest.TestCase):
         self.install("alone", None)
         said = self.found("alone").stderr
         self.assertIn("ExecutableNotFound", said)
-        self.assertIn("hint: install the package anew, or set ARCHFS_EXECUTABLE", said)
+        self.assertIn("hint: install the package again, or set ARCHFS_EXECUTABLE", said)
 
     def test_the_module_is_the_program(self):
         ran = subprocess.run([sys.executable, "-m", "archfs", "--version"], capture_output=True, text=True, check=True)
@@ -63,7 +63,7 @@ class ExecutableTest(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2)
         missing = dict(os.environ, ARCHFS_EXECUTABLE="/nowhere")
         ran = subprocess.run([sys.executable, "-m", "archfs"], env=missing, capture_output=True, text=True, check=False)
-        self.assertEqual((ran.returncode, ran.stderr[:17]), (1, "archfs: /nowhere:"))
+        self.assertEqual((ran.returncode, ran.stderr[:24]), (1, "archfs: error: /nowhere:"))
         other = os.path.join(self.work, "other")
         with open(other, "wb") as file:
             file.write(b"\x7fELF of another machine")
@@ -71,4 +71,4 @@ class ExecutableTest(unittest.TestCase):
         other_machine = dict(os.environ, ARCHFS_EXECUTABLE=other)
         command = [sys.executable, "-m", "archfs"]
         ran = subprocess.run(command, env=other_machine, capture_output=True, text=True, check=False)
-        self.assertEqual((ran.returncode, ran.stderr), (1, f"archfs: {other}: Exec format error\n"))
+        self.assertEqual((ran.returncode, ran.stderr), (1, f"archfs: error: {other}: Exec format error\n"))

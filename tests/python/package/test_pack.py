@@ -92,7 +92,8 @@ class PackTest(Stage):
                 "#!/bin/sh\n[ -t 2 ] || exit 9\nstty size <&2 >&2\n"
                 "printf '\\r\\033[2Karchfs: packing ### 30%%' >&2\n"
                 "printf '\\r\\033[2K' >&2\n"
-                "printf 'archfs: ' >&2; printf 'it: failed\\n' >&2\nprintf 'hint: do something\\n' >&2\nexit 1\n"
+                "printf 'archfs[n1]: ' >&2; printf 'error: it: failed\\n' >&2\n"
+                "printf 'archfs[n1]: hint: do something\\n' >&2\nexit 1\n"
             )
         os.chmod(program, 0o755)
         shown, error = self.at_a_terminal(

@@ -54,7 +54,7 @@ pub(super) struct MemberDecoder {
     /// The window, up to 32 KiB that were taken before, then bytes that were not taken yet.
     buffer: Vec<u8>,
     /// Position in the buffer of the first byte of the current member.
-    member_base: usize,
+    history_start: usize,
     /// End of the bytes that `take` has returned: the window.
     taken: usize,
     /// End of the decoded bytes.
@@ -87,7 +87,7 @@ impl MemberDecoder {
             cursor,
             state: State::Header,
             buffer,
-            member_base: 0,
+            history_start: 0,
             taken: 0,
             filled: 0,
             decoded: 0,
@@ -159,7 +159,7 @@ impl MemberDecoder {
 
     /// The bytes that the next block may copy from.
     pub(super) fn window(&self) -> &[u8] {
-        let start = self.filled.saturating_sub(GZIP_WINDOW).max(self.member_base);
+        let start = self.filled.saturating_sub(GZIP_WINDOW).max(self.history_start);
         self.buffer.get(start..self.filled).unwrap_or_default()
     }
 
@@ -173,7 +173,7 @@ impl MemberDecoder {
         let piece = self.buffer.get(self.taken..self.filled).unwrap_or_default().into();
         let window_len = self.window().len();
         self.buffer.copy_within(self.filled.saturating_sub(window_len)..self.filled, 0);
-        (self.member_base, self.taken, self.filled) = (0, window_len, window_len);
+        (self.history_start, self.taken, self.filled) = (0, window_len, window_len);
         piece
     }
 
@@ -203,15 +203,13 @@ impl MemberDecoder {
                 && let Some(name) = self.warning_name.take()
             {
                 self.garbage = Some(self.member_start);
-                log::warn!(
-                    "{name}: what follows the gzip data at {:#x} is ignored",
-                    self.member_start
-                );
+                let at = crate::log::detail(format_args!(" at {:#x}", self.member_start));
+                log::warn!("{name}: bytes after the gzip data{at} are ignored");
             }
             return Ok(Event::End);
         }
         self.skip_header().map_err(|error| error.within(self.location()))?;
-        (self.member_base, self.found_member, self.in_header) = (self.filled, true, false);
+        (self.history_start, self.found_member, self.in_header) = (self.filled, true, false);
         self.crc_and_len = Some((Hasher::new(), 0));
         self.state = State::Data(Inflate::new());
         Ok(Event::Boundary { bit: self.member_start.saturating_mul(8), at_header: true })
@@ -223,7 +221,7 @@ impl MemberDecoder {
             return Err(Error::corrupt("not a header"));
         };
         if flags & RESERVED != 0 {
-            return Err(Error::corrupt(format!("flags {flags:#04x} are not in use")));
+            return Err(Error::corrupt(format!("unknown flags {flags:#04x}")));
         }
         let mut sum = Hasher::new();
         sum.update(&fixed);
@@ -263,8 +261,8 @@ impl MemberDecoder {
         while let State::Data(inflate) = &mut self.state {
             let input = self.cursor.fill_buf(1)?;
             let at_eof = input.is_empty();
-            let output = self.buffer.get_mut(self.member_base..).unwrap_or_default();
-            let position = self.filled.saturating_sub(self.member_base);
+            let output = self.buffer.get_mut(self.history_start..).unwrap_or_default();
+            let position = self.filled.saturating_sub(self.history_start);
             let (consumed, produced, pause) = inflate.step(input, output, position);
             let end = self.filled.saturating_add(produced);
             if let Some((sum, len)) = &mut self.crc_and_len {
@@ -306,7 +304,7 @@ impl MemberDecoder {
         }
         // ISIZE is the length modulo 2^32.
         if u64::from(size) != len & u64::from(u32::MAX) {
-            let error = format!("{size} bytes announced (modulo 2^32), {len} are there");
+            let error = format!("{size} bytes announced (modulo 2^32), {len} found");
             return Err(self.damaged(&Error::corrupt(error)));
         }
         self.checked_len = self.decoded;

@@ -8,7 +8,7 @@
 //! Idea (from zran.c, an example that comes with zlib). Between two blocks, the only state of a
 //! decoder is its bit position and the last 32 KiB of its output, the window. A decoder that gets
 //! both can resume there. archfs must decode each new file once anyway, to index the archive in it.
-//! During this pass (`PointFinder`) it records seek points. A point consists of an offset in the
+//! During this pass (`GzipPass`) it records seek points. A point consists of an offset in the
 //! decoded bytes, the bit where the next block starts, and the window. A point at the header of a
 //! member has no window, because members do not copy from each other.
 //!
@@ -36,10 +36,13 @@ mod member;
 use member::{Event, MemberDecoder};
 
 use super::buffers::Buffers;
+use super::chunk_cache::ChunkCache;
 use super::cursor::Cursor;
-use super::first_pass::Found;
-use super::seek_index::{Point, Window};
-use crate::codecs::{Codec, zstd_compress};
+use super::format::{ChunkDecoder, ContainerFormat};
+use super::forward::Forward;
+use super::pass::{Found, Pass, Start};
+use super::point::{Point, PointDecoder, Window};
+use super::seek_index::Chunks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{
@@ -47,6 +50,7 @@ use crate::formats::limits::{
 };
 use crate::storage::{Storage, Window as FileRange};
 use crate::sync::Arc;
+use crate::vfs::SharedBytes;
 
 /// Bytes read from the file at a time.
 const STRIDE: usize = 256 << 10;
@@ -57,8 +61,42 @@ const AHEAD: u64 = 64;
 /// Decoded bytes delivered at a time.
 const PIECE: usize = 256 << 10;
 
+pub(super) struct Gzip;
+
+impl ContainerFormat for Gzip {
+    fn recognises(&self, head: &[u8]) -> bool {
+        // The method is always 8, DEFLATE.
+        head.starts_with(&[0x1f, 0x8b, 8])
+    }
+
+    fn first_pass(
+        &self,
+        name: &str,
+        storage: &Arc<dyn Storage>,
+        _cache: &Arc<ChunkCache>,
+    ) -> Result<Start> {
+        Ok(Start::Pass(Box::new(GzipPass::new(name, Arc::clone(storage)))))
+    }
+
+    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+        Ok(Box::new(GzipPass::forward(name, storage)))
+    }
+
+    fn chunk_decoder(&self) -> ChunkDecoder {
+        ChunkDecoder::Points(&Self)
+    }
+
+    fn giant(&self) -> &'static str {
+        "a deflate block of more than 64 MiB"
+    }
+
+    fn advice(&self) -> &'static str {
+        "re-pack it: gzip -dc FILE | gzip > NEW"
+    }
+}
+
 /// The first pass over a gzip file: delivers the decoded bytes and records seek points.
-pub(super) struct PointFinder {
+pub(super) struct GzipPass {
     members: MemberDecoder,
     points: Vec<Point>,
     /// Least distance of two points, decoded bytes.
@@ -70,13 +108,13 @@ pub(super) struct PointFinder {
     ended: bool,
 }
 
-impl PointFinder {
-    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+impl GzipPass {
+    fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         Self::with_points_max(name, storage, GZIP_POINTS_MAX)
     }
 
     /// A pass that records no points, and therefore accepts blocks of any size.
-    pub(super) fn forward(name: &str, storage: Arc<dyn Storage>) -> Self {
+    fn forward(name: &str, storage: Arc<dyn Storage>) -> Self {
         Self::with_points_max(name, storage, 0)
     }
 
@@ -96,55 +134,6 @@ impl PointFinder {
             damage: None,
             ended: false,
         }
-    }
-
-    /// Compressed bytes read so far.
-    pub(super) fn position(&self) -> u64 {
-        self.members.position()
-    }
-
-    /// Offset in the file of other data after the last member.
-    pub(super) fn garbage(&self) -> Option<u64> {
-        self.members.garbage()
-    }
-
-    /// Decoded bytes that count as correct after damage of the kind `damage`.
-    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
-        self.members.verified_len(damage)
-    }
-
-    /// Decodes until the buffer is full and returns its bytes. Records a point at each boundary on
-    /// the way that is far enough from the last one.
-    pub(super) fn next(&mut self) -> Result<Found> {
-        while self.damage.is_none() && !self.ended && !self.members.is_full() {
-            match self.members.step() {
-                Ok(Event::Full) => {}
-                Ok(Event::Boundary { bit, at_header }) => {
-                    self.record_point_if_due(bit, at_header)?;
-                }
-                Ok(Event::End) => self.ended = true,
-                Err(error) => self.damage = Some(error),
-            }
-            let last = self.points.last().map_or(0, |point| point.decoded);
-            if self.points_max > 0 && self.members.decoded().saturating_sub(last) > GIANT_CHUNK_MAX
-            {
-                return Ok(Found::Giant);
-            }
-        }
-        let piece = self.members.take();
-        if !piece.is_empty() {
-            return Ok(Found::Piece(piece));
-        }
-        self.damage.take().map_or(Ok(Found::End), |error| {
-            self.ended = true;
-            Err(error)
-        })
-    }
-
-    /// The points before `len`, the decoded bytes that can be read. A point at `len` has no chunk.
-    pub(super) fn into_points(mut self, len: u64) -> Vec<Point> {
-        self.points.retain(|point| point.decoded < len);
-        self.points
     }
 
     /// Records a point here if the last one is at least `spacing` away.
@@ -173,6 +162,75 @@ impl PointFinder {
     }
 }
 
+impl Pass for GzipPass {
+    /// Decodes until the buffer is full and returns its bytes. Records a point at each boundary on
+    /// the way that is far enough from the last one.
+    fn next(&mut self) -> Result<Found> {
+        while self.damage.is_none() && !self.ended && !self.members.is_full() {
+            match self.members.step() {
+                Ok(Event::Full) => {}
+                Ok(Event::Boundary { bit, at_header }) => {
+                    self.record_point_if_due(bit, at_header)?;
+                }
+                Ok(Event::End) => self.ended = true,
+                Err(error) => self.damage = Some(error),
+            }
+            let last = self.points.last().map_or(0, |point| point.decoded);
+            if self.points_max > 0 && self.members.decoded().saturating_sub(last) > GIANT_CHUNK_MAX
+            {
+                return Ok(Found::Giant);
+            }
+        }
+        let piece = self.members.take();
+        if !piece.is_empty() {
+            return Ok(Found::Piece(piece));
+        }
+        self.damage.take().map_or(Ok(Found::End), |error| {
+            self.ended = true;
+            Err(error)
+        })
+    }
+
+    fn position(&self) -> u64 {
+        self.members.position()
+    }
+
+    fn garbage(&self) -> Option<u64> {
+        self.members.garbage()
+    }
+
+    fn verified_len(&self, damage: Kind) -> u64 {
+        self.members.verified_len(damage)
+    }
+
+    /// The points before `len`, the decoded bytes that can be read. A point at `len` has no chunk.
+    fn into_chunks(mut self: Box<Self>, len: u64) -> Chunks {
+        self.points.retain(|point| point.decoded < len);
+        Chunks::Points(self.points)
+    }
+}
+
+impl Forward for GzipPass {
+    fn next(&mut self) -> Result<Option<SharedBytes>> {
+        match Pass::next(self)? {
+            Found::Piece(piece) => Ok(Some(piece)),
+            Found::Giant | Found::End => Ok(None),
+        }
+    }
+
+    fn position(&self) -> u64 {
+        Pass::position(self)
+    }
+
+    fn garbage(&self) -> Option<u64> {
+        Pass::garbage(self)
+    }
+
+    fn verified_len(&self, damage: Kind) -> u64 {
+        Pass::verified_len(self, damage)
+    }
+}
+
 /// Thins `points`: drops those that are less than `spacing` after the last one kept, unless that
 /// would make a giant chunk. The first and the last point stay.
 fn thin(points: &mut Vec<Point>, spacing: u64) {
@@ -196,66 +254,51 @@ fn thin(points: &mut Vec<Point>, spacing: u64) {
     points.shrink_to_fit();
 }
 
-impl Window {
-    fn compress(bytes: &[u8]) -> Result<Option<Self>> {
-        match u16::try_from(bytes.len()) {
-            Ok(len) if len > 0 => Ok(Some(Self { len, compressed: zstd_compress(bytes)?.into() })),
-            _ => Ok(None),
-        }
+impl PointDecoder for Gzip {
+    /// The window and the chunk in one buffer, the compressed and the decompressed window, the read
+    /// buffer, and the decoder.
+    fn cost(&self, len: u64) -> u64 {
+        len.saturating_add(length(STRIDE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
     }
 
-    fn decompress(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::from(self.len)];
-        match Codec::Zstd.decode(&self.compressed, &mut bytes)? {
-            len if len == bytes.len() => Ok(bytes),
-            _ => Err(Error::corrupt("the window of a seek point is cut short")),
+    fn decode(
+        &self,
+        storage: &Arc<dyn Storage>,
+        point: &Point,
+        end: Option<u64>,
+        len: u64,
+        buffers: &Buffers,
+    ) -> Result<Vec<u8>> {
+        let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::decompress)?;
+        let size = window.len().saturating_add(index(len));
+        // Do not read past the next point: if the data compresses well, a stride holds many chunks.
+        let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(AHEAD));
+        let file_range = FileRange::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
+        let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, STRIDE);
+        let mut members = match &point.window {
+            None => MemberDecoder::new(cursor, buffers.take(size)),
+            Some(_) => MemberDecoder::resume(cursor, point.bit, &window, buffers.take(size))?,
+        };
+        while !members.is_full() {
+            match members.step() {
+                Ok(Event::End) => break,
+                // Boundaries inside the chunk do not matter.
+                Ok(_) => {}
+                // The chunk is complete, and the error is after it: the file ends in the trailer,
+                // or the header of the next member is damaged.
+                Err(error) if error.kind() == Kind::Truncated && members.is_full() => break,
+                Err(_) if members.is_full_before_header() => break,
+                Err(error) => return Err(error),
+            }
         }
-    }
-}
-
-/// Memory that decoding a chunk of `len` bytes takes, in bytes: the window and the chunk in one
-/// buffer, the compressed and the decompressed window, the read buffer, and the decoder.
-pub(super) fn cost(len: u64) -> u64 {
-    len.saturating_add(length(STRIDE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
-}
-
-/// Decodes the `len` bytes from `point` on. `end` is the bit of the next point, if there is one.
-pub(super) fn decode(
-    storage: &Arc<dyn Storage>,
-    point: &Point,
-    end: Option<u64>,
-    len: u64,
-    buffers: &Buffers,
-) -> Result<Vec<u8>> {
-    let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::decompress)?;
-    let size = window.len().saturating_add(index(len));
-    // Do not read past the next point: if the data compresses well, a stride holds many chunks.
-    let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(AHEAD));
-    let file_range = FileRange::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
-    let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, STRIDE);
-    let mut members = match &point.window {
-        None => MemberDecoder::new(cursor, buffers.take(size)),
-        Some(_) => MemberDecoder::resume(cursor, point.bit, &window, buffers.take(size))?,
-    };
-    while !members.is_full() {
-        match members.step() {
-            Ok(Event::End) => break,
-            // Boundaries inside the chunk do not matter.
-            Ok(_) => {}
-            // The chunk is complete, and the error is after it: the file ends in the trailer, or
-            // the header of the next member is damaged.
-            Err(error) if error.kind() == Kind::Truncated && members.is_full() => break,
-            Err(_) if members.is_full_before_header() => break,
-            Err(error) => return Err(error),
+        let bytes = members.into_rest();
+        match length(bytes.len()) == len {
+            true => Ok(bytes),
+            false => Err(Error::corrupt(format!(
+                "{len} bytes needed from bit {:#x}, {} found",
+                point.bit,
+                bytes.len()
+            ))),
         }
-    }
-    let bytes = members.into_rest();
-    match length(bytes.len()) == len {
-        true => Ok(bytes),
-        false => Err(Error::corrupt(format!(
-            "{len} bytes wanted from bit {:#x} on, {} are there",
-            point.bit,
-            bytes.len()
-        ))),
     }
 }

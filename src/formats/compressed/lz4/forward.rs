@@ -2,15 +2,18 @@
 //!
 //! Invariant: a block never copies from the frame before its own.
 
+use super::super::forward::Forward;
+use super::block::{WINDOW, check_block, decode_block};
+use super::content::Content;
 use super::frame::{Event, Frames};
-use super::{Content, WINDOW, check_block, decode_block};
 use crate::error::{Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
-pub(in super::super) struct Forward {
+/// A decoder of one block after the other.
+pub(super) struct Blocks {
     frames: Frames,
     storage: Arc<dyn Storage>,
     /// The window, up to 64 KiB decoded before, and room for a block.
@@ -22,27 +25,16 @@ pub(in super::super) struct Forward {
     checked: u64,
 }
 
-impl Forward {
-    pub(in super::super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+impl Blocks {
+    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         let frames = Frames::new(name, Arc::clone(&storage));
         let content = Content::new();
         Self { frames, storage, buffer: Vec::new(), window: 0, content, decoded: 0, checked: 0 }
     }
+}
 
-    pub(in super::super) fn position(&self) -> u64 {
-        self.frames.position()
-    }
-
-    pub(in super::super) fn garbage(&self) -> Option<u64> {
-        self.frames.garbage()
-    }
-
-    /// Decoded bytes that count as correct after damage of the kind `damage`.
-    pub(in super::super) fn verified_len(&self, damage: Kind) -> u64 {
-        if damage == Kind::Truncated { self.decoded } else { self.checked }
-    }
-
-    pub(in super::super) fn next(&mut self) -> Result<Option<SharedBytes>> {
+impl Forward for Blocks {
+    fn next(&mut self) -> Result<Option<SharedBytes>> {
         loop {
             match self.frames.next()? {
                 Event::Start => (self.window, self.content) = (0, Content::new()),
@@ -79,5 +71,17 @@ impl Forward {
                 }
             }
         }
+    }
+
+    fn position(&self) -> u64 {
+        self.frames.position()
+    }
+
+    fn garbage(&self) -> Option<u64> {
+        self.frames.garbage()
+    }
+
+    fn verified_len(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 }

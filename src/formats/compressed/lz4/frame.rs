@@ -6,15 +6,15 @@
 use xxhash_rust::xxh32::xxh32;
 
 use super::super::cursor::Cursor;
-use super::super::pipeline::FrameEnd;
-use super::super::zstd::is_skippable;
+use super::super::skippable::is_skippable;
+use super::super::walk::FrameEnd;
 use crate::error::{Error, Kind, Result};
 use crate::formats::limits::LZ4_LEGACY_BLOCK;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-pub(in super::super) const MAGIC: u32 = 0x184d_2204;
-pub(in super::super) const LEGACY_MAGIC: u32 = 0x184c_2102;
+pub(super) const MAGIC: u32 = 0x184d_2204;
+pub(super) const LEGACY_MAGIC: u32 = 0x184c_2102;
 
 /// The bit of a block's size that marks an uncompressed block.
 const STORED: u32 = 1 << 31;
@@ -24,7 +24,7 @@ const STRIDE: usize = 64 << 10;
 
 /// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Frame {
+pub(super) struct Frame {
     pub(super) linked: bool,
     pub(super) block_checksums: bool,
     pub(super) legacy: bool,
@@ -88,7 +88,7 @@ impl Frame {
             return Err(cursor.ends_early());
         };
         if flags & 0xc2 != 0x40 || sizes & 0x8f != 0 {
-            return Err(Error::corrupt(format!("flags {flags:#04x} {sizes:#04x} are not in use")));
+            return Err(Error::corrupt(format!("unknown flags {flags:#04x} {sizes:#04x}")));
         }
         let has = |bit: u8| flags & bit != 0;
         let optional = (if has(8) { 8_usize } else { 0 }, if has(1) { 4_usize } else { 0 });
@@ -105,7 +105,7 @@ impl Frame {
             return Err(Error::corrupt("its header's checksum is wrong"));
         }
         if let Some(dictionary) = dictionary {
-            let error = format!("it needs the dictionary {dictionary}, which archfs has not");
+            let error = format!("it needs the dictionary {dictionary}, which archfs does not have");
             return Err(Error::new(Kind::Unsupported, error));
         }
         let block_max = match sizes >> 4 {
@@ -113,7 +113,7 @@ impl Frame {
             5 => 256 << 10,
             6 => 1 << 20,
             7 => 4 << 20,
-            other => return Err(Error::corrupt(format!("block size {other} is not in use"))),
+            other => return Err(Error::corrupt(format!("unknown block size {other}"))),
         };
         Ok(Self {
             linked: !has(32),
@@ -207,7 +207,8 @@ impl Frames {
                     if self.cursor.has_garbage()? {
                         self.garbage = Some(start);
                         let name = &self.name;
-                        log::warn!("{name}: what follows the lz4 data at {start:#x} is ignored");
+                        let at = crate::log::detail(format_args!(" at {start:#x}"));
+                        log::warn!("{name}: bytes after the lz4 data{at} are ignored");
                     }
                     return Ok(Event::FileEnd);
                 }

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use super::{check, count, run, sample, store};
 use crate::error::{Kind, Result};
-use crate::formats::compressed::extent::Size;
-use crate::formats::compressed::first_pass::Found;
-use crate::formats::compressed::pipeline::{Next, Note, Pipeline, Task, Verdict, Walk};
-use crate::formats::compressed::seek_index::Extent;
-use crate::formats::compressed::{Container, bzip2};
+use crate::formats::compressed::bzip2::blocks::Blocks;
+use crate::formats::compressed::bzip2::{Bzip2, magic};
+use crate::formats::compressed::extent::{Extent, Size};
+use crate::formats::compressed::pass::{Found, Pass};
+use crate::formats::compressed::pipeline::Pipeline;
+use crate::formats::compressed::walk::{Next, Note, Task, Verdict, Walk};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 #[test]
@@ -29,7 +30,7 @@ fn reads_bzip2() {
 
 /// A walk that cuts every block into pieces, as false magic numbers would, and counts the joins.
 struct Cut {
-    blocks: bzip2::Blocks,
+    blocks: Blocks,
     pieces: u64,
     waiting: VecDeque<Task>,
     joins: Arc<AtomicU64>,
@@ -69,11 +70,10 @@ impl Walk for Cut {
 /// joins.
 fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
     let storage = store(encoded);
-    let blocks = bzip2::Blocks::new("x", Arc::clone(&storage));
+    let blocks = Blocks::new("x", Arc::clone(&storage));
     let joins = Arc::new(AtomicU64::new(0));
     let walk = Cut { blocks, pieces, waiting: VecDeque::new(), joins: Arc::clone(&joins) };
-    let mut pipeline =
-        Pipeline::start(Container::Bzip2, storage, Box::new(walk), super::cache()).unwrap();
+    let mut pipeline = Pipeline::start(&Bzip2, storage, Box::new(walk), super::cache()).unwrap();
     let mut bytes = Vec::new();
     let outcome = loop {
         match pipeline.next() {
@@ -102,7 +102,7 @@ fn joins_bzip2_blocks_cut_by_false_magic_numbers() {
 
 #[test]
 fn gives_up_on_a_bzip2_file_of_magic_numbers() {
-    let encoded = [&b"BZh9"[..], &bzip2::BLOCK_MAGIC.repeat(100_000)].concat();
+    let encoded = [&b"BZh9"[..], &magic::BLOCK.repeat(100_000)].concat();
     let (outcome, joins) = read_cut(&encoded, 1);
     assert_eq!((outcome.unwrap_err().kind(), joins), (Kind::Corrupt, 8));
 }

@@ -2,10 +2,11 @@
 //!
 //! Bytes before the damage are correct. Reading past it is an error.
 
-use super::{cache, check_reads, first_pass, run, sample, saved, store};
+use super::{check_reads, first_pass, first_pass_and_spool, open, run, sample, saved};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::seek_index::{Chunks, Extent};
-use crate::formats::compressed::{Compressed, Container, SeekIndex};
+use crate::formats::compressed::extent::Extent;
+use crate::formats::compressed::seek_index::Chunks;
+use crate::formats::compressed::{Container, SeekIndex};
 use crate::storage::Storage;
 
 /// A file of several chunks for each container that has checksums.
@@ -27,7 +28,7 @@ fn serves_the_data_before_a_cut() {
     for (tool, encoded) in checked_files(&data) {
         for tenth in 1..10 {
             let cut = &encoded[..encoded.len() * tenth / 10];
-            let (bytes, error, seek_index) = first_pass(cut);
+            let (bytes, error, (seek_index, spool)) = first_pass_and_spool(cut);
             let error = error.unwrap_or_else(|| panic!("{tool} cut at {tenth}/10: no error"));
             assert!(error.is_damage(), "{tool}: {error}");
             assert!(data.starts_with(&bytes), "{tool} cut at {tenth}/10");
@@ -36,8 +37,8 @@ fn serves_the_data_before_a_cut() {
             let lost = part - part.min(seek_index.len() as usize);
             assert!(tool.starts_with("zstd") || lost < 900_000, "{tool} {tenth}: {lost} lost");
             let again = saved(&seek_index, cut);
-            for seek_index in [seek_index, again] {
-                let compressed = Compressed::new("x", store(cut), seek_index, cache(), 0).unwrap();
+            for (seek_index, spool) in [(seek_index, spool), (again, None)] {
+                let compressed = open(cut, seek_index, spool);
                 let verified_len = &bytes[..compressed.len() as usize];
                 if !verified_len.is_empty() {
                     check_reads(&compressed, verified_len, 1, 10);
@@ -95,11 +96,10 @@ fn rejects_hostile_seek_points_or_survives_them() {
                 let Ok(seek_index) = parse(&bad) else { continue };
                 let len = seek_index.len();
                 // Other tests cover spooled data. Decoding it for each flip would take too long.
-                if matches!(seek_index.chunks, Chunks::Spooled(_)) {
+                if matches!(seek_index.chunks, Chunks::Spooled) {
                     continue;
                 }
-                let file = store(&encoded);
-                let compressed = Compressed::new("x", file, seek_index, cache(), 0).unwrap();
+                let compressed = open(&encoded, seek_index, None);
                 let _ = compressed.read_exact_at(&mut [0; 10], len.saturating_sub(10));
                 let _ = compressed.read_exact_at(&mut [0; 10], len / 2);
             }

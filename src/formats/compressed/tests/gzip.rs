@@ -1,11 +1,11 @@
 //! gzip: members from several tools, seek points, and cuts. `spool` tests a giant block.
 
-use super::{cache, check, check_reads, first_pass, run, sample, saved, store};
+use super::{check, check_reads, first_pass, open, run, sample, saved, store};
 use crate::error::Kind;
-use crate::formats::compressed::first_pass::Found;
-use crate::formats::compressed::gzip::PointFinder;
+use crate::formats::compressed::gzip::GzipPass;
+use crate::formats::compressed::pass::{Found, Pass};
 use crate::formats::compressed::seek_index::Chunks;
-use crate::formats::compressed::{Compressed, Container, SeekIndex};
+use crate::formats::compressed::{Container, SeekIndex};
 
 #[test]
 fn reads_all_data_of_a_gzip_file_cut_after_its_data() {
@@ -19,7 +19,7 @@ fn reads_all_data_of_a_gzip_file_cut_after_its_data() {
         assert_eq!(bytes, b"texttext");
         assert_eq!(error.unwrap().kind(), Kind::Truncated);
         assert_eq!(seek_index.len(), 8);
-        let decoded = Compressed::new("x", store(encoded), seek_index, cache(), 3).unwrap();
+        let decoded = open(encoded, seek_index, None);
         check_reads(&decoded, b"texttext", 1, 5);
     }
 }
@@ -32,7 +32,7 @@ fn reads_a_gzip_member_before_a_damaged_header() {
     twice[member.len() + 3] = 0xff;
     let (bytes, error, seek_index) = first_pass(&twice);
     assert_eq!((&bytes[..], error.unwrap().kind()), (&b"text"[..], Kind::Corrupt));
-    let decoded = Compressed::new("x", store(&twice), seek_index, cache(), 3).unwrap();
+    let decoded = open(&twice, seek_index, None);
     check_reads(&decoded, b"text", 1, 5);
 }
 
@@ -79,14 +79,15 @@ fn reads_gzip() {
 fn thins_gzip_seek_points() {
     let data = sample(40 << 20, 3);
     let encoded = run("gzip -1 -c", &data).unwrap();
-    let mut pass = PointFinder::with_points_max("x", store(&encoded), 8);
+    let mut pass: Box<dyn Pass> = Box::new(GzipPass::with_points_max("x", store(&encoded), 8));
     while !matches!(pass.next().unwrap(), Found::End) {}
-    let points = pass.into_points(data.len() as u64);
+    let chunks = pass.into_chunks(data.len() as u64);
+    let Chunks::Points(points) = &chunks else { panic!("no points") };
     assert!((3..=8).contains(&points.len()), "{}", points.len());
     let len = data.len() as u64;
-    let seek_index = SeekIndex { container: Container::Gzip, len, chunks: Chunks::Points(points) };
+    let seek_index = SeekIndex { container: Container::Gzip, len, chunks };
     assert!(seek_index.largest_chunk() > 4 << 20);
     let again = saved(&seek_index, &encoded);
-    let compressed = Compressed::new("x", store(&encoded), again, cache(), 0).unwrap();
+    let compressed = open(&encoded, again, None);
     check_reads(&compressed, &data, 2, 10);
 }

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use crate::error::{Error, Kind};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::seek_index::Chunks;
-use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex};
+use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
@@ -86,6 +86,12 @@ fn store(bytes: &[u8]) -> Arc<dyn Storage> {
 
 /// Runs a first pass. Returns the bytes, the error, and the seek points.
 fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
+    let (bytes, error, (seek_index, _)) = first_pass_and_spool(encoded);
+    (bytes, error, seek_index)
+}
+
+/// The same, and the temporary file of the pass.
+fn first_pass_and_spool(encoded: &[u8]) -> (Vec<u8>, Option<Error>, (SeekIndex, Option<Spool>)) {
     let container = Container::recognise(encoded).expect("a container");
     let mut first_pass = FirstPass::start("x", store(encoded), container, &cache()).unwrap();
     let mut bytes = Vec::new();
@@ -97,12 +103,16 @@ fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
         }
         assert!(first_pass.position() <= encoded.len() as u64);
     };
-    assert!(first_pass.next_piece().unwrap().is_none(), "an error is told once");
-    let seek_index = first_pass.finish();
+    assert!(first_pass.next_piece().unwrap().is_none(), "an error is returned once");
+    let (seek_index, spool) = first_pass.finish();
     // Damaged data that no checksum covers must not be readable later.
     assert!(seek_index.len() <= bytes.len() as u64);
     assert!(seek_index.len() == bytes.len() as u64 || error.is_some());
-    (bytes, error, seek_index)
+    (bytes, error, (seek_index, spool))
+}
+
+fn open(encoded: &[u8], seek_index: SeekIndex, spool: Option<Spool>) -> Arc<Compressed> {
+    Compressed::new("x", store(encoded), seek_index, spool, cache(), 3).unwrap()
 }
 
 fn cache() -> Arc<ChunkCache> {
@@ -146,15 +156,14 @@ fn check_reads(compressed: &Compressed, data: &[u8], threads: usize, reads: usiz
 /// the seek points.
 fn check(what: &str, encoded: Option<Vec<u8>>, data: &[u8]) -> Option<SeekIndex> {
     let encoded = encoded?;
-    let (bytes, error, seek_index) = first_pass(&encoded);
+    let (bytes, error, (seek_index, spool)) = first_pass_and_spool(&encoded);
     assert!(error.is_none(), "{what}: {error:?}");
-    assert!(bytes == data, "{what}: the survey gives other bytes");
+    assert!(bytes == data, "{what}: the first pass gives other bytes");
     let reloaded = saved(&seek_index, &encoded);
     assert_eq!(reloaded.largest_chunk(), seek_index.largest_chunk());
-    let open = |seek_index| Compressed::new("x", store(&encoded), seek_index, cache(), 3).unwrap();
-    check_reads(&open(saved(&seek_index, &encoded)), data, 1, 60);
+    check_reads(&open(&encoded, saved(&seek_index, &encoded), None), data, 1, 60);
     let result = saved(&seek_index, &encoded);
-    check_reads(&open(seek_index), data, 8, 63);
+    check_reads(&open(&encoded, seek_index, spool), data, 8, 63);
     Some(result)
 }
 
@@ -162,7 +171,7 @@ fn count(seek_index: &SeekIndex) -> usize {
     match &seek_index.chunks {
         Chunks::Points(points) => points.len(),
         Chunks::Extents(extents) => extents.len(),
-        Chunks::Spooled(_) => 0,
+        Chunks::Spooled => 0,
     }
 }
 
@@ -209,19 +218,20 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
             let mut first_pass =
                 FirstPass::start("x", storage.clone(), container, &cache()).unwrap();
             while first_pass.next_piece().unwrap().is_some() {}
-            let surveyed = storage.bytes_read();
+            let first_read = storage.bytes_read();
             // A little more, because the checksums of bzip2 blocks are read separately.
             let twice = 2 * len + len / 20 + 4096;
-            assert!(surveyed <= twice, "{name}, {words}: {surveyed} of {len} bytes, surveyed");
-            let seek_index = first_pass.finish();
-            let compressed = Compressed::new("x", storage.clone(), seek_index, cache(), 0).unwrap();
+            assert!(first_read <= twice, "{name}, {words}: {first_read} of {len} bytes");
+            let (seek_index, spool) = first_pass.finish();
+            let compressed =
+                Compressed::new("x", storage.clone(), seek_index, spool, cache(), 0).unwrap();
             let mut buffer = vec![0; 128 << 10];
             for start in (0..data.len()).step_by(buffer.len()) {
                 let part = buffer.len().min(data.len() - start);
                 compressed.read_exact_at(&mut buffer[..part], start as u64).unwrap();
                 assert!(buffer[..part] == data[start..start + part]);
             }
-            let read = storage.bytes_read() - surveyed;
+            let read = storage.bytes_read() - first_read;
             assert!(read <= twice, "{name}, {words}: {read} of {len} bytes, read in order");
         }
     }

@@ -4,7 +4,6 @@
 
 use super::{check, count, first_pass, run, run_on_file, sample, store};
 use crate::error::{Error, Kind};
-use crate::formats::compressed::Container;
 use crate::formats::compressed::seek_index::Chunks;
 
 #[test]
@@ -13,9 +12,7 @@ fn spools_only_files_with_a_giant_chunk() {
     let limit = &large[..64 << 20];
     for words in ["xz -0 -c", "zstd -1 -c", "lz4 -B7 -BD -c"] {
         let seek_index = check(words, run(words, &large), &large);
-        assert!(
-            seek_index.is_none_or(|seek_index| matches!(seek_index.chunks, Chunks::Spooled(_)))
-        );
+        assert!(seek_index.is_none_or(|seek_index| matches!(seek_index.chunks, Chunks::Spooled)));
     }
     if let Some(encoded) = run_on_file("zstd -1 -c", limit) {
         let (bytes, error, seek_index) = first_pass(&encoded);
@@ -55,7 +52,7 @@ fn spools_gzip_with_a_giant_block() {
     encoded.extend(crc32fast::hash(&data).to_le_bytes());
     encoded.extend((data.len() as u32).to_le_bytes());
     let seek_index = check("giant block", Some(encoded), &data).unwrap();
-    assert!(matches!(seek_index.chunks, Chunks::Spooled(_)));
+    assert!(matches!(seek_index.chunks, Chunks::Spooled));
 }
 
 #[derive(Default)]
@@ -83,7 +80,9 @@ impl Bits {
 
 #[test]
 fn limits_the_temporary_file() {
-    use crate::formats::compressed::spool::{Spool, SpoolLimit, TemporaryFile};
+    use crate::formats::compressed::spool::{Spool, TemporaryFile};
+    use crate::formats::compressed::spool_limit::SpoolLimit;
+    use crate::formats::compressed::zstd::Zstd;
     let data = sample(3 << 20, 11);
     let Some(encoded) = run("zstd -1 -c", &data) else { return };
     for (limit, fits) in [(3 << 20, true), ((3 << 20) - 1, false)] {
@@ -93,7 +92,7 @@ fn limits_the_temporary_file() {
             directory: std::path::Path::new("/scratch"),
             limit: SpoolLimit::fixed(limit),
         };
-        let spool = Spool::within("x", store(&encoded), Container::Zstd, room).unwrap();
+        let spool = Spool::within("x", store(&encoded), &Zstd, room).unwrap();
         let mut buffer = vec![0; data.len()];
         let outcome = spool.read_exact_at(&mut buffer, 0);
         match fits {

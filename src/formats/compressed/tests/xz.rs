@@ -4,8 +4,11 @@
 
 use super::{check, count, run, sample};
 use crate::error::Kind;
+use crate::formats::compressed::format::ContainerFormat;
 use crate::formats::compressed::seek_index::Chunks;
-use crate::formats::compressed::{Container, xz};
+use crate::formats::compressed::xz::Xz;
+use crate::formats::compressed::xz::block::window as block_window;
+use crate::formats::compressed::xz::index::{Blocks, Remaining};
 use crate::formats::limits::XZ_PADDING_MAX;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
@@ -35,7 +38,7 @@ fn reads_xz() {
     // Data after the last stream hides the index, so the file is spooled.
     streams.extend(b"garbage");
     let seek_index = check("garbage", Some(streams), &data).unwrap();
-    assert!(matches!(seek_index.chunks, Chunks::Spooled(_)));
+    assert!(matches!(seek_index.chunks, Chunks::Spooled));
 }
 
 #[test]
@@ -51,10 +54,10 @@ fn reads_the_window_from_an_xz_block_header() {
     ] {
         let Some(encoded) = run(&format!("xz {options} -c"), &data) else { return };
         let block = MemStorage::new(encoded);
-        assert_eq!(xz::window(&block, 12), Some(window), "{options}");
-        assert_eq!(xz::window(&block, block.len()), None, "past the end");
+        assert_eq!(block_window(&block, 12), Some(window), "{options}");
+        assert_eq!(block_window(&block, block.len()), None, "past the end");
     }
-    assert_eq!(xz::window(&MemStorage::new(vec![0xff; 100]), 0), None);
+    assert_eq!(block_window(&MemStorage::new(vec![0xff; 100]), 0), None);
 }
 
 #[test]
@@ -64,7 +67,7 @@ fn reads_xz_padding_in_large_steps_up_to_a_limit() {
     let padded = |zeros| MemStorage::new([&encoded[..], &vec![0; zeros]].concat());
     for (zeros, fits) in [(0, true), (4, true), (3 << 20, true), ((3 << 20) + 4, false)] {
         let storage = padded(zeros);
-        let outcome = xz::Blocks::within(&storage, xz::Remaining { padding: 3 << 20, blocks: 99 });
+        let outcome = Blocks::within(&storage, Remaining { padding: 3 << 20, blocks: 99 });
         assert_eq!(outcome.is_ok(), fits, "{zeros}");
         // Steps grow from 4 bytes to 64 KiB, then one read per 64 KiB. The stream itself takes a
         // few reads.
@@ -76,30 +79,28 @@ fn reads_xz_padding_in_large_steps_up_to_a_limit() {
         }
     }
     // Padding is a multiple of four bytes.
-    assert!(xz::Blocks::read(&padded(1001)).is_err());
+    assert!(Blocks::read(&padded(1001)).is_err());
     // Little padding between many streams is not read in large steps.
     let small = [&run("xz -0 -c", b"").unwrap()[..], &[0; 4]].concat().repeat(1000);
     let storage = MemStorage::new(small.clone());
-    xz::Blocks::read(&storage).unwrap();
+    Blocks::read(&storage).unwrap();
     assert!(storage.bytes_read() <= 3 * small.len() as u64, "{}", storage.bytes_read());
 }
 
 #[test]
 fn too_much_xz_padding_ends_forward_decoding() {
-    use crate::formats::compressed::forward::Forward;
     let data = sample(100_000, 19);
     let Some(encoded) = run("xz -0 -c", &data) else { return };
     let padding_max = usize::try_from(XZ_PADDING_MAX).unwrap();
     for (zeros, streams) in [(padding_max, 2), (padding_max + 4, 1)] {
         let file = [&encoded[..], &vec![0; zeros], &encoded].concat();
-        let mut forward =
-            Forward::new("x", Arc::new(MemStorage::new(file)), Container::Xz).unwrap();
+        let mut forward = Xz.forward("x", Arc::new(MemStorage::new(file))).unwrap();
         let mut decoded = 0;
         while let Some(piece) = forward.next().unwrap() {
             decoded += piece.len();
         }
         assert_eq!(decoded, data.len() * streams, "past {zeros} zeros");
-        assert_eq!(forward.garbage().is_some(), streams == 1, "and that is told");
+        assert_eq!(forward.garbage().is_some(), streams == 1, "and that is reported");
     }
 }
 
@@ -111,7 +112,7 @@ fn limits_the_xz_blocks_of_all_streams_together() {
     // Ten blocks in each of two streams, and four streams.
     let file = MemStorage::new([&stream[..], &empty, &stream, &[0; 4], &empty].concat());
     for (blocks, fits) in [(24, true), (23, false), (12, false), (0, false)] {
-        let outcome = xz::Blocks::within(&file, xz::Remaining { padding: 4, blocks });
+        let outcome = Blocks::within(&file, Remaining { padding: 4, blocks });
         assert_eq!(outcome.is_ok(), fits, "{blocks}");
         if let Err(error) = outcome {
             assert_eq!(error.kind(), Kind::Corrupt);
@@ -122,12 +123,11 @@ fn limits_the_xz_blocks_of_all_streams_together() {
 
 #[test]
 fn forward_decoding_pauses_in_long_padding() {
-    use crate::formats::compressed::forward::Forward;
     let data = sample(100_000, 17);
     let Some(encoded) = run("xz -0 -c", &data) else { return };
     let file = [&encoded[..], &vec![0; 20 << 20], &encoded, &[0; 7]].concat();
     let storage = Arc::new(MemStorage::new(file));
-    let mut forward = Forward::new("x", storage.clone(), Container::Xz).unwrap();
+    let mut forward = Xz.forward("x", storage.clone()).unwrap();
     let (mut bytes, mut before) = (Vec::new(), 0);
     while let Some(piece) = forward.next().unwrap() {
         bytes.extend_from_slice(&piece);

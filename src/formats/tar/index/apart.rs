@@ -1,10 +1,11 @@
 //! Decodes an index into its parts and encodes it again, for tests and fuzzing.
 
-use super::super::sparse::Segment;
+use super::super::members::Segment;
 use super::blocks::BLOCK;
-use super::file::{HASH, IndexFile, IndexOptions, Section, TAIL, hash_of};
+use super::file::{IndexFile, IndexOptions};
 use super::key::Key;
 use super::output::Output;
+use super::sections::{HASH, Section, TAIL, hash_of};
 use super::{Allowance, Index, LINK_COUNT, MAP, NestedImage, Node, NodeId, SEGMENT, WITH_XATTRS};
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
@@ -67,7 +68,7 @@ impl Apart {
             maps: records::<_, MAP>(index, Section::Maps, |reader| {
                 Ok((reader.u64()?, reader.u32()?, reader.u64()?))
             })?,
-            links: records::<_, LINK_COUNT>(index, Section::Links, |reader| {
+            links: records::<_, LINK_COUNT>(index, Section::LinkCounts, |reader| {
                 Ok((reader.u32()?, reader.u32()?))
             })?,
             with_xattrs: records::<_, WITH_XATTRS>(index, Section::WithXattrs, |reader| {
@@ -98,7 +99,7 @@ impl Apart {
                 };
                 self.maps.iter().flat_map(numbers).collect()
             }),
-            (Section::Links, {
+            (Section::LinkCounts, {
                 let numbers =
                     |&(id, count): &(u32, u32)| [id, count].map(u32::to_le_bytes).concat();
                 self.links.iter().flat_map(numbers).collect()
@@ -143,6 +144,7 @@ pub(in crate::formats::tar) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexF
 }
 
 /// A file without its checksums: start, data, and the numbers of the tail.
+#[cfg(test)]
 pub(in crate::formats::tar) fn without_sums(file: &[u8]) -> Vec<u8> {
     let (before, tail) = file.split_at(file.len() - TAIL);
     let numbers = &tail[..TAIL - HASH];

@@ -1,8 +1,8 @@
-//! Reads extended attributes from an index. `xattrs` describes the encoding.
+//! Reads extended attributes from an index. `build::xattrs` describes the encoding.
 
 use std::ops::ControlFlow;
 
-use super::file::Section;
+use super::sections::Section;
 use super::{Index, NodeId, WITH_XATTRS, binary_search};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
@@ -47,7 +47,7 @@ impl Index {
 
     /// Visits the set of attributes at `offset`. Returns the end of the set, unless `visit` breaks.
     pub(super) fn set(&self, mut offset: u64, visit: &mut Visit<'_>) -> Result<Option<u64>> {
-        let wrong = || Error::corrupt("attributes in the index are none");
+        let wrong = || Error::corrupt("attributes in the index are not valid");
         let read_number = |offset: &mut u64| {
             let mut bytes = [0; 4];
             self.read_section(Section::Xattrs, *offset, &mut bytes)?;

@@ -1,11 +1,10 @@
 //! Tests of the limits on sparse maps and attributes of a whole archive, at and above each limit.
 
-use super::super::members::{Kind, Member, Members, Parts, Xattrs};
+use super::super::members::{Kind, Member, Members, Parts, Segment, Xattrs};
 use super::super::notes::Notes;
-use super::super::sparse::Segment;
 use super::apart::Apart;
 use super::*;
-use crate::storage::Spill;
+use crate::spilled::Spill;
 use crate::sync::Arc;
 use crate::vfs::FileKind;
 
@@ -21,8 +20,7 @@ fn built(
         let member = Member { size: 1 << 20, ..Member::new(0, Kind::Regular) };
         members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
     }
-    let mut builder = Builder::new(Spill::default());
-    (builder.pieces_max, builder.xattrs_max) = limits;
+    let mut builder = Builder::new(Spill::default()).with_limits(limits.0, limits.1);
     let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
     let (mut inner, mut notes) = (Vec::new(), Notes::default());
     builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();

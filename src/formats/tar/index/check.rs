@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 
-use super::file::Section;
+use super::sections::Section;
 use super::{
     Content, Index, LINK_COUNT, MAP, NestedImage, NodeId, ROOT, SEGMENT, WITH_XATTRS, wrong,
 };
@@ -43,7 +43,7 @@ impl Index {
     pub(super) fn check_root(&self) -> Result<()> {
         match self.len() > 0 && self.node(ROOT)?.kind() == FileKind::Directory {
             true => Ok(()),
-            false => Err(Error::corrupt("the root is no folder")),
+            false => Err(Error::corrupt("the root is not a directory")),
         }
     }
 
@@ -51,7 +51,7 @@ impl Index {
     fn check_tables(&self) -> Result<()> {
         let out_of_order = || Error::corrupt("a table of the index is out of order");
         let (mut links, mut with_xattrs) = (None, None);
-        self.each(Section::Links, &mut |bytes: [u8; LINK_COUNT]| {
+        self.each(Section::LinkCounts, &mut |bytes: [u8; LINK_COUNT]| {
             let mut reader = Reader::new("link", &bytes);
             let (id, count) = (reader.u32()?, reader.u32()?);
             let is_next = links.replace(id).is_none_or(|previous| previous < id);
@@ -86,7 +86,7 @@ impl Index {
                         ControlFlow::Continue(())
                     })?;
                     if stored != map.stored {
-                        return Err(wrong(id, "its sparse map is none"));
+                        return Err(wrong(id, "its sparse map is not valid"));
                     }
                 }
                 Content::Directory { first, count } => {
@@ -103,7 +103,7 @@ impl Index {
         }
         match next_child == self.len() {
             true => Ok(()),
-            false => Err(Error::corrupt("some nodes are in no folder")),
+            false => Err(Error::corrupt("some nodes are in no directory")),
         }
     }
 
@@ -116,7 +116,7 @@ impl Index {
             let name = self.name(&node, &mut buffer)?;
             let is_next = previous.as_deref().is_none_or(|previous| previous < name);
             if !is_next || Name::parse(name).is_none() {
-                return Err(wrong(id, "its children are no listing"));
+                return Err(wrong(id, "its children are not a listing"));
             }
             previous = Some(name.to_vec());
         }
@@ -138,7 +138,7 @@ impl Index {
             let (_, offset) = (reader.u32()?, reader.u64()?);
             match starts.binary_search(&offset) {
                 Ok(_) => Ok(()),
-                Err(_) => Err(Error::corrupt("attributes in the index are none")),
+                Err(_) => Err(Error::corrupt("attributes in the index are not valid")),
             }
         })
     }

@@ -1,6 +1,5 @@
 //! The start of an index: the key that identifies its archive.
 
-use super::file::TAIL;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
@@ -15,7 +14,7 @@ pub(in crate::formats::tar) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 const SAMPLES_MAX: u32 = 4096;
 
 /// Size of the start without samples, and of one sample, bytes.
-const START: usize = 72;
+pub(super) const START: usize = 72;
 const SAMPLE: usize = 40;
 
 /// The hash of a sampled block.
@@ -73,9 +72,6 @@ impl Key {
     /// Reads the key at the start of `file`. Also returns the bytes of that start.
     pub(super) fn read(file: &dyn Storage) -> Result<(Self, Vec<u8>)> {
         let mut start = vec![0; START];
-        if file.len() < length(START.saturating_add(TAIL)) {
-            return Err(Error::corrupt("too short for an index"));
-        }
         file.read_exact_at(&mut start, 0)?;
         let mut reader = Reader::new("index", &start);
         if reader.array()? != *MAGIC {

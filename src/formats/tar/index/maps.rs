@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use super::super::sparse::Segment;
-use super::file::Section;
+use super::super::members::Segment;
+use super::sections::Section;
 use super::{Index, MAP, Node, NodeId, SEGMENT, wrong};
 use crate::error::{Error, Result};
 use crate::formats::bytes::Reader;
@@ -25,7 +25,7 @@ impl Index {
     /// # Errors
     /// `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
     pub(in crate::formats::tar) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
-        let wrong = || wrong(id, "its sparse map is none");
+        let wrong = || wrong(id, "its sparse map is not valid");
         if number >= self.layout.count(Section::Maps, MAP) {
             return Err(wrong());
         }

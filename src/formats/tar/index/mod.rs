@@ -1,4 +1,5 @@
-//! The tree of a tar archive, made from all its headers and kept in a file or in memory.
+//! The tree of a tar archive, made from all its headers and kept in a file or in memory. `build`
+//! makes it; the rest reads it.
 //!
 //! Node numbers start at the root, which is 0. The children of a directory have consecutive
 //! numbers, ascending by name, and higher than that of their directory. So no table of names is
@@ -23,38 +24,33 @@ use crate::vfs::{Finding, Name};
 pub(super) mod apart;
 mod attributes;
 mod blocks;
-mod builder;
+mod build;
 #[cfg(test)]
 mod caps;
 mod check;
-mod depths;
-mod draft;
 mod file;
-mod groups;
 mod key;
-mod layout;
 mod maps;
 mod node;
 mod output;
 #[cfg(test)]
 mod refused;
+mod sections;
 #[cfg(test)]
 mod tests;
-mod xattrs;
 
 pub(in crate::formats) use blocks::Allowance;
-pub(super) use builder::{Builder, DirectoryId, Nested, components_of};
 #[cfg(any(test, fuzzing))]
-pub(super) use draft::in_memory;
-pub(super) use draft::{Draft, unsaved};
+pub(super) use build::in_memory;
+pub(super) use build::{Builder, DirectoryId, Draft, Nested, unsaved};
 pub(super) use file::{IndexFile, IndexOptions};
 pub(super) use key::{FileKey, Hash, Key, MAGIC};
 pub(super) use maps::Map;
 pub(super) use node::{Content, Node};
 
 use blocks::Blocks;
-use file::{Section, Sections};
 use node::NODE;
+use sections::{Section, Sections};
 
 /// The number of a node.
 pub(super) type NodeId = u32;
@@ -126,7 +122,7 @@ impl Index {
         let is_within =
             |start: u64, len: u64, end: u64| start.checked_add(len).is_some_and(|e| e <= end);
         if !node.is_known() || node.size > FILE_SIZE_MAX {
-            return Some("it is nothing a file system can show");
+            return Some("it is not of a known type");
         }
         if !is_within(node.name.into(), node.name_len.into(), names) {
             return Some("its name is missing");
@@ -149,7 +145,7 @@ impl Index {
                 return (!is_short || !is_within(target, node.size, names))
                     .then_some("its target is missing");
             }
-            Content::Link { target } => target < self.len(),
+            Content::HardLink { target } => target < self.len(),
         };
         (!is_sound).then_some("it names nothing")
     }
@@ -164,12 +160,14 @@ impl Index {
     }
 
     fn resolved(&self, id: NodeId, node: Node) -> Result<(NodeId, Node)> {
-        let Content::Link { target } = node.content() else {
+        let Content::HardLink { target } = node.content() else {
             return Ok((id, node));
         };
         let found = self.node(target)?;
         match found.content() {
-            Content::Link { .. } | Content::Directory { .. } => Err(wrong(id, "it names nothing")),
+            Content::HardLink { .. } | Content::Directory { .. } => {
+                Err(wrong(id, "it names nothing"))
+            }
             _ => Ok((target, found)),
         }
     }
@@ -181,7 +179,7 @@ impl Index {
     pub(super) fn child(&self, parent: NodeId, id: NodeId) -> Result<(Node, (NodeId, Node))> {
         let node = self.node(id)?;
         if node.parent != parent {
-            return Err(wrong(id, "it is in another folder"));
+            return Err(wrong(id, "it is in another directory"));
         }
         Ok((node, self.resolved(id, node)?))
     }
@@ -200,7 +198,7 @@ impl Index {
         };
         match is_child || (id, parent) == (ROOT, ROOT) {
             true => Ok(parent),
-            false => Err(wrong(id, "it is in another folder")),
+            false => Err(wrong(id, "it is in another directory")),
         }
     }
 
@@ -265,22 +263,20 @@ impl Index {
     /// `Corrupt`, `Io`.
     pub(super) fn link_count(&self, id: NodeId) -> Result<u32> {
         let read = |nth| {
-            let bytes: [u8; LINK_COUNT] = self.record(Section::Links, nth)?;
+            let bytes: [u8; LINK_COUNT] = self.record(Section::LinkCounts, nth)?;
             let mut reader = Reader::new("link", &bytes);
             Ok((reader.u32()?, reader.u32()?))
         };
-        let count = self.layout.count(Section::Links, LINK_COUNT);
+        let count = self.layout.count(Section::LinkCounts, LINK_COUNT);
         Ok(binary_search(count, id, read)?.unwrap_or(1).max(1))
     }
 
-    /// Adds the name of the index to an error. For damage, also adds a remedy, because a log does
-    /// not show hints.
+    /// Adds the name of the index to an error. For damage, also adds a remedy.
     pub(super) fn name_error(&self, error: Error) -> Error {
         match error.is_damage() {
-            true => {
-                let what = error.within(&self.name).to_string();
-                Error::corrupt(format!("{what}; make it again with archfs index and remount"))
-            }
+            true => Error::corrupt(error.within(&self.name).to_string())
+                .with_brief(format!("the index {} is damaged", self.name))
+                .with_hint("run `archfs index` again, and remount"),
             false => error.within(&self.name),
         }
     }

@@ -46,7 +46,7 @@ pub(in crate::formats::tar) enum Content {
     Symlink { target: u64 },
     Device { kind: FileKind, number: u32 },
     Fifo,
-    Link { target: NodeId },
+    HardLink { target: NodeId },
 }
 
 pub(super) const STORED: u16 = 1;
@@ -68,7 +68,7 @@ impl Content {
             Self::Device { kind: FileKind::BlockDevice, number } => (BLOCK, u64::from(number)),
             Self::Device { number, .. } => (CHAR, u64::from(number)),
             Self::Fifo => (FIFO, 0),
-            Self::Link { target } => (LINK, u64::from(target)),
+            Self::HardLink { target } => (LINK, u64::from(target)),
         }
     }
 }
@@ -109,14 +109,14 @@ impl Node {
             CHAR => Content::Device { kind: FileKind::CharDevice, number: number() },
             BLOCK => Content::Device { kind: FileKind::BlockDevice, number: number() },
             FIFO => Content::Fifo,
-            LINK => Content::Link { target: id() },
+            LINK => Content::HardLink { target: id() },
             _ => Content::Stored { start: self.content },
         }
     }
 
     pub(in crate::formats::tar) fn kind(&self) -> FileKind {
         match self.content() {
-            Content::Stored { .. } | Content::Sparse { .. } | Content::Link { .. } => {
+            Content::Stored { .. } | Content::Sparse { .. } | Content::HardLink { .. } => {
                 FileKind::Regular
             }
             Content::Directory { .. } => FileKind::Directory,

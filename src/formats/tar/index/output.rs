@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use super::blocks::BLOCK;
-use super::file::{Section, Sections, hash_of};
 use super::key::Key;
+use super::sections::{Section, Sections, hash_of};
 use crate::formats::bytes::length;
 
 /// Bytes per write: a few blocks.

@@ -44,7 +44,7 @@ fn refuses_files_that_reach_outside_the_archive() {
     assert_rejected(&[
         ("past the end", |parts| node_at(parts, "z").content = ARCHIVE - 999, OUTSIDE),
         ("an offset that overflows", |parts| node_at(parts, "z").content = u64::MAX, OUTSIDE),
-        ("larger than a file can be", |parts| node_at(parts, "z").size = 1 << 63, "can show"),
+        ("larger than a file can be", |parts| node_at(parts, "z").size = 1 << 63, "a known type"),
         ("an image past the end", |parts| parts.nested_images[0].at = ARCHIVE, OUTSIDE),
         ("an image that overflows", |parts| parts.nested_images[0].len = u64::MAX, OUTSIDE),
         (
@@ -58,7 +58,7 @@ fn refuses_files_that_reach_outside_the_archive() {
 
 #[test]
 fn refuses_maps_that_no_sparse_file_has() {
-    const NONE: &str = "sparse map is none";
+    const NONE: &str = "sparse map is not valid";
     const FILE: &str = "outside its file";
     const ORDER: &str = "out of order";
     assert_rejected(&[
@@ -82,7 +82,7 @@ fn refuses_maps_that_no_sparse_file_has() {
 #[test]
 fn refuses_directories_that_form_no_tree() {
     const PLACE: &str = "not where they should be";
-    const LISTING: &str = "no listing";
+    const LISTING: &str = "not a listing";
     assert_rejected(&[
         ("children of another", |parts| node_at(parts, "folder").content += 1, PLACE),
         (
@@ -112,11 +112,11 @@ fn refuses_directories_that_form_no_tree() {
             },
             LISTING,
         ),
-        ("no nodes", |parts| parts.nodes.clear(), "the root is no folder"),
+        ("no nodes", |parts| parts.nodes.clear(), "the root is not a directory"),
         (
             "nothing at all",
             |parts| *parts = Apart { decoded_len: ARCHIVE, ..Apart::default() },
-            "the root is no folder",
+            "the root is not a directory",
         ),
         (
             "a root that is a file",
@@ -124,15 +124,15 @@ fn refuses_directories_that_form_no_tree() {
                 parts.nodes[0].size = 0;
                 parts.nodes[0].set(Content::Stored { start: 0 });
             },
-            "the root is no folder",
+            "the root is not a directory",
         ),
         (
-            "a folder in another one",
+            "a directory in another one",
             |parts| node_at(parts, "folder").parent = 1,
-            "in another folder",
+            "in another directory",
         ),
         (
-            "a folder in two",
+            "a directory in two",
             |parts| {
                 let inner = *node_at(parts, "folder");
                 let outer = node_at(parts, "folder2");
@@ -141,22 +141,22 @@ fn refuses_directories_that_form_no_tree() {
             "where they should be",
         ),
         (
-            "a node in no folder",
+            "a node in no directory",
             |parts| {
                 let last = *parts.nodes.last().unwrap();
                 parts.nodes.push(last);
             },
-            "in no folder",
+            "in no directory",
         ),
     ]);
 }
 
 #[test]
 fn refuses_links_to_nothing_and_unknown_kinds() {
-    const SHOW: &str = "nothing a file system can show";
+    const SHOW: &str = "not of a known type";
     assert_rejected(&[
         ("a link to nothing", |parts| node_at(parts, "hard").content = 1 << 20, "names nothing"),
-        ("a link to a folder", |parts| node_at(parts, "hard").content = 0, "names nothing"),
+        ("a link to a directory", |parts| node_at(parts, "hard").content = 0, "names nothing"),
         (
             "a link to itself",
             |parts| {
@@ -188,7 +188,7 @@ fn refuses_links_to_nothing_and_unknown_kinds() {
 #[test]
 fn refuses_tables_that_do_not_fit_the_nodes() {
     const ORDER: &str = "out of order";
-    const NONE: &str = "attributes in the index are none";
+    const NONE: &str = "attributes in the index are not valid";
     assert_rejected(&[
         ("links out of order", |parts| parts.links.reverse(), ORDER),
         ("a node twice", |parts| parts.links[1].0 = parts.links[0].0, ORDER),

@@ -1,20 +1,20 @@
 //! Tests of indexes in memory and in files: they survive a round trip, and hostile ones are
 //! rejected or harmless.
 //!
-//! `refused` tests the rules of `check`. `tests/tar_index.rs` tests saved indexes as a user meets
-//! them.
+//! `refused` tests the rules of `check`. `tests/reading/tar_index.rs` tests saved indexes
+//! as a user meets them.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
-use super::super::members::{Body, Inner, Kind, Member, Members, Parts};
+use super::super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
 use super::super::notes::Notes;
-use super::super::sparse::Segment;
 use super::apart::{Apart, read, sealed, without_sums};
 use super::blocks::BLOCK;
-use super::file::TAIL;
+use super::sections::TAIL;
 use super::*;
-use crate::storage::{Faults, FaultyStorage, InMemory, MemStorage, Spill, Storage};
+use crate::spilled::Spill;
+use crate::storage::{Faults, FaultyStorage, InMemory, MemStorage, Storage};
 use crate::sync::Arc;
 use crate::vfs::Timestamp;
 
@@ -209,7 +209,7 @@ fn walk_node(
             assert_eq!(index.target(target, node.size)?.len() as u64, node.size);
             assert!(node.size <= TAR_PATH_MAX as u64);
         }
-        Content::Link { .. } => panic!("a link to a link"),
+        Content::HardLink { .. } => panic!("a link to a link"),
         Content::Device { .. } | Content::Fifo => {}
     }
     Ok(())
@@ -402,7 +402,7 @@ fn a_large_index_is_read_on_demand_and_released() {
     let index = IndexFile::open(file.clone(), &options, &|_| Ok(())).unwrap().index;
     let look_up = || {
         let root = index.node(ROOT).unwrap();
-        let Content::Directory { first, count } = root.content() else { panic!("no folder") };
+        let Content::Directory { first, count } = root.content() else { panic!("no directory") };
         index.find(ROOT, (first, count), Name::parse(b"folder42").unwrap()).unwrap().unwrap()
     };
     let found = look_up();

@@ -303,10 +303,10 @@ impl Model for World {
         }
         let is_over = |since: u32| self.now >= since + self.linger;
         if self.is_mounted && self.free_since.is_some_and(is_over) {
-            return Err("stays mounted although nobody holds it".into());
+            return Err("stays mounted without a holder".into());
         }
         if self.is_mounted && self.free_since.is_some() && self.end_requested.is_some() {
-            return Err("lingers although it was asked to end".into());
+            return Err("lingers after an end request".into());
         }
         // The daemon may notice a request up to one idle time later.
         let is_late = |idle: u32| self.now >= self.idle_since + 2 * idle && !self.is_busy;
@@ -316,10 +316,10 @@ impl Model for World {
             && self.end_requested.is_none()
             && self.idle.is_some_and(is_late)
         {
-            return Err("stays mounted although nobody reads".into());
+            return Err("stays mounted without a read".into());
         }
         if !self.is_mounted && !self.is_busy {
-            return Err("lives on with nothing to serve".into());
+            return Err("the daemon runs without a mount".into());
         }
         Ok(())
     }

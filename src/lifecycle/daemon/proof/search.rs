@@ -80,7 +80,7 @@ pub(super) fn explore<M: Model>(first: M) -> Result<usize, String> {
     }
     match may_end.iter().position(|may_end| !may_end) {
         None => Ok(origins.len()),
-        Some(stuck) => Err(trace(&first, &origins, stuck, "from here nobody comes to the end")),
+        Some(stuck) => Err(trace(&first, &origins, stuck, "no path leads from here to the end")),
     }
 }
 

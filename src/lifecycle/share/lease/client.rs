@@ -14,7 +14,7 @@ use super::super::EXIT;
 use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::system::process::ProcessId;
+use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer. The thread that answers does nothing else, except to
 /// unmount with fusermount.
@@ -43,9 +43,9 @@ pub(in crate::lifecycle) struct Client {
 
 /// What happened to a mount when a lease on it was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum LeaseEnd {
+pub(in crate::lifecycle) enum MountFate {
     /// It is unmounted; the line is a summary of what was served.
-    Gone(String),
+    Unmounted(String),
     /// Its daemon has ended without an answer.
     Lost,
     /// It stays: it has other holders, or it lingers.
@@ -58,8 +58,9 @@ impl Client {
     /// # Errors
     /// `Io` if no process listens.
     pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket)
-            .map_err(|error| Error::io(format!("{}: nobody answers", socket.display()), error))?;
+        let stream = UnixStream::connect(socket).map_err(|error| {
+            Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
+        })?;
         let peer = socket_peercred(&stream).ok();
         let daemon = peer.and_then(|peer| ProcessId::of(peer.pid.as_raw_nonzero().get()).ok());
         Ok(Self::over(stream, daemon))
@@ -128,7 +129,7 @@ impl Client {
     pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
         match self.ask(Request::Watch(process))? {
             Some(Answer::NoProcess) => {
-                let context = format!("process {} has ended already", process.pid());
+                let context = format!("process {} has already exited", process.pid());
                 Err(Error::new(Kind::NotFound, context))
             }
             answer => Ok(answer == Some(Answer::Done)),
@@ -155,7 +156,7 @@ impl Client {
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.
-    pub(in crate::lifecycle) fn leave(mut self) -> Result<LeaseEnd> {
+    pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
         match self.send(Request::Leave) {
             // It has ended, but may have sent its summary before.
             Err(error) if is_end(&error) => {}
@@ -163,19 +164,19 @@ impl Client {
         }
         let line = self.line(Some(ANSWER))?;
         Ok(match Answer::decode(&line) {
-            Some(Answer::Held | Answer::Lingering) => LeaseEnd::Stays,
+            Some(Answer::Held | Answer::Lingering) => MountFate::Stays,
             _ if line.is_empty() => return self.lost(),
-            _ => LeaseEnd::Gone(line.trim_end().to_owned()),
+            _ => MountFate::Unmounted(line.trim_end().to_owned()),
         })
     }
 
     /// A killed process closes its files one by one. Its mount looks alive until the last one is
     /// closed, and can be cleared only then.
-    fn lost(self) -> Result<LeaseEnd> {
+    fn lost(self) -> Result<MountFate> {
         if let Some(daemon) = self.daemon {
             daemon.wait_for_end(Some(EXIT))?;
         }
-        Ok(LeaseEnd::Lost)
+        Ok(MountFate::Lost)
     }
 
     /// The holders of the mount.
@@ -185,8 +186,9 @@ impl Client {
     pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Status> {
         self.send(Request::Status)?;
         let line = self.line(Some(limit))?;
-        serde_json::from_str(&line)
-            .map_err(|error| Error::new(Kind::Io, "the daemon answers oddly").with_source(error))
+        serde_json::from_str(&line).map_err(|error| {
+            Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)
+        })
     }
 
     /// The statistics of the mount so far, as a line of JSON.
@@ -203,7 +205,7 @@ impl Client {
     ///
     /// # Errors
     /// `Io`.
-    pub(in crate::lifecycle) fn wait_until_gone(&mut self, limit: Duration) -> Result<()> {
+    pub(in crate::lifecycle) fn wait_until_closed(&mut self, limit: Duration) -> Result<()> {
         // All requests are answered, so no other line follows.
         match self.line(Some(limit)) {
             Err(error) if error.kind() == Kind::TimedOut => Ok(()),
@@ -222,7 +224,7 @@ impl Client {
         how: Detach,
         limit: Duration,
     ) -> Result<bool> {
-        self.wait_until_gone(limit)?;
+        self.wait_until_closed(limit)?;
         match (how, self.daemon) {
             (Detach::IfIdle, Some(daemon)) => daemon.wait_for_end(Some(limit)),
             _ => Ok(true),
@@ -265,7 +267,7 @@ impl Client {
             if has_timed_out {
                 return Err(Error::new(Kind::TimedOut, "the daemon does not answer"));
             }
-            is_killed = self.daemon.is_some_and(ProcessId::is_killed);
+            is_killed = self.daemon.is_some_and(ProcessId::is_zombie);
             has_timed_out = !wait_longer();
             timeout = match has_timed_out {
                 true => POLL_MIN,
@@ -288,7 +290,7 @@ impl Client {
         self.stream
             .get_mut()
             .write_all(request.encode().as_bytes())
-            .map_err(|error| Error::io("the daemon does not listen", error))
+            .map_err(|error| Error::io("cannot send to the daemon", error))
     }
 }
 

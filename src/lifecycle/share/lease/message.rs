@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::system::process::ProcessId;
+use crate::os::process::ProcessId;
 
 /// The longest request in bytes, with its newline.
 pub(super) const REQUEST_MAX: usize = 160;
@@ -111,12 +111,12 @@ impl Request {
                 let how = match words.next() {
                     Some("idle") => Detach::IfIdle,
                     Some("lazily") => Detach::Lazily,
-                    _ => return Err(Error::new(Kind::Usage, format!("{line:?} is no request"))),
+                    _ => return Err(Error::new(Kind::Usage, format!("{line:?} is not a request"))),
                 };
                 let callers = words.map(str::parse).collect::<Result<_>>()?;
                 Ok(Self::Unmount(UnmountRequest { how, callers }))
             }
-            _ => Err(Error::new(Kind::Usage, format!("{line:?} is no request"))),
+            _ => Err(Error::new(Kind::Usage, format!("{line:?} is not a request"))),
         }
     }
 }
@@ -182,11 +182,12 @@ pub(in crate::lifecycle) struct HolderStatus {
 }
 
 impl HolderStatus {
-    /// The list for a message: `12 (bash), 13 (python3)`.
+    /// The list for a message: `processes 12 (bash), 13 (python3)`.
     pub(in crate::lifecycle) fn named(holders: &[Self]) -> String {
         let named: Vec<_> =
             holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
-        named.join(", ")
+        let noun = if named.len() == 1 { "process" } else { "processes" };
+        format!("{noun} {}", named.join(", "))
     }
 }
 

@@ -11,6 +11,6 @@ mod client;
 mod message;
 mod server;
 
-pub(in crate::lifecycle) use client::{Client, LeaseEnd};
+pub(in crate::lifecycle) use client::{Client, MountFate};
 pub(in crate::lifecycle) use message::{HolderStatus, Status, UnmountAnswer, UnmountRequest};
 pub(in crate::lifecycle) use server::Leases;

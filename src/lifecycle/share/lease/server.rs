@@ -16,7 +16,7 @@ use super::message::{
 };
 use crate::error::{Error, Result};
 use crate::failpoint;
-use crate::lifecycle::system::process::{ProcessId, Watch};
+use crate::os::process::{ProcessId, Watch};
 
 /// The maximum number of open connections; others are closed at once. Each task on the node needs
 /// one.
@@ -27,7 +27,7 @@ const CLIENTS_MAX: usize = 4096;
 pub(in crate::lifecycle) struct Leases {
     /// `None` if no client can connect: the mount is private, or already unmounted.
     listener: Option<UnixListener>,
-    clients: Vec<Client>,
+    clients: Vec<Connection>,
     processes: Vec<(ProcessId, Watch)>,
     kept: bool,
     /// Leases granted so far, including those granted again to a client that had one.
@@ -45,7 +45,7 @@ pub(in crate::lifecycle) struct Leases {
 }
 
 #[derive(Debug)]
-struct Client {
+struct Connection {
     number: u64,
     stream: UnixStream,
     /// The process at the other end, if it is known.
@@ -80,7 +80,7 @@ impl Leases {
     ///
     /// # Errors
     /// `Io`.
-    pub(in crate::lifecycle) fn give_to(&mut self, stream: UnixStream) -> Result<()> {
+    pub(in crate::lifecycle) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
         stream.set_nonblocking(true).map_err(failed)?;
         let pid = socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
         self.add(stream, pid, Lease::Held);
@@ -90,7 +90,7 @@ impl Leases {
     fn add(&mut self, stream: UnixStream, pid: Option<i32>, lease: Lease) {
         let (number, received) = (self.next_number, VecDeque::new());
         self.next_number += 1;
-        self.clients.push(Client { number, stream, pid, received, lease, is_open: true });
+        self.clients.push(Connection { number, stream, pid, received, lease, is_open: true });
     }
 
     /// Grants a lease to `process`, unless it has one; returns whether it is alive.
@@ -131,8 +131,9 @@ impl Leases {
         self.granted
     }
 
-    /// Whether `attend` has to be called periodically, because poll(2) cannot report every change.
-    pub(in crate::lifecycle) fn has_to_ask(&self) -> bool {
+    /// Whether `serve_requests` has to be called periodically, because poll(2) cannot report every
+    /// change.
+    pub(in crate::lifecycle) fn needs_timer(&self) -> bool {
         self.accept_failed || self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
     }
 
@@ -141,9 +142,14 @@ impl Leases {
         self.clients.iter().any(|client| client.lease == Lease::Leaving)
     }
 
+    /// Whether a client has not returned its lease and is still connected.
+    pub(in crate::lifecycle) fn has_holding_client(&self) -> bool {
+        self.clients.iter().any(|client| client.lease == Lease::Held && client.is_open)
+    }
+
     /// The mount will be unmounted soon. From now on only clients with a lease get another, for
     /// example for a process that they start. Others wait until it is unmounted, then mount again.
-    pub(in crate::lifecycle) fn close_to_newcomers(&mut self) {
+    pub(in crate::lifecycle) fn refuse_newcomers(&mut self) {
         self.refuses_newcomers = true;
     }
 
@@ -152,16 +158,15 @@ impl Leases {
     }
 
     /// Grants no lease from now on.
-    pub(in crate::lifecycle) fn begin_to_end(&mut self) {
+    pub(in crate::lifecycle) fn refuse_all(&mut self) {
         self.is_ending = true;
     }
 
     /// Closes all connections after the mount is unmounted, which their clients wait for. Sends
     /// `summary` to each client that has a lease or has returned it; returns whether any has
-    /// returned it. If a process detaches a private mount and then returns its lease, that request
-    /// may arrive too late to be read.
+    /// returned it.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
-        self.begin_to_end();
+        self.refuse_all();
         let mut had_leaver = false;
         for client in self.clients.iter_mut().filter(|client| client.lease != Lease::None) {
             client.send(&format!("{summary}\n"));
@@ -187,7 +192,11 @@ impl Leases {
 
     /// Answers all requests, and drops the leases of processes that have ended. `lingers` is
     /// whether the mount stays for a while without leases; `numbers` returns the statistics.
-    pub(in crate::lifecycle) fn attend(&mut self, lingers: bool, numbers: &dyn Fn() -> String) {
+    pub(in crate::lifecycle) fn serve_requests(
+        &mut self,
+        lingers: bool,
+        numbers: &dyn Fn() -> String,
+    ) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
         for index in 0..self.clients.len() {
@@ -259,7 +268,7 @@ impl Leases {
                 Ok(true) => Answer::Done,
                 Ok(false) => Answer::NoProcess,
                 Err(error) => {
-                    log::error!("{error}");
+                    crate::log::error(&error);
                     Answer::NoProcess
                 }
             },
@@ -287,7 +296,7 @@ impl Leases {
 
     /// If other processes hold the mount, ends the leases of `callers`, and that of `keep`; `None`
     /// if none do.
-    pub(in crate::lifecycle) fn leave_to_others(
+    pub(in crate::lifecycle) fn release_callers(
         &mut self,
         callers: &[ProcessId],
     ) -> Option<UnmountAnswer> {
@@ -344,7 +353,7 @@ impl Leases {
     }
 }
 
-impl Client {
+impl Connection {
     /// Reads all bytes received, and detects the end of the connection.
     fn receive(&mut self) {
         let mut bytes = [0; REQUEST_MAX];
@@ -375,7 +384,7 @@ impl Client {
 }
 
 fn failed(error: std::io::Error) -> Error {
-    Error::io("can not listen for who needs the mount", error)
+    Error::io("cannot listen for requests", error)
 }
 
 #[cfg(test)]
@@ -386,13 +395,13 @@ mod tests {
     fn counts_only_leases_that_were_granted() {
         let mut leases = Leases::new(None).unwrap();
         let (mut client, daemon) = UnixStream::pair().unwrap();
-        leases.give_to(daemon).unwrap();
+        leases.grant_to(daemon).unwrap();
         client.write_all(b"hold\nstatus\nkeep\nnumbers\n").unwrap();
-        leases.attend(false, &String::new);
+        leases.serve_requests(false, &String::new);
         assert_eq!(leases.given(), 2);
-        leases.begin_to_end();
+        leases.refuse_all();
         client.write_all(b"hold\n").unwrap();
-        leases.attend(false, &String::new);
+        leases.serve_requests(false, &String::new);
         assert_eq!(leases.given(), 2);
     }
 }

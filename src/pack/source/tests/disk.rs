@@ -139,7 +139,7 @@ fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
     assert!(problems.iter().all(|problem| problem.why.contains("Permission denied")));
     assert_eq!(bytes(&catalog, "public").unwrap(), b"y");
     let error = bytes(&catalog, "secret").unwrap_err();
-    assert!(error.to_string().contains("secret: can not be read: Permission denied"), "{error}");
+    assert!(error.to_string().contains("secret: cannot read: Permission denied"), "{error}");
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn alone(test: &str, user: Option<u32>) -> bool {
             true
         }
         Err(error) => {
-            eprintln!("SKIPPED: {test} can not run alone: {error}");
+            eprintln!("SKIPPED: {test} cannot run alone: {error}");
             false
         }
     }

@@ -149,9 +149,12 @@ fn a_map_moves_files_into_new_directories() {
     let error = map("1.JPEG\tstays\n9.JPEG\tn01/\n2.JPEG\tsame/\nold\tnew\n").0.err().unwrap();
     assert_eq!(error.kind(), Kind::InvalidInput);
     let message = error.to_string();
-    for line in ["line 1: stays: is there", "line 2: 9.JPEG: no such", "line 3: same: is no folder"]
-    {
+    for line in [
+        "line 1: stays: already exists",
+        "line 2: 9.JPEG: no such",
+        "line 3: same: is not a directory",
+    ] {
         assert!(message.contains(line), "{message}");
     }
-    assert!(message.contains("line 4: old: is a folder"), "{message}");
+    assert!(message.contains("line 4: old: is a directory"), "{message}");
 }

@@ -1,0 +1,193 @@
+//! Finds the blocks of a bzip2 file by their magic numbers.
+
+use super::super::cursor::Cursor;
+use super::super::extent::{Extent, Size};
+use super::super::walk::{Next, Note, Task, Verdict, Walk};
+use super::magic::{self, Boundary, END_BITS, MAGIC_BITS, boundary};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{index, length};
+use crate::formats::limits::{BZIP2_BLOCK_BITS_MAX, BZIP2_BLOCK_MAX};
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+/// Bytes read at a time.
+const STRIDE: usize = 1 << 20;
+
+/// Finds the blocks of a bzip2 file.
+pub(in super::super) struct Blocks {
+    name: String,
+    cursor: Cursor,
+    /// Pairs of bytes that are part of a magic number at any shift. Looked up for each pair of the
+    /// file.
+    pairs: Box<[bool]>,
+    /// The bit where the next extent starts. None after the last.
+    start: Option<(u64, Boundary)>,
+    last: Boundary,
+    /// Combined checksum of the blocks of this stream so far.
+    combined: u32,
+    /// Offset of other data after the last stream.
+    garbage: Option<u64>,
+}
+
+impl Blocks {
+    pub(in super::super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+        let mut pairs = vec![false; 1 << 16].into_boxed_slice();
+        for magic in [magic::BLOCK, magic::END].map(magic::number) {
+            for shift in 17..=32_u32 {
+                let pair = index(magic.wrapping_shr(shift) & 0xffff);
+                if let Some(pair) = pairs.get_mut(pair) {
+                    *pair = true;
+                }
+            }
+        }
+        Self {
+            name: name.to_owned(),
+            cursor: Cursor::new(storage, 4, STRIDE),
+            pairs,
+            start: Some((32, Boundary::Block)),
+            last: Boundary::Block,
+            combined: 0,
+            garbage: None,
+        }
+    }
+
+    /// The first boundary in the bits from `from` to `limit`.
+    fn scan(&mut self, from: u64, limit: u64) -> Result<Option<(u64, Boundary)>> {
+        let ahead = (from >> 3).saturating_sub(self.cursor.position());
+        self.cursor.skip(ahead.min(self.cursor.remaining()))?;
+        loop {
+            let base = self.cursor.position().saturating_mul(8);
+            let left = self.cursor.remaining();
+            let data = self.cursor.fill_buf(64)?;
+            let scanned = length(data.len());
+            for (number, pair) in data.chunks_exact(2).enumerate() {
+                let &[first, second] = pair else { continue };
+                let pair = usize::from(u16::from_be_bytes([first, second]));
+                if self.pairs.get(pair) != Some(&true) {
+                    continue;
+                }
+                // The pair is the first one in the magic number that starts at an even byte of
+                // `data`.
+                let pair_bit = length(number).saturating_mul(16);
+                for bit in pair_bit.saturating_sub(15)..=pair_bit {
+                    let position = base.saturating_add(bit);
+                    if let Some(found) = boundary(data, bit)
+                        && (from..limit).contains(&position)
+                    {
+                        return Ok(Some((position, found)));
+                    }
+                }
+            }
+            if scanned >= left || base >= limit {
+                return Ok(None);
+            }
+            // A magic number that straddles the end is found in the next round.
+            self.cursor.skip(scanned.saturating_sub(16))?;
+        }
+    }
+
+    fn stream_end(&mut self, task: &Task) -> Result<Verdict> {
+        let storage = Arc::clone(self.cursor.storage());
+        let start = task.extent.start;
+        let Some(stored) = bits32(&*storage, start.saturating_add(MAGIC_BITS))? else {
+            return Err(self.cursor.ends_early());
+        };
+        if stored != self.combined {
+            let combined = self.combined;
+            return Err(Error::corrupt(format!(
+                "bzip2 stream that ends at bit {start:#x}: checksum {stored:#010x}, but its blocks \
+                 give {combined:#010x}"
+            )));
+        }
+        self.combined = 0;
+        let end = start.saturating_add(END_BITS).div_ceil(8);
+        let mut rest = Cursor::new(storage, end, STRIDE);
+        let has_next = matches!(rest.peek(4)?, [b'B', b'Z', b'h', b'1'..=b'9']);
+        if has_next && task.extent.end == end.saturating_add(4).saturating_mul(8) {
+            return Ok(Verdict::Checked);
+        }
+        if rest.has_garbage()? {
+            self.garbage = Some(end);
+            let at = crate::log::detail(format_args!(" at {end:#x}"));
+            log::warn!("{}: bytes after the bzip2 data{at} are ignored", self.name);
+        }
+        Ok(Verdict::End)
+    }
+}
+
+impl Walk for Blocks {
+    fn garbage(&self) -> Option<u64> {
+        self.garbage
+    }
+
+    fn next(&mut self) -> Result<Next> {
+        let Some((start, mut kind)) = self.start else {
+            return match self.last {
+                Boundary::End => Ok(Next::End),
+                Boundary::Block => Err(self.cursor.ends_early()),
+            };
+        };
+        let storage = Arc::clone(self.cursor.storage());
+        if start == 32 {
+            // The first block starts right after the stream header.
+            let mut head = [0; 10];
+            storage.read_exact_at(&mut head, 0)?;
+            kind = boundary(&head, start)
+                .ok_or_else(|| Error::corrupt("bzip2 stream at 0x0: it has no block"))?;
+        }
+        self.last = kind;
+        let file_end = storage.len().saturating_mul(8);
+        let limit = start.saturating_add(BZIP2_BLOCK_BITS_MAX).min(file_end);
+        self.start = self.scan(start.saturating_add(MAGIC_BITS), limit)?;
+        let end = self.start.map_or(limit, |(bit, _)| bit);
+        let detail = bits32(&*storage, start.saturating_add(MAGIC_BITS))?.unwrap_or(0);
+        let extent = Extent { decoded: 0, start, end, detail };
+        Ok(Next::Task(match kind {
+            Boundary::Block => {
+                Task { extent, size: Size::AtMost(BZIP2_BLOCK_MAX), note: Note::None }
+            }
+            Boundary::End => Task { extent, size: Size::AtMost(0), note: Note::StreamEnd },
+        }))
+    }
+
+    fn on_decoded(&mut self, task: &Task, _bytes: &[u8]) -> Result<Verdict> {
+        match task.note {
+            Note::StreamEnd => self.stream_end(task),
+            _ => {
+                self.combined = combine(self.combined, task.extent.detail);
+                Ok(Verdict::Checked)
+            }
+        }
+    }
+
+    fn join(&self, failed: &Task, next: &Task) -> Option<Task> {
+        let extent = Extent { end: next.extent.end, ..failed.extent };
+        let joined = Task { extent, ..failed.clone() };
+        let bits = extent.end.saturating_sub(extent.start);
+        (failed.extent.end == next.extent.start && bits <= BZIP2_BLOCK_BITS_MAX).then_some(joined)
+    }
+
+    fn merge(&self, before: u32, after: u32) -> Option<u32> {
+        Some(combine(before, after))
+    }
+}
+
+/// The 32 bits at `bit`. None if the file ends before.
+fn bits32(storage: &dyn Storage, bit: u64) -> Result<Option<u32>> {
+    let start = bit >> 3;
+    let left = storage.len().saturating_sub(start);
+    if left == 0 {
+        return Ok(None);
+    }
+    let mut bytes = [0; 8];
+    let len = index(left).min(5);
+    storage.read_exact_at(bytes.get_mut(..len).unwrap_or_default(), start)?;
+    let shifted = u64::from_be_bytes(bytes).wrapping_shl(u32::try_from(bit & 7).unwrap_or(0));
+    let is_whole = left.saturating_mul(8) >= (bit & 7).saturating_add(32);
+    Ok(is_whole.then(|| u32::try_from(shifted.wrapping_shr(32)).unwrap_or(0)))
+}
+
+/// The checksum of a stream after another block (bzip2's BZ_FINALISE_CRC and its use).
+fn combine(before: u32, block: u32) -> u32 {
+    before.rotate_left(1) ^ block
+}

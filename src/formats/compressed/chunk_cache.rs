@@ -1,0 +1,265 @@
+//! The cache of decoded chunks, shared by all compressed archives of a mount.
+//!
+//! `cache::Room` bounds the memory of chunks and of decoding together: a mount has many threads,
+//! and a chunk of xz may have 64 MiB. `cache` decides which chunks to evict.
+
+use std::ops::Range;
+
+use super::buffers::Buffers;
+use super::spool_limit::SpoolLimit;
+use crate::cache::{
+    Budget, Cache, Cached, Fetch, Part, Permit, Readahead, Request, Resize, Room, Workers,
+    largest_within,
+};
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::length;
+use crate::os::memory;
+use crate::stats::{CacheKind, Stats};
+use crate::sync::{Arc, AtomicU64, Ordering, Weak};
+use crate::units::Size;
+
+/// A decoded chunk and the permit for its memory.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    bytes: Vec<u8>,
+    /// Where the memory is returned to.
+    buffers: Arc<Buffers>,
+    /// Dropped last, after the memory is returned.
+    _permit: Permit,
+}
+
+impl Chunk {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.buffers.recycle(std::mem::take(&mut self.bytes));
+    }
+}
+
+impl Cached for Arc<Chunk> {
+    fn weight(&self) -> u64 {
+        length(self.bytes.capacity())
+    }
+
+    fn decoded_len(&self) -> u64 {
+        length(self.bytes.len())
+    }
+}
+
+/// Why a chunk is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Demand {
+    /// A reader waits for it.
+    Now,
+    /// A reader may need it soon.
+    Ahead,
+}
+
+/// A chunk is decoded ahead only if the cache has room for this many of its size.
+const AHEAD_MIN: u64 = 8;
+
+/// The cache of decoded chunks, by archive number and chunk number.
+pub(crate) struct ChunkCache {
+    cache: Arc<Cache<(u32, u32), Arc<Chunk>>>,
+    /// Initial and current capacity, bytes.
+    initial_capacity: u64,
+    capacity: AtomicU64,
+    room: Arc<Room>,
+    buffers: Arc<Buffers>,
+    /// Limit of the temporary files of all archives.
+    spool_limit: Arc<SpoolLimit>,
+    /// Which archives are read in order.
+    readahead: Readahead,
+    workers: Arc<Workers>,
+}
+
+impl ChunkCache {
+    /// A cache of at most `capacity` bytes of chunks of at most `chunk_max` bytes; `workers` decode
+    /// ahead.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn new(capacity: u64, chunk_max: u64, workers: Arc<Workers>) -> Self {
+        Self::within(Room::new(capacity), capacity, chunk_max, workers)
+    }
+
+    /// The same, in a `room` shared with other caches.
+    pub(crate) fn within(
+        room: Arc<Room>,
+        capacity: u64,
+        chunk_max: u64,
+        workers: Arc<Workers>,
+    ) -> Self {
+        let cache = Arc::new(Cache::new(capacity, chunk_max));
+        let evicted = Arc::downgrade(&cache);
+        room.add(evicted);
+        Self {
+            cache,
+            initial_capacity: capacity,
+            capacity: AtomicU64::new(capacity),
+            room,
+            buffers: Arc::new(Buffers::for_cache(capacity)),
+            spool_limit: SpoolLimit::for_cache(capacity),
+            readahead: Readahead::new(capacity),
+            workers,
+        }
+    }
+
+    /// Registers its counters with `stats`.
+    pub(crate) fn report_to(&self, stats: &Stats) {
+        self.cache.report_to(stats, CacheKind::Data);
+    }
+
+    /// Lets `budget` resize this cache.
+    pub(crate) fn draw_on(self: &Arc<Self>, budget: &Budget) {
+        let weak_self = Arc::downgrade(self);
+        budget.add(weak_self);
+    }
+
+    /// Records a read of `range` in the `len` decoded bytes of `archive`. Returns the range to
+    /// decode ahead now, if any.
+    pub(super) fn observe(&self, archive: u32, range: Range<u64>, len: u64) -> Option<Range<u64>> {
+        self.readahead.observe(u64::from(archive), range, len)
+    }
+
+    /// Whether a sequential reader of `archive` is still expected at `range`.
+    pub(super) fn is_wanted(&self, archive: u32, range: Range<u64>) -> bool {
+        self.readahead.wanted(u64::from(archive), range).is_some()
+    }
+
+    /// Requests that `by` fetch chunk `number` of `len` bytes ahead of a reader. Returns false to
+    /// stop requesting: the queue is full, or the chunk is so large that it would evict chunks in
+    /// use.
+    pub(super) fn decode_ahead(&self, by: Weak<dyn Fetch>, number: usize, len: u64) -> bool {
+        len.saturating_mul(AHEAD_MIN) <= self.capacity.load(Ordering::Relaxed)
+            && self.workers.submit(Request { by, file: length(number), range: 0..len })
+    }
+
+    /// Frees the chunks of all archives, except those being decoded.
+    pub(super) fn release(&self) {
+        self.cache.clear();
+        self.buffers.release();
+    }
+
+    /// Checks that the job has memory for the `cost` bytes that decoding a chunk takes, if that is
+    /// more than the cache.
+    ///
+    /// # Errors
+    /// `Io` if it does not.
+    pub(super) fn check(&self, cost: u64) -> Result<()> {
+        if cost <= self.initial_capacity {
+            return Ok(());
+        }
+        let Some(left) = memory::headroom().filter(|left| cost > largest_within(left.bytes)) else {
+            return Ok(());
+        };
+        let context = format!(
+            "a part of it must be decompressed at once, which takes {} of memory, but {} {}, of which the \
+             cache may take {}",
+            Size(cost),
+            left.bound.leaves(),
+            Size(left.bytes),
+            Size(largest_within(left.bytes))
+        );
+        let hint = "give the job more memory, or re-pack the archive in smaller blocks";
+        Err(Error::new(Kind::Io, context).with_hint(hint))
+    }
+
+    /// Memory for chunks.
+    pub(super) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// Limit of the temporary files of all archives.
+    pub(super) fn spool_limit(&self) -> &Arc<SpoolLimit> {
+        &self.spool_limit
+    }
+
+    /// Waits for room and returns a permit for `bytes`; evicts chunks to make room. The caller must
+    /// not hold a permit for an unfinished chunk.
+    pub(super) fn wait(&self, bytes: u64) -> Permit {
+        self.room.wait(bytes)
+    }
+
+    /// The same without waiting. None if others wait, or if evicting chunks would not make enough
+    /// room.
+    pub(super) fn now(&self, bytes: u64) -> Option<Permit> {
+        self.room.now(bytes)
+    }
+
+    /// The chunk `key`, from the cache or from `decode`. `cost` is the memory that decoding takes;
+    /// the call waits until there is room for it.
+    ///
+    /// # Errors
+    /// The error of `decode`. `Busy` if the chunk is decoded ahead and there is no room now.
+    pub(super) fn get_or_decode(
+        &self,
+        key: (u32, u32),
+        cost: impl Fn() -> u64,
+        demand: Demand,
+        decode: impl Fn() -> Result<Vec<u8>>,
+    ) -> Result<Arc<Chunk>> {
+        let mut is_new = false;
+        let chunk = self.cache.get_or_load(key, || {
+            is_new = true;
+            let mut permit = match demand {
+                Demand::Now => self.wait(cost()),
+                Demand::Ahead => self.room.ahead(cost())?,
+            };
+            let bytes = decode()?;
+            permit.shrink(length(bytes.capacity()));
+            let buffers = Arc::clone(&self.buffers);
+            Ok(Arc::new(Chunk { bytes, buffers, _permit: permit }))
+        })?;
+        if is_new {
+            self.room.entered();
+        }
+        Ok(chunk)
+    }
+}
+
+impl Resize for ChunkCache {
+    fn resize(&self, part: Part) {
+        let capacity = part.of(self.initial_capacity);
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.readahead.set_capacity(capacity);
+        self.cache.resize(part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::{AtomicU64, Ordering};
+
+    #[test]
+    fn limits_the_memory_of_concurrent_decodes() {
+        let chunks = ChunkCache::new(100, 10, Arc::default());
+        let (in_use, peak) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (chunks, in_use, peak) = (&chunks, &in_use, &peak);
+                scope.spawn(move || {
+                    for number in 0..50 {
+                        // Every tenth chunk is larger than the whole room and is decoded alone.
+                        let len = if number % 10 == 0 { 140 } else { 30 };
+                        let decode = || {
+                            let before = in_use.fetch_add(len, Ordering::Relaxed);
+                            peak.fetch_max(before + len, Ordering::Relaxed);
+                            std::thread::yield_now();
+                            in_use.fetch_sub(len, Ordering::Relaxed);
+                            Ok(vec![0; 4])
+                        };
+                        let key = (thread, number);
+                        chunks.get_or_decode(key, || len, Demand::Now, decode).unwrap();
+                    }
+                });
+            }
+        });
+        // Three of 30 bytes, or one of 140 alone.
+        assert!(peak.into_inner() <= 140);
+        assert!(chunks.now(1000).is_some(), "all room was given back");
+    }
+}

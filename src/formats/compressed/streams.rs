@@ -1,0 +1,187 @@
+//! Decodes a file of streams (xz) or frames (zstd) from start to end with a streaming decoder.
+//!
+//! Invariant: everything decoded before damage is delivered before the error.
+
+use std::marker::PhantomData;
+
+use super::container::Container;
+use super::cursor::Cursor;
+use super::forward::Forward;
+use crate::codecs::Streaming;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::length;
+use crate::os::memory;
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::SharedBytes;
+
+/// Bytes read from the file at a time.
+const STRIDE: usize = 256 << 10;
+
+/// Decoded bytes delivered at a time.
+const PIECE: usize = 256 << 10;
+
+/// Most compressed bytes read between two deliveries. Padding and empty streams decode to nothing,
+/// and the caller can cancel only between deliveries.
+const INPUT_MAX: u64 = 4 << 20;
+
+/// What differs between containers of streams.
+pub(super) trait StreamFormat {
+    const CONTAINER: Container;
+
+    /// Most bytes of zeros between the streams of a file. Zero if there is no such padding.
+    const PADDING_MAX: u64;
+
+    /// Whether each stream needs a new decoder.
+    const DECODER_PER_STREAM: bool;
+
+    /// A decoder that uses at most `memory` bytes.
+    fn decoder(memory: u64) -> Result<Box<dyn Streaming>>;
+
+    /// Whether a stream starts at `cursor`.
+    fn is_stream(cursor: &mut Cursor) -> Result<bool>;
+}
+
+/// The streams of a file.
+pub(super) struct Streams<F> {
+    name: String,
+    _format: PhantomData<fn() -> F>,
+    cursor: Cursor,
+    /// Memory limit of the decoder, bytes: half of the memory available at the start.
+    memory: u64,
+    decoder: Box<dyn Streaming>,
+    /// Offset of the current stream. None between streams.
+    start: Option<u64>,
+    damage: Option<Error>,
+    ended: bool,
+    garbage: Option<u64>,
+    /// Stream padding so far, bytes.
+    padding: u64,
+    decoded: u64,
+    /// Of the decoded bytes, those of streams that ended without an error.
+    checked: u64,
+}
+
+impl<F: StreamFormat> Streams<F> {
+    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
+        let memory = memory::headroom().map_or(u64::MAX, |left| left.bytes / 2);
+        Ok(Self {
+            name: name.to_owned(),
+            _format: PhantomData,
+            cursor: Cursor::new(storage, 0, STRIDE),
+            memory,
+            decoder: F::decoder(memory)?,
+            start: None,
+            damage: None,
+            ended: false,
+            garbage: None,
+            padding: 0,
+            decoded: 0,
+            checked: 0,
+        })
+    }
+
+    fn step(&mut self, output: &mut [u8]) -> Result<usize> {
+        let Some(start) = self.start else {
+            self.begin()?;
+            return Ok(0);
+        };
+        let input = self.cursor.fill_buf(1)?;
+        let at_eof = input.is_empty();
+        let location = || format!("{} data at {start:#x}", F::CONTAINER.name());
+        let step = self.decoder.step(input, output).map_err(|error| {
+            let at = self.cursor.position();
+            error.within(format!("{}, near {at:#x}", location()))
+        })?;
+        if at_eof && step.produced == 0 && !step.ended {
+            return Err(self.cursor.ends_early().within(location()));
+        }
+        self.cursor.skip(length(step.consumed))?;
+        self.decoded = self.decoded.saturating_add(length(step.produced));
+        if step.ended {
+            self.start = None;
+            self.checked = self.decoded;
+        }
+        Ok(step.produced)
+    }
+
+    /// Starts the next stream, or ends.
+    fn begin(&mut self) -> Result<()> {
+        let at = self.cursor.position();
+        if F::PADDING_MAX > 0 && at > 0 && self.skip_padding()? {
+            return Ok(());
+        }
+        if F::is_stream(&mut self.cursor)? {
+            if F::DECODER_PER_STREAM && at > 0 {
+                self.decoder = F::decoder(self.memory)?;
+            }
+            self.start = Some(self.cursor.position());
+            return Ok(());
+        }
+        self.ended = true;
+        if at == 0 {
+            return Err(Error::corrupt(format!("not {} data", F::CONTAINER.name())));
+        }
+        if self.cursor.has_garbage()? {
+            self.garbage = Some(at);
+            let (name, container) = (&self.name, F::CONTAINER.name());
+            let at = crate::log::detail(format_args!(" at {at:#x}"));
+            log::warn!("{name}: bytes after the {container} data{at} are ignored");
+        }
+        Ok(())
+    }
+
+    /// Skips the stream padding that is buffered. Returns whether there was any.
+    fn skip_padding(&mut self) -> Result<bool> {
+        let words = self.cursor.fill_buf(4)?.chunks_exact(4);
+        let zeros = words.take_while(|word| *word == [0; 4]).count();
+        let (at, passed) = (self.cursor.position(), length(zeros).saturating_mul(4));
+        self.cursor.skip(passed)?;
+        self.padding = self.padding.saturating_add(passed);
+        let most = F::PADDING_MAX;
+        if self.padding > most {
+            self.ended = true;
+            self.garbage = Some(at);
+            let name = &self.name;
+            let at = crate::log::detail(format_args!(" before {at:#x}"));
+            log::warn!("{name}: more than {most} zeros{at}: not read further");
+        }
+        Ok(zeros > 0)
+    }
+}
+
+impl<F: StreamFormat> Forward for Streams<F> {
+    fn next(&mut self) -> Result<Option<SharedBytes>> {
+        let mut piece = vec![0; PIECE];
+        let mut filled = 0_usize;
+        let input_limit = self.cursor.position().saturating_add(INPUT_MAX);
+        while filled < piece.len() && self.damage.is_none() && !self.ended {
+            if self.cursor.position() >= input_limit {
+                return Ok(Some(piece.get(..filled).unwrap_or_default().into()));
+            }
+            match self.step(piece.get_mut(filled..).unwrap_or_default()) {
+                Ok(produced) => filled = filled.saturating_add(produced),
+                Err(error) => self.damage = Some(error),
+            }
+        }
+        if let Some(piece) = piece.get(..filled).filter(|piece| !piece.is_empty()) {
+            return Ok(Some(piece.into()));
+        }
+        self.damage.take().map_or(Ok(None), |error| {
+            self.ended = true;
+            Err(error)
+        })
+    }
+
+    fn position(&self) -> u64 {
+        self.cursor.position()
+    }
+
+    fn garbage(&self) -> Option<u64> {
+        self.garbage
+    }
+
+    fn verified_len(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.decoded } else { self.checked }
+    }
+}

@@ -1,0 +1,189 @@
+//! Finds the blocks of .xz files by the indexes of their streams.
+
+use super::super::extent::{Extent, Size, is_giant};
+use super::super::walk::{Next, Note, Task, Walk};
+use super::stream::{FOOTER_MAGIC, stream_header, varint};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::formats::limits::{XZ_BLOCKS_MAX, XZ_INDEX_MAX, XZ_PADDING_MAX};
+use crate::storage::Storage;
+
+/// Size of a stream header and of a footer, bytes.
+const HEADER_LEN: u64 = 12;
+
+/// Most bytes read at a time in search of the start of padding.
+const STRIDE: u64 = 64 << 10;
+
+/// The blocks of an xz file in order, each with its decoded size.
+pub(in super::super) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
+
+/// The unused part of the limits for a file.
+pub(in super::super) struct Remaining {
+    /// Bytes of stream padding.
+    pub(in super::super) padding: u64,
+    /// Blocks and streams together.
+    pub(in super::super) blocks: usize,
+}
+
+impl Blocks {
+    /// Reads the indexes, from the end of the file to its start.
+    ///
+    /// # Errors
+    /// `Corrupt` if they do not add up to the file, for example because it is cut short.
+    pub(in super::super) fn read(storage: &dyn Storage) -> Result<Self> {
+        Self::within(storage, Remaining { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
+    }
+
+    /// The same, within `limits`.
+    pub(in super::super) fn within(storage: &dyn Storage, mut limits: Remaining) -> Result<Self> {
+        let mut end = storage.len();
+        let mut blocks = Vec::new();
+        loop {
+            end = padding_start(storage, end, &mut limits.padding)?;
+            if end == 0 {
+                break;
+            }
+            end = parse_stream(storage, end, &mut limits.blocks, &mut blocks)?;
+        }
+        blocks.reverse();
+        Ok(Self(blocks.into_iter()))
+    }
+
+    /// Whether a block is too large to be decoded at once.
+    pub(in super::super) fn has_giant(&self) -> bool {
+        self.0.as_slice().iter().any(|(extent, decoded)| {
+            is_giant(extent.end.saturating_sub(extent.start), Size::Exactly(*decoded))
+        })
+    }
+}
+
+impl Walk for Blocks {
+    fn next(&mut self) -> Result<Next> {
+        Ok(self.0.next().map_or(Next::End, |(extent, decoded)| {
+            Next::Task(Task { extent, size: Size::Exactly(decoded), note: Note::None })
+        }))
+    }
+}
+
+/// Returns where the stream padding that ends at `end` starts. Padding is a multiple of four bytes.
+/// Its length is subtracted from `left`.
+fn padding_start(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result<u64> {
+    // Usually there is little padding or none. Large reads would cost more than all the streams.
+    let mut step = 4_u64;
+    while end > 0 {
+        let size = end.min(step) & !3;
+        if size == 0 {
+            return Err(damaged_stream(end, "stray bytes"));
+        }
+        let mut bytes = vec![0; index(size)];
+        storage.read_exact_at(&mut bytes, end.saturating_sub(size))?;
+        let words = bytes.rchunks_exact(4).take_while(|word| *word == [0; 4]).count();
+        let zeros = length(words).saturating_mul(4);
+        *left = left.checked_sub(zeros).ok_or_else(|| {
+            Error::corrupt("the file ends with zeros, so it was cut off or not written to its end")
+        })?;
+        end = end.saturating_sub(zeros);
+        if zeros < size {
+            break;
+        }
+        step = step.saturating_mul(2).min(STRIDE);
+    }
+    Ok(end)
+}
+
+/// Adds the blocks of the stream that ends at `end`, the last one first. Subtracts their number and
+/// one for the stream from `left`. Returns where the stream starts.
+fn parse_stream(
+    storage: &dyn Storage,
+    end: u64,
+    left: &mut usize,
+    blocks: &mut Vec<(Extent, u64)>,
+) -> Result<u64> {
+    let footer_start =
+        end.checked_sub(HEADER_LEN).ok_or_else(|| damaged_stream(end, "no footer"))?;
+    let mut footer = [0; 12];
+    storage.read_exact_at(&mut footer, footer_start)?;
+    let [c0, c1, c2, c3, covered @ .., y, z] = footer;
+    let [b0, b1, b2, b3, f0, f1] = covered;
+    let sum = u32::from_le_bytes([c0, c1, c2, c3]);
+    if [y, z] != FOOTER_MAGIC || crc32fast::hash(&covered) != sum {
+        return Err(damaged_stream(end, "no footer"));
+    }
+    let backward = u64::from(u32::from_le_bytes([b0, b1, b2, b3]));
+    let index_size = backward.saturating_add(1).saturating_mul(4);
+    let start = footer_start.checked_sub(index_size).filter(|_| index_size <= XZ_INDEX_MAX);
+    let index_start = start.ok_or_else(|| damaged_stream(end, "the index is too large"))?;
+    let mut bytes = vec![0; index(index_size)];
+    storage.read_exact_at(&mut bytes, index_start)?;
+    let too_many = || damaged_stream(end, "too many blocks");
+    *left = left.checked_sub(1).ok_or_else(too_many)?;
+    let records = parse_index(&bytes, *left)?.ok_or_else(too_many)?;
+    *left = left.saturating_sub(records.len());
+    let sizes = records.iter().map(|(size, _)| padded(*size));
+    let sum = sizes.fold(0_u64, u64::saturating_add);
+    let stream_start = index_start.checked_sub(sum).and_then(|start| start.checked_sub(HEADER_LEN));
+    let stream_start =
+        stream_start.ok_or_else(|| damaged_stream(end, "the index claims too much"))?;
+    let mut header = [0; 12];
+    storage.read_exact_at(&mut header, stream_start)?;
+    if header != stream_header([f0, f1]) {
+        return Err(damaged_stream(end, "the header is not where the index says"));
+    }
+    let mut block_end = index_start;
+    for (size, decoded) in records.into_iter().rev() {
+        let start = block_end.saturating_sub(padded(size));
+        // Only the length of the padding is kept; decoding writes it into the index of the wrapped
+        // block.
+        let detail =
+            u32::from(f1 & 15) | u32::try_from(padded(size).saturating_sub(size) << 8).unwrap_or(0);
+        let extent = Extent { decoded: 0, start, end: block_end, detail };
+        // The format allows empty blocks.
+        if decoded > 0 {
+            blocks.push((extent, decoded));
+        }
+        block_end = start;
+    }
+    Ok(stream_start)
+}
+
+/// The records of an index: size of the block without padding, decoded size. `None` if there are
+/// more than `records_max`.
+fn parse_index(bytes: &[u8], records_max: usize) -> Result<Option<Vec<(u64, u64)>>> {
+    let damaged = || Error::corrupt("the index of an xz stream is damaged");
+    let (body, sum) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
+    if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
+        return Err(damaged());
+    }
+    let mut reader = Reader::new("xz index", body);
+    let [indicator] = reader.array()?;
+    let count = index(varint(&mut reader)?);
+    // A record takes at least two bytes.
+    if indicator != 0 || count.saturating_mul(2) > reader.remaining() {
+        return Err(damaged());
+    }
+    if count > records_max {
+        return Ok(None);
+    }
+    let mut records = Vec::with_capacity(count);
+    for _ in 0..count {
+        let record = (varint(&mut reader)?, varint(&mut reader)?);
+        // The format requires at least 5 bytes. No file has a block of 2^62 bytes.
+        if record.0 < 5 || record.0 >= 1 << 62 {
+            return Err(damaged());
+        }
+        records.push(record);
+    }
+    match reader.remaining() < 4 {
+        true => Ok(Some(records)),
+        false => Err(damaged()),
+    }
+}
+
+/// The size rounded up to a multiple of four.
+fn padded(size: u64) -> u64 {
+    size.saturating_add(3) & !3
+}
+
+fn damaged_stream(end: u64, what: &str) -> Error {
+    Error::corrupt(format!("xz stream that ends at {end:#x}: {what}"))
+}

@@ -1,0 +1,25 @@
+//! Tells an empty tar, which is only zeros, from disk images and other files that start with zeros.
+
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::index;
+use crate::formats::limits::TAR_EMPTY_MAX;
+use crate::storage::Storage;
+
+/// Whether `storage`, which starts with zeros, is an empty tar.
+///
+/// # Errors
+/// `Io` if it cannot be read.
+pub(super) fn is_empty_tar(storage: &dyn Storage) -> Result<bool> {
+    if storage.len() > TAR_EMPTY_MAX {
+        return Ok(false);
+    }
+    let mut bytes = vec![0; index(storage.len())];
+    storage.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes.iter().all(|&byte| byte == 0))
+}
+
+/// The error for a file that starts with zeros but is no empty tar.
+pub(super) fn no_empty_tar() -> Error {
+    Error::new(Kind::UnknownFormat, "begins with zeros, but is not an empty tar")
+        .with_hint("mount a disk image with mount -o loop")
+}

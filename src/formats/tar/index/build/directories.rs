@@ -1,0 +1,123 @@
+//! The directories of a tree under construction: where each is, and which member describes it.
+
+use std::collections::HashMap;
+
+use crate::formats::bytes::index;
+use crate::vfs::Name;
+
+/// The number of a directory in the tree under construction, in order of creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::formats::tar) struct DirectoryId(pub(super) u32);
+
+impl DirectoryId {
+    /// The root of the tree.
+    pub(in crate::formats::tar) const ROOT: Self = Self(0);
+}
+
+/// The parent and the name of a directory.
+pub(super) type ParentAndName = (DirectoryId, Box<[u8]>);
+
+/// All directories so far.
+pub(super) struct Directories {
+    /// The slot of each directory. `None` for the root, which is no pending node.
+    slots: Vec<Option<u32>>,
+    /// Where the mode, owner and time of each directory come from.
+    sources: Vec<AttributeSource>,
+    /// Each directory except the root.
+    by_name: HashMap<ParentAndName, DirectoryId>,
+}
+
+#[derive(Clone, Copy)]
+enum AttributeSource {
+    /// From a member at this depth, whose path leads through the directory.
+    Implied(u32),
+    /// From a member at this depth that is the directory itself.
+    Described(u32),
+}
+
+impl Directories {
+    /// The root alone.
+    pub(super) fn new() -> Self {
+        Self {
+            slots: vec![None],
+            sources: vec![AttributeSource::Implied(0)],
+            by_name: HashMap::new(),
+        }
+    }
+
+    /// Number of directories.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// All directories, in order of creation.
+    pub(super) fn ids(&self) -> impl Iterator<Item = DirectoryId> {
+        (0..u32::try_from(self.len()).unwrap_or(u32::MAX)).map(DirectoryId)
+    }
+
+    /// The directory that is added next.
+    pub(super) fn next_id(&self) -> DirectoryId {
+        DirectoryId(u32::try_from(self.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Adds the directory in `slot`, for a member at `depth` whose path leads through it.
+    pub(super) fn add(&mut self, parent_and_name: ParentAndName, slot: u32, depth: u32) {
+        let directory = self.next_id();
+        self.slots.push(Some(slot));
+        self.sources.push(AttributeSource::Implied(depth));
+        self.by_name.insert(parent_and_name, directory);
+    }
+
+    pub(super) fn get(&self, parent_and_name: &ParentAndName) -> Option<DirectoryId> {
+        self.by_name.get(parent_and_name).copied()
+    }
+
+    /// The slot of a directory. `None` for the root.
+    pub(super) fn slot(&self, directory: DirectoryId) -> Option<u32> {
+        self.slots.get(index(directory.0)).copied().flatten()
+    }
+
+    /// The parent directory and the name that `components` lead to from `base`.
+    pub(super) fn find_parent<'p>(
+        &self,
+        base: DirectoryId,
+        components: &[&'p [u8]],
+    ) -> Option<(DirectoryId, Name<'p>)> {
+        let (&last, parents) = components.split_last()?;
+        let mut directory = base;
+        for &name in parents {
+            directory = self.get(&(directory, Box::from(name)))?;
+        }
+        Some((directory, Name::parse(last)?))
+    }
+
+    /// Returns true if a member at `depth`, whose path leads through `directory`, comes from an
+    /// outer archive and so replaces the implied owner and time. Records its depth.
+    pub(super) fn replaces_implied(&mut self, directory: DirectoryId, depth: u32) -> bool {
+        match self.sources.get_mut(index(directory.0)) {
+            Some(AttributeSource::Implied(known)) if depth < *known => {
+                *known = depth;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns true if a member at `depth`, which is `directory` itself, gives its mode, owner and
+    /// time. Records its depth.
+    pub(super) fn replaces_described(&mut self, directory: DirectoryId, depth: u32) -> bool {
+        match self.sources.get_mut(index(directory.0)) {
+            Some(AttributeSource::Described(known)) if depth < *known => false,
+            Some(source) => {
+                *source = AttributeSource::Described(depth);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives back the memory for directories that will not come.
+    pub(super) fn shrink(&mut self) {
+        self.by_name.shrink_to_fit();
+    }
+}

@@ -1,0 +1,175 @@
+//! A finished tree, and how it is written as an index.
+
+use std::io::{self, Write};
+
+use super::super::key::Key;
+use super::super::node::{Content, NODE, Node};
+use super::super::output::Output;
+use super::super::sections::Section;
+use super::super::{NestedImage, NodeId, SEGMENT};
+use super::order::Order;
+use super::pending_tree::PendingTree;
+use super::rare::RareData;
+use crate::formats::bytes::{index, length};
+use crate::formats::tar::header::BLOCK_LEN;
+use crate::vfs::Finding;
+
+/// A finished tree that is not an index yet.
+pub(in crate::formats::tar) struct Draft {
+    tree: PendingTree,
+    order: Order,
+    rare: RareData,
+    /// The output of `SeekIndex::write`, for a compressed archive.
+    pub(in crate::formats::tar) seek_points: Vec<u8>,
+    /// Warnings about this archive, one line each.
+    pub(in crate::formats::tar) notes: Vec<String>,
+    /// The same for `archfs verify`, with paths. Not saved in a file.
+    pub(in crate::formats::tar) findings: Vec<Finding>,
+}
+
+impl Draft {
+    pub(super) fn new(tree: PendingTree, order: Order, rare: RareData) -> Self {
+        let (seek_points, notes, findings) = (Vec::new(), Vec::new(), Vec::new());
+        Self { tree, order, rare, seek_points, notes, findings }
+    }
+
+    /// Number of nodes.
+    pub(in crate::formats::tar) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether the tree has only its root.
+    pub(in crate::formats::tar) fn is_empty(&self) -> bool {
+        self.len() <= 1
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = Node> {
+        let ids = 0..NodeId::try_from(self.len()).unwrap_or(NodeId::MAX);
+        ids.map(|id| self.order.node(&self.tree, id))
+    }
+
+    /// About `count` offsets of headers, unordered: the blocks before the data of stored files.
+    /// Samples of these blocks identify the archive.
+    pub(in crate::formats::tar) fn header_offsets(&self, count: usize) -> Vec<u64> {
+        let step = self.len().div_ceil(count.max(1)).max(1);
+        let header_offset = |id| {
+            let node = self.order.node(&self.tree, NodeId::try_from(id).ok()?);
+            match node.content() {
+                Content::Stored { start } => start.checked_sub(BLOCK_LEN),
+                _ => None,
+            }
+        };
+        // If a node is not a stored file, one of those after it is taken instead.
+        let candidates = (0..self.len()).step_by(step);
+        let found = candidates.filter_map(|first| {
+            (first..first.saturating_add(step.min(SEARCH_MAX)).min(self.len()))
+                .find_map(header_offset)
+        });
+        // The archive starts with a header in any case.
+        std::iter::once(0).chain(found).collect()
+    }
+
+    /// Writes the index with `key` of an archive of `decoded_len` bytes.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub(in crate::formats::tar) fn write(
+        &self,
+        key: &Key,
+        decoded_len: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let Self { tree, order, rare, seek_points, notes, .. } = self;
+        let mut out = Output::new(out, key)?;
+        let mut owners = vec![NodeId::MAX; rare.sparse_maps.len()];
+        let mut names_offset = 0_u32;
+        for (id, node) in (0..).zip(self.nodes()) {
+            if let Content::Sparse { map } = node.content()
+                && let Some(owner) = owners.get_mut(index(map))
+            {
+                *owner = id;
+            }
+            out.bytes(&with_name_offsets(&mut names_offset, node).encoded())?;
+        }
+        out.begin(Section::Names);
+        for node in self.nodes() {
+            out.bytes(node.name_in(tree.names()))?;
+            if let Content::Symlink { target } = node.content() {
+                let range = index(target)..index(target.saturating_add(node.size));
+                out.bytes(tree.names().get(range).unwrap_or_default())?;
+            }
+        }
+        out.begin(Section::Segments);
+        for segment in rare.sparse_maps.segments() {
+            out.bytes(&segment.offset.to_le_bytes())?;
+            out.bytes(&segment.len.to_le_bytes())?;
+            out.bytes(&segment.archive_offset.to_le_bytes())?;
+        }
+        out.begin(Section::Maps);
+        for ((end, stored), owner) in rare.sparse_maps.ends().zip(&owners) {
+            out.bytes(&end.to_le_bytes())?;
+            out.bytes(&owner.to_le_bytes())?;
+            out.bytes(&stored.to_le_bytes())?;
+        }
+        out.begin(Section::LinkCounts);
+        for (node, count) in order.link_counts() {
+            out.bytes(&node.to_le_bytes())?;
+            out.bytes(&count.to_le_bytes())?;
+        }
+        out.begin(Section::WithXattrs);
+        for (node, set_offset) in order.with_xattrs(&rare.xattrs) {
+            out.bytes(&node.to_le_bytes())?;
+            out.bytes(&set_offset.to_le_bytes())?;
+        }
+        out.begin(Section::Xattrs);
+        out.bytes(rare.xattrs.bytes())?;
+        out.begin(Section::NestedImages);
+        for nested_image in self.nested_images() {
+            out.bytes(&nested_image.at.to_le_bytes())?;
+            out.bytes(&nested_image.len.to_le_bytes())?;
+            out.bytes(&length(nested_image.path.len()).to_le_bytes())?;
+            out.bytes(&nested_image.path)?;
+        }
+        out.begin(Section::Notes);
+        for note in notes {
+            out.bytes(&length(note.len()).to_le_bytes())?;
+            out.bytes(note.as_bytes())?;
+        }
+        out.begin(Section::SeekPoints);
+        out.bytes(seek_points)?;
+        // The tail makes the file an index, so all temporary files are checked first.
+        tree.check()?;
+        order.check()?;
+        out.finish(decoded_len)
+    }
+
+    /// The nested images, with their paths.
+    fn nested_images(&self) -> impl Iterator<Item = NestedImage> {
+        let images = self.rare.nested_images.iter();
+        images.map(|&(directory, at, len)| NestedImage { path: self.tree.path(directory), at, len })
+    }
+
+    /// Approximate size of the index, bytes.
+    pub(super) fn estimate(&self) -> u64 {
+        let nodes = self.len().saturating_mul(NODE);
+        let segments = self.rare.sparse_maps.segments().len().saturating_mul(SEGMENT);
+        let (names, xattrs) = (self.tree.names().len(), self.rare.xattrs.bytes().len());
+        length(nodes.saturating_add(segments)).saturating_add(length(names.saturating_add(xattrs)))
+    }
+}
+
+/// Nodes to search for a header that can be sampled.
+const SEARCH_MAX: usize = 1000;
+
+/// `node` with the offsets of its name and target in the written names: `offset`, which is advanced
+/// past both.
+fn with_name_offsets(offset: &mut u32, node: Node) -> Node {
+    let name_end = offset.saturating_add(u32::from(node.name_len));
+    let mut placed = Node { name: *offset, ..node };
+    *offset = name_end;
+    if let Content::Symlink { .. } = node.content() {
+        placed.content = u64::from(name_end);
+        *offset = name_end.saturating_add(u32::try_from(node.size).unwrap_or(u32::MAX));
+    }
+    placed
+}

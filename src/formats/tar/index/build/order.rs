@@ -1,0 +1,181 @@
+//! The order of the nodes in the finished tree: their numbers.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::io;
+
+use super::super::node::{Content, Node};
+use super::super::{NodeId, ROOT};
+use super::directories::DirectoryId;
+use super::groups::SlotsByDirectory;
+use super::pending_tree::{PendingTree, ROOT_SLOT, no_room};
+use super::targets::HardLinkTargets;
+use super::xattrs::XattrSets;
+use crate::error::Result;
+use crate::formats::bytes::index;
+use crate::spilled::Spilled;
+
+/// The order of the nodes in the finished tree.
+pub(super) struct Order {
+    /// The slot of each node. `ROOT_SLOT` for the root.
+    slot_of_node: Spilled<u32>,
+    /// The node of each slot. If a hard link is shown but its target is not, the slot of the target
+    /// has the node of the link. `NONE` for all others that are not shown.
+    node_of_slot: Spilled<NodeId>,
+    /// The first child and the number of children of each directory.
+    children: Vec<(NodeId, u32)>,
+    targets: HardLinkTargets,
+    /// Nodes with more than one name, and how many they have, in ascending order of the nodes.
+    link_counts: Vec<(NodeId, u32)>,
+}
+
+/// No node.
+const NONE: NodeId = NodeId::MAX;
+
+impl Order {
+    /// Numbers the nodes breadth first: the root, its children, then the children of each directory
+    /// in the order of the directories.
+    ///
+    /// # Errors
+    /// `Io` if there is no room for the numbers.
+    pub(super) fn new(
+        tree: &PendingTree,
+        shown: &SlotsByDirectory,
+        targets: HardLinkTargets,
+    ) -> Result<Self> {
+        let count = shown.len().saturating_add(1);
+        let mut slot_of_node = Spilled::with_capacity(count, &tree.spill).map_err(no_room)?;
+        let mut node_of_slot =
+            Spilled::filled(NONE, tree.nodes().len(), &tree.spill).map_err(no_room)?;
+        let mut children = vec![(0, 0); tree.directories.len()];
+        slot_of_node.push(ROOT_SLOT).map_err(no_room)?;
+        let mut next = 0;
+        while let Some(&slot) = slot_of_node.get(next) {
+            if let Some(directory) = tree.directory(slot) {
+                let list = shown.slots_of(directory);
+                let first = id_of(slot_of_node.len());
+                if let Some(children) = children.get_mut(index(directory.0)) {
+                    *children = (first, id_of(list.len()));
+                }
+                for &slot in list {
+                    if let Some(id) = node_of_slot.get_mut(index(slot)) {
+                        *id = id_of(slot_of_node.len());
+                    }
+                    slot_of_node.push(slot).map_err(no_room)?;
+                }
+            }
+            next = next.saturating_add(1);
+        }
+        let mut order =
+            Self { slot_of_node, node_of_slot, children, targets, link_counts: Vec::new() };
+        order.promote_links(tree);
+        order.count_links(tree);
+        Ok(order)
+    }
+
+    /// Number of nodes.
+    pub(super) fn len(&self) -> usize {
+        self.slot_of_node.len()
+    }
+
+    /// Nodes with more than one name, and how many they have, in ascending order of the nodes.
+    pub(super) fn link_counts(&self) -> &[(NodeId, u32)] {
+        &self.link_counts
+    }
+
+    /// Checks that all data the kernel wrote to temporary files can be read back.
+    ///
+    /// # Errors
+    /// The error of the disk.
+    pub(super) fn check(&self) -> io::Result<()> {
+        self.slot_of_node.check().and_then(|()| self.node_of_slot.check())
+    }
+
+    /// The node of `slot`, if it is shown.
+    fn id(&self, slot: u32) -> Option<NodeId> {
+        self.node_of_slot.get(index(slot)).copied().filter(|&id| id != NONE)
+    }
+
+    /// Makes the first hard link to each target that is not shown the file itself: a later member
+    /// took the name of the target.
+    fn promote_links(&mut self, tree: &PendingTree) {
+        for (id, &slot) in (0..).zip(self.slot_of_node.iter()) {
+            let target = tree.is_hard_link(slot).then(|| self.targets.get(slot)).flatten();
+            let target_id = target.and_then(|target| self.node_of_slot.get_mut(index(target)));
+            if let Some(target_id) = target_id.filter(|target_id| **target_id == NONE) {
+                *target_id = id;
+            }
+        }
+    }
+
+    fn count_links(&mut self, tree: &PendingTree) {
+        let mut name_counts: HashMap<NodeId, u32> = HashMap::new();
+        for (id, &slot) in (0..).zip(self.slot_of_node.iter()) {
+            let target = tree.is_hard_link(slot).then(|| self.targets.get(slot)).flatten();
+            let target_id = target.and_then(|target| self.id(target));
+            // A promoted link is the file.
+            if let Some(target_id) = target_id.filter(|&target_id| target_id != id) {
+                let count = name_counts.entry(target_id).or_insert(1);
+                *count = count.saturating_add(1);
+            }
+        }
+        self.link_counts = name_counts.into_iter().collect();
+        self.link_counts.sort_unstable();
+    }
+
+    /// The node `id`. Its name and target are still offsets in the names of `tree`.
+    pub(super) fn node(&self, tree: &PendingTree, id: NodeId) -> Node {
+        let slot = self.slot_of_node.get(index(id)).copied().unwrap_or(ROOT_SLOT);
+        let Some(pending) = tree.node(slot) else {
+            return self.with_children(Node { parent: ROOT, ..tree.root }, DirectoryId::ROOT);
+        };
+        let parent = tree.directories.slot(DirectoryId(pending.parent));
+        let parent = parent.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
+        let node = Node { parent, ..*pending };
+        match node.content() {
+            Content::Directory { first, .. } => self.with_children(node, DirectoryId(first)),
+            Content::HardLink { .. } => {
+                let target = self.targets.get(slot);
+                let target_id = target.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
+                let mut node = node;
+                node.set(Content::HardLink { target: target_id });
+                match target.and_then(|slot| tree.node(slot)) {
+                    Some(&target) if target_id == id => {
+                        Node { name: node.name, name_len: node.name_len, parent, ..target }
+                    }
+                    _ => node,
+                }
+            }
+            _ => node,
+        }
+    }
+
+    fn with_children(&self, mut node: Node, directory: DirectoryId) -> Node {
+        let (first, count) = self.children.get(index(directory.0)).copied().unwrap_or((0, 0));
+        node.set(Content::Directory { first, count });
+        node.size = u64::from(count);
+        node
+    }
+
+    /// Nodes with attributes in ascending order, and the offsets of their sets.
+    pub(super) fn with_xattrs(&self, xattrs: &XattrSets) -> Vec<(NodeId, u64)> {
+        let mut found: Vec<_> = xattrs
+            .owners()
+            .iter()
+            .filter_map(|owner| {
+                let id = if owner.slot == ROOT_SLOT { ROOT } else { self.id(owner.slot)? };
+                Some((id, owner.set, owner.depth))
+            })
+            .collect();
+        // If the archive has several members for one directory, the later one counts.
+        found.reverse();
+        found.sort_by_key(|&(id, _, depth)| (id, Reverse(depth)));
+        found.dedup_by_key(|&mut (id, ..)| id);
+        found.into_iter().map(|(id, set, _)| (id, set)).collect()
+    }
+}
+
+/// `count` as the number of the next node.
+fn id_of(count: usize) -> NodeId {
+    u32::try_from(count).unwrap_or(NONE)
+}

@@ -1,0 +1,298 @@
+//! The tree while members are added: their names, not yet sorted, and the directories they are in.
+
+use std::io;
+
+use super::super::node::{Content, Node};
+use super::depths::Depths;
+use super::directories::{Directories, DirectoryId};
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{index, length};
+use crate::formats::limits::TAR_DEPTH_MAX;
+use crate::formats::tar::header::owner;
+use crate::formats::tar::members::Member;
+use crate::formats::tar::paths::components_of;
+use crate::spilled::{Spill, Spilled};
+use crate::vfs::{FileKind, Name};
+
+/// The slot of the root, which is no pending node.
+pub(super) const ROOT_SLOT: u32 = u32::MAX;
+
+/// The tree under construction.
+pub(super) struct PendingTree {
+    /// One node for each name that a member or an implied directory gives. Several may have the
+    /// same path. `parent` is a `DirectoryId`, not yet a node number, and so is `first` of a
+    /// directory.
+    nodes: Spilled<Node>,
+    /// The names of the pending nodes, and the targets of symbolic links.
+    names: Spilled<u8>,
+    pub(super) root: Node,
+    pub(super) directories: Directories,
+    pub(super) depths: Depths,
+    /// The last lookup in `parent_and_name`: base, path, result. Most members follow one from the
+    /// same directory.
+    last_parent: Option<(DirectoryId, Vec<u8>, DirectoryId)>,
+    /// Where to keep lists that are as long as the archive has members: memory or temporary files.
+    pub(super) spill: Spill,
+}
+
+impl PendingTree {
+    /// The root alone.
+    pub(super) fn new(spill: Spill) -> Self {
+        Self {
+            nodes: Spilled::new(&spill),
+            names: Spilled::new(&spill),
+            root: Node { mode: 0o755, uid: owner(0), gid: owner(0), ..Node::empty() },
+            directories: Directories::new(),
+            depths: Depths::new(),
+            last_parent: None,
+            spill,
+        }
+    }
+
+    /// Notes that the members added next are at `depth`.
+    pub(super) fn enter(&mut self, depth: u32) {
+        // `push` fails before a slot exceeds `u32`.
+        self.depths.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
+    }
+
+    /// Appends a pending node with the attributes of `member`. Returns its slot.
+    ///
+    /// # Errors
+    /// `Unsupported` if the names exceed 4 GiB, the limit of an index. `Io` if there is no room.
+    pub(super) fn push(
+        &mut self,
+        parent: DirectoryId,
+        name: Name<'_>,
+        content: Content,
+        size: u64,
+        member: &Member,
+    ) -> Result<u32> {
+        let too_many = |_| Error::new(Kind::Unsupported, "more than 4 GiB of names");
+        let name_offset = u32::try_from(self.names.len()).map_err(too_many)?;
+        let slot = u32::try_from(self.nodes.len()).map_err(too_many)?;
+        let name = name.as_bytes();
+        self.names.extend_from_slice(name).map_err(no_room)?;
+        let mut node = Node {
+            name: name_offset,
+            name_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
+            parent: parent.0,
+            mode: member.permissions,
+            nanoseconds: member.modified.nanoseconds,
+            seconds: member.modified.seconds,
+            uid: member.uid,
+            gid: member.gid,
+            size,
+            content: 0,
+            padding: 0,
+        };
+        node.set(content);
+        self.nodes.push(node).map_err(no_room)?;
+        Ok(slot)
+    }
+
+    /// Keeps the target of a symbolic link. Returns its offset in the names.
+    ///
+    /// # Errors
+    /// `Io` if there is no room.
+    pub(super) fn push_symlink_target(&mut self, target: &[u8]) -> Result<u64> {
+        let offset = length(self.names.len());
+        self.names.extend_from_slice(target).map_err(no_room)?;
+        Ok(offset)
+    }
+
+    /// The directory at `path` below `base`. Creates missing directories with `member`'s owner and
+    /// time. `None` if Linux cannot show the path.
+    ///
+    /// # Errors
+    /// As `push`.
+    pub(super) fn ensure_directory(
+        &mut self,
+        base: DirectoryId,
+        path: &[u8],
+        member: &Member,
+    ) -> Result<Option<DirectoryId>> {
+        self.ensure_components(base, &components_of(path), member)
+    }
+
+    /// Like `ensure_directory`, for a path split into components.
+    fn ensure_components(
+        &mut self,
+        base: DirectoryId,
+        components: &[&[u8]],
+        member: &Member,
+    ) -> Result<Option<DirectoryId>> {
+        if components.len() > TAR_DEPTH_MAX {
+            return Ok(None);
+        }
+        let mut directory = base;
+        for name in components {
+            let Some(name) = Name::parse(name) else {
+                return Ok(None);
+            };
+            directory = self.ensure_subdirectory(directory, name, member)?;
+        }
+        Ok(Some(directory))
+    }
+
+    /// The directory `name` in `parent`. Creates it if it is missing. If it exists, but only
+    /// because another path implied it, `member` may still change its owner and time (`depths`).
+    fn ensure_subdirectory(
+        &mut self,
+        parent: DirectoryId,
+        name: Name<'_>,
+        member: &Member,
+    ) -> Result<DirectoryId> {
+        let parent_and_name = (parent, Box::from(name.as_bytes()));
+        let implied = Member { permissions: 0o755, ..*member };
+        let depth = self.depths.current();
+        if let Some(directory) = self.directories.get(&parent_and_name) {
+            if self.directories.replaces_implied(directory, depth) {
+                self.set_attributes(directory, &implied, implied.permissions);
+            }
+            return Ok(directory);
+        }
+        let directory = self.directories.next_id();
+        let content = Content::Directory { first: directory.0, count: 0 };
+        let slot = self.push(parent, name, content, 0, &implied)?;
+        self.directories.add(parent_and_name, slot, depth);
+        Ok(directory)
+    }
+
+    /// The parent directory of the member at `path`, and the member's name in it. Creates missing
+    /// directories. `None` if Linux cannot show the path.
+    ///
+    /// # Errors
+    /// As `push`.
+    pub(super) fn parent_and_name<'p>(
+        &mut self,
+        base: DirectoryId,
+        path: &'p [u8],
+        member: &Member,
+    ) -> Result<Option<(DirectoryId, Name<'p>)>> {
+        let slash = path.iter().rposition(|&byte| byte == b'/');
+        let (parent_path, name) = match slash.and_then(|slash| path.split_at_checked(slash)) {
+            Some((parent, name)) => (parent, name.get(1..).unwrap_or_default()),
+            None => (&[][..], path),
+        };
+        let Some(name) = Name::parse(name) else {
+            // For example, the path ends in a slash or `.`: `a/b/` and `a/b/.` mean `a/b`.
+            let components = components_of(path);
+            let Some((last, parents)) = components.split_last() else {
+                return Ok(None);
+            };
+            let directory = self.ensure_components(base, parents, member)?;
+            return Ok(directory.zip(Name::parse(last)));
+        };
+        match &self.last_parent {
+            Some((last_base, path, directory)) if *last_base == base && path == parent_path => {
+                return Ok(Some((*directory, name)));
+            }
+            _ => {}
+        }
+        let Some(directory) = self.ensure_directory(base, parent_path, member)? else {
+            return Ok(None);
+        };
+        self.last_parent = Some((base, parent_path.to_vec(), directory));
+        Ok(Some((directory, name)))
+    }
+
+    /// Sets the mode, owner and time of a directory from its own member.
+    pub(super) fn describe(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
+        if self.directories.replaces_described(directory, self.depths.current()) {
+            self.set_attributes(directory, member, permissions);
+        }
+    }
+
+    fn set_attributes(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
+        let node = match self.directories.slot(directory) {
+            Some(slot) => match self.nodes.get_mut(index(slot)) {
+                Some(node) => node,
+                None => return,
+            },
+            None => &mut self.root,
+        };
+        node.mode = (node.mode & !0o7777) | permissions;
+        (node.uid, node.gid) = (member.uid, member.gid);
+        (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
+    }
+
+    /// All pending nodes, by slot.
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The pending node in `slot`. `None` for the root.
+    pub(super) fn node(&self, slot: u32) -> Option<&Node> {
+        self.nodes.get(index(slot))
+    }
+
+    pub(super) fn kind(&self, slot: u32) -> FileKind {
+        self.node(slot).map_or(FileKind::Regular, Node::kind)
+    }
+
+    pub(super) fn is_hard_link(&self, slot: u32) -> bool {
+        matches!(self.node(slot).map(Node::content), Some(Content::HardLink { .. }))
+    }
+
+    /// The directory in `slot`, if it is one.
+    pub(super) fn directory(&self, slot: u32) -> Option<DirectoryId> {
+        match self.node(slot).map(Node::content) {
+            None => Some(DirectoryId::ROOT),
+            Some(Content::Directory { first, .. }) => Some(DirectoryId(first)),
+            Some(_) => None,
+        }
+    }
+
+    pub(super) fn name(&self, slot: u32) -> &[u8] {
+        self.node(slot).map_or(&[], |node| node.name_in(&self.names))
+    }
+
+    /// The names of the pending nodes, and the targets of symbolic links.
+    pub(super) fn names(&self) -> &[u8] {
+        &self.names
+    }
+
+    /// The path of a pending node from the root, including its name.
+    pub(super) fn path_of(&self, slot: u32) -> Vec<u8> {
+        let mut path = self.path(self.parent(slot));
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend(self.name(slot));
+        path
+    }
+
+    /// The path of a directory from the root.
+    pub(super) fn path(&self, directory: DirectoryId) -> Vec<u8> {
+        let mut parts = Vec::new();
+        let mut current = directory;
+        while let Some(slot) = self.directories.slot(current) {
+            parts.push(self.name(slot));
+            current = self.parent(slot);
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+
+    fn parent(&self, slot: u32) -> DirectoryId {
+        self.node(slot).map_or(DirectoryId::ROOT, |node| DirectoryId(node.parent))
+    }
+
+    /// Checks that all data the kernel wrote to temporary files can be read back.
+    ///
+    /// # Errors
+    /// The error of the disk.
+    pub(super) fn check(&self) -> io::Result<()> {
+        self.nodes.check().and_then(|()| self.names.check())
+    }
+}
+
+/// The error for a list that cannot grow.
+pub(super) fn no_room(error: io::Error) -> Error {
+    let directory = std::env::temp_dir();
+    let context = format!("cannot make the index in memory or in {}", directory.display());
+    Error::io(context, error).with_hint(
+        "set TMPDIR to a directory with more room on a local disk (ext4, XFS), or give the job \
+         more memory",
+    )
+}

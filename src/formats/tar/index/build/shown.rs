@@ -1,0 +1,30 @@
+//! The choice of the pending node to show for each path.
+
+use super::groups::SlotsByDirectory;
+use super::pending_tree::PendingTree;
+use super::targets::HardLinkTargets;
+use crate::error::Result;
+use crate::formats::tar::notes::Notes;
+use crate::vfs::FileKind;
+
+/// One slot for each path: the directory, or else the node with the highest rank. Hard links
+/// without a target are left out.
+///
+/// # Errors
+/// `Io` if there is no room for the slots.
+pub(super) fn shown(
+    tree: &PendingTree,
+    groups: &SlotsByDirectory,
+    targets: &HardLinkTargets,
+    notes: &mut Notes,
+) -> Result<SlotsByDirectory> {
+    groups.choose(tree, |same_path| {
+        let directory = same_path.iter().find(|&&slot| tree.kind(slot) == FileKind::Directory);
+        if let (Some(&directory), true) = (directory, same_path.len() > 1) {
+            let what = "members whose path is also that of a directory";
+            notes.skip(what, Some(&tree.path_of(directory)));
+        }
+        let has_target = |slot: &&u32| !tree.is_hard_link(**slot) || targets.get(**slot).is_some();
+        directory.or_else(|| same_path.iter().rev().find(has_target)).copied()
+    })
+}

@@ -1,0 +1,122 @@
+//! Gets the index of an archive, as its `IndexPolicy` says: loads the saved one, or makes a new one
+//! of a scanned tree and saves it.
+//!
+//! Invariant: a saved index that does not match the archive costs a scan, never a wrong tree.
+
+use super::index::{Draft, Index, IndexFile, IndexOptions, unsaved};
+use super::options::{IndexPolicy, SavedIndex, TarOptions};
+use super::saved::{New, Saved};
+use crate::error::Result;
+use crate::sync::Arc;
+
+/// An index with at least this many members is saved without being asked for.
+const MIN_MEMBERS_SAVED: usize = 1000;
+
+/// So is an index that took at least this many compressed bytes to make.
+const MIN_COMPRESSED_SAVED: u64 = 4 << 20;
+
+/// Where the index of one archive comes from.
+pub(super) struct IndexSource<'o> {
+    /// The name of the archive, for messages.
+    name: &'o str,
+    options: &'o TarOptions<'o>,
+    /// `None` if the archive is not a file of its own.
+    saved: Option<(&'o SavedIndex<'o>, Saved)>,
+}
+
+/// A new index.
+pub(super) struct NewIndex {
+    pub(super) index: Index,
+    pub(super) is_saved: bool,
+}
+
+impl<'o> IndexSource<'o> {
+    /// The index of the archive `name`.
+    ///
+    /// # Errors
+    /// As `Saved::new`.
+    pub(super) fn new(name: &'o str, options: &'o TarOptions<'o>) -> Result<Self> {
+        let with_saved = |saved_index: &'o SavedIndex<'o>| {
+            let &SavedIndex { file, path, .. } = saved_index;
+            Saved::new(file, path, options.recursive).map(|saved| (saved_index, saved))
+        };
+        Ok(Self { name, options, saved: options.saved.as_ref().map(with_saved).transpose()? })
+    }
+
+    /// The result of `fit` for the saved index, if there is one and the policy is to use it.
+    pub(super) fn load<T>(&self, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
+        let (saved_index, saved) = self.saved.as_ref()?;
+        match saved_index.policy {
+            IndexPolicy::SaveIfWorthwhile => {
+                saved.load(saved_index.file, self.options.indexes, fit)
+            }
+            IndexPolicy::Save | IndexPolicy::Compare | IndexPolicy::Ignore => None,
+        }
+    }
+
+    /// Makes the index of a new tree, of an archive of `decoded_len` bytes. Saves it or compares it
+    /// with the saved one. Samples of blocks at some of `offsets` identify the archive.
+    ///
+    /// # Errors
+    /// As `save` and `unsaved`.
+    pub(super) fn make(&self, draft: Draft, decoded_len: u64, offsets: &[u64]) -> Result<NewIndex> {
+        let &Self { name, options, ref saved } = self;
+        let unsaved = |draft| unsaved(draft, decoded_len, name, options.indexes);
+        let not_saved = |draft| {
+            log::info!("{name}: index made, not saved");
+            Ok(NewIndex { index: unsaved(draft)?, is_saved: false })
+        };
+        let Some((saved_index, saved)) = saved else {
+            return not_saved(draft);
+        };
+        if saved_index.policy == IndexPolicy::Compare {
+            let seek_points = draft.seek_points.clone();
+            let mut index = unsaved(draft)?;
+            let findings = saved.compare(saved_index.file, &index, &seek_points, options.indexes);
+            index.findings.extend(findings);
+            return Ok(NewIndex { index, is_saved: false });
+        }
+        match save(&draft, decoded_len, offsets, (saved_index, saved), options)? {
+            Some(index) => {
+                Ok(NewIndex { index: index.with_findings(draft.findings), is_saved: true })
+            }
+            None => not_saved(draft),
+        }
+    }
+}
+
+/// Saves a new index if that is worthwhile or asked for, and returns it if it was saved.
+///
+/// # Errors
+/// `Io` if it cannot be saved although the user asked for it.
+fn save(
+    draft: &Draft,
+    decoded_len: u64,
+    offsets: &[u64],
+    (saved_index, saved): (&SavedIndex<'_>, &Saved),
+    options: &TarOptions<'_>,
+) -> Result<Option<Index>> {
+    let &SavedIndex { file, policy, .. } = saved_index;
+    let key = saved.key(file, offsets)?;
+    let is_slow_to_make = !draft.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
+    let worthwhile = draft.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
+    if policy == IndexPolicy::SaveIfWorthwhile && !worthwhile && !saved.is_named() {
+        return Ok(None);
+    }
+    let new = New { draft, key: &key, decoded_len };
+    match saved.save(file, &new, policy == IndexPolicy::Save) {
+        Ok((path, file)) => {
+            log::info!("{}: index saved as {}", saved.archive().display(), path.display());
+            let name = path.display().to_string();
+            let index_options = IndexOptions::new(&name, options.indexes);
+            let file = IndexFile::open(Arc::new(file), &index_options, &|_| Ok(()))?;
+            Ok(Some(file.index))
+        }
+        Err(error) if policy == IndexPolicy::Save => Err(error),
+        Err(error) => {
+            let what = format_args!("{error}: the next mount reads all headers again");
+            crate::log::warn(what, "use --index FILE to save the index where you can write");
+            Ok(None)
+        }
+    }
+}

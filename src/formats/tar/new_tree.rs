@@ -1,0 +1,71 @@
+//! The tree that a scan fills with members, and the notes on what it leaves out.
+
+use super::index::{Builder, DirectoryId, Draft, Nested};
+use super::members::Members;
+use super::notes::Notes;
+use super::weight::Weight;
+use crate::error::Result;
+use crate::spilled::Spill;
+
+/// A tree that a scan fills.
+pub(super) struct NewTree {
+    builder: Builder,
+    weight: Weight,
+    pub(super) notes: Notes,
+}
+
+impl Default for NewTree {
+    fn default() -> Self {
+        Self {
+            builder: Builder::new(Spill::default()),
+            weight: Weight::new(),
+            notes: Notes::default(),
+        }
+    }
+}
+
+impl NewTree {
+    /// Adds all of `members`, which belong to `archive`. Appends the tars among them to `inner`.
+    ///
+    /// # Errors
+    /// `Io` if there is no room for them. `Unsupported` if there are too many names.
+    pub(super) fn add(
+        &mut self,
+        archive: Nested,
+        members: &Members,
+        inner: &mut Vec<Nested>,
+    ) -> Result<()> {
+        self.add_from(archive, members, 0, inner)
+    }
+
+    /// Adds the members from the `nth` on.
+    ///
+    /// # Errors
+    /// As `add`.
+    pub(super) fn add_from(
+        &mut self,
+        archive: Nested,
+        members: &Members,
+        nth: usize,
+        inner: &mut Vec<Nested>,
+    ) -> Result<()> {
+        let list = members.list().get(nth..).unwrap_or_default();
+        self.builder.add(archive, members, list, inner, &mut self.notes)?;
+        self.weight.add(list.len())
+    }
+
+    /// Adds the notes of the archive that `directory` shows.
+    pub(super) fn note(&mut self, directory: DirectoryId, notes: Notes) {
+        self.notes.append(notes.within(&self.builder.path(directory)));
+    }
+
+    /// Finishes the tree.
+    ///
+    /// # Errors
+    /// `Io` if there is no room for it.
+    pub(super) fn finish(mut self) -> Result<Draft> {
+        let mut draft = self.builder.finish(&mut self.notes)?;
+        (draft.notes, draft.findings) = self.notes.finish();
+        Ok(draft)
+    }
+}

@@ -1,0 +1,310 @@
+//! The directory in which this user's archfs processes on this node keep their record files.
+//!
+//! It is `archfs-UID` (0700) in /tmp. If /tmp is full or read-only, archfs tries other parent
+//! directories. If a different user has taken the name, it adds a random suffix. So it looks a
+//! record up in all of them, and creates one in the first that works.
+//!
+//! Invariant: the directory belongs to this user, is closed to others, and is on the file system of
+//! its parent. A FUSE file system could be mounted there, and its daemon can claim any owner for
+//! its files.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat2};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::mount::parent_directory;
+use crate::os::mountinfo;
+use crate::os::trust;
+
+/// Parent directories that are the same in every job and shell of a node.
+const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
+
+/// How often to try to use a parent directory if its subdirectory vanishes.
+const ATTEMPTS: usize = 8;
+
+/// A directory of record files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) struct RecordDirectory {
+    directory: PathBuf,
+}
+
+impl RecordDirectory {
+    /// All existing directories of user `uid`, in order of preference.
+    pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
+        Self::all_in(&parents(uid), uid)
+    }
+
+    /// All existing directories of this user.
+    pub(super) fn all() -> Vec<Self> {
+        Self::all_of(own_uid())
+    }
+
+    fn all_in(parents: &[PathBuf], uid: u32) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for parent in parents {
+            for directory in existing(parent, uid) {
+                if !all.iter().any(|known| known.directory == directory) {
+                    all.push(Self { directory });
+                }
+            }
+        }
+        all
+    }
+
+    /// The directory of this user that contains the file `name`, if any.
+    pub(super) fn holding(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|record_directory| record_directory.path(name).exists())
+    }
+
+    /// Calls `create` with a directory of this user in each parent until one works. Creates the
+    /// directory if there is none.
+    ///
+    /// # Errors
+    /// `Io` with the error of the first directory, if none works.
+    pub(super) fn create_in<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
+        Self::create_below(&parents(own_uid()), create)
+    }
+
+    fn create_below<T>(
+        parents: &[PathBuf],
+        mut create: impl FnMut(&Self) -> io::Result<T>,
+    ) -> Result<T> {
+        let mut first = None;
+        for parent in parents {
+            // The last process that used the directory may remove it at any time.
+            for _ in 0..ATTEMPTS {
+                let created = make(parent).and_then(|directory| create(&Self { directory }));
+                match created {
+                    Ok(created) => return Ok(created),
+                    Err(error) => {
+                        let is_gone = error.kind() == ErrorKind::NotFound && parent.is_dir();
+                        first.get_or_insert((parent, error));
+                        if !is_gone {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        let Some((parent, error)) = first else {
+            return Err(Error::new(Kind::Io, "no directory for the records of mounts"));
+        };
+        let directory = parent.join(name(own_uid()));
+        let context = format!("{}: cannot be used for the records of mounts", directory.display());
+        Err(Error::io(context, error).with_hint(
+            "free space in /tmp, /dev/shm, /var/tmp, /run/user/UID or $TMPDIR: a few KiB are enough",
+        ))
+    }
+
+    /// The path of the directory.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The path of the file `name`.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The names of all files that end in `suffix`.
+    pub(super) fn names(&self, suffix: &str) -> Vec<String> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter(|name| name.ends_with(suffix)).collect()
+    }
+
+    /// Keeps systemd-tmpfiles out while the result is open: it skips directories that another
+    /// process has locked (tmpfiles.d(5), "Age").
+    pub(super) fn guard(&self) -> Option<File> {
+        let directory = File::open(&self.directory).ok()?;
+        flock(&directory, FlockOperation::NonBlockingLockShared).ok()?;
+        Some(directory)
+    }
+
+    /// Removes the directory if it is empty.
+    pub(super) fn tidy(&self) {
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+fn own_uid() -> u32 {
+    geteuid().as_raw()
+}
+
+/// The parent directories to use. Root ignores the environment, which sudo(8) may have preserved
+/// from a user.
+fn parents(uid: u32) -> Vec<PathBuf> {
+    let mut parents: Vec<PathBuf> = PARENTS.map(PathBuf::from).to_vec();
+    parents.push(format!("/run/user/{uid}").into());
+    if uid == own_uid() && uid != 0 {
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];
+        parents.extend(own.into_iter().flatten().filter(|path| path.is_absolute()));
+    }
+    parents
+}
+
+/// The directories of `uid` in `parent`: the one with the usual name or, if that is not usable,
+/// those with a random suffix.
+fn existing(parent: &Path, uid: u32) -> Vec<PathBuf> {
+    let usual = parent.join(name(uid));
+    match check(&usual, uid) {
+        Ok(()) => return vec![usual],
+        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
+        Err(_) => {}
+    }
+    let prefix = format!("{}-", name(uid));
+    let entries = fs::read_dir(parent).into_iter().flatten();
+    let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
+    let ours = |name: &OsString| name.as_bytes().starts_with(prefix.as_bytes());
+    let mut found: Vec<_> = names.filter(ours).map(|name| parent.join(name)).collect();
+    found.retain(|directory| check(directory, uid).is_ok());
+    found.sort();
+    found
+}
+
+/// The first directory of this user in `parent`, created if there is none.
+fn make(parent: &Path) -> io::Result<PathBuf> {
+    let uid = own_uid();
+    let usual = parent.join(name(uid));
+    match DirBuilder::new().mode(0o700).create(&usual) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let refused = match check(&usual, uid) {
+        Ok(()) => return Ok(usual),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
+        Err(error) => error,
+    };
+    // Another process of this user may have created one with a suffix before.
+    if let Some(directory) = existing(parent, uid).into_iter().next() {
+        return Ok(directory);
+    }
+    let other = tempfile::Builder::new()
+        .prefix(&format!("{}-", name(uid)))
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(parent)?
+        .keep();
+    log::info!("{}: {refused}; using {}", usual.display(), other.display());
+    Ok(other)
+}
+
+fn name(uid: u32) -> String {
+    format!("archfs-{uid}")
+}
+
+/// Checks that `directory` belongs to `uid`, is closed to others, and is on the file system of its
+/// parent.
+fn check(directory: &Path, uid: u32) -> io::Result<()> {
+    let opened = open_on_parent(directory)?;
+    let found = fstat(&opened)?;
+    let denied = |why| Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    if found.st_uid != uid {
+        return denied("belongs to another user");
+    }
+    if trust::is_served_by_another(&opened) {
+        return denied("is on a FUSE file system of another user");
+    }
+    if found.st_mode & 0o077 != 0 {
+        return denied("is open to other users; its mode must be 0700");
+    }
+    // It was created under a umask that denies permissions to the owner.
+    if found.st_mode & 0o700 != 0o700 && uid == own_uid() {
+        fs::set_permissions(parent_directory::path_of(&opened), fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+/// Opens `directory` without following a link. Does not enter a file system that is mounted there,
+/// because its daemon may never answer.
+fn open_on_parent(directory: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let parent = directory.parent().unwrap_or(Path::new("/"));
+    let name = directory.file_name().unwrap_or(OsStr::new("."));
+    let parent = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    match openat2(&parent, name, flags, Mode::empty(), within) {
+        // Linux before 5.6, or a container forbids openat2(2).
+        Err(Errno::NOSYS | Errno::PERM) => {
+            if mountinfo::topmost(directory).map_err(io::Error::other)?.is_some() {
+                return Err(Errno::XDEV.into());
+            }
+            Ok(open(directory, flags, Mode::empty())?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn directories(parents: &[PathBuf]) -> Vec<PathBuf> {
+        let all = RecordDirectory::all_in(parents, own_uid()).into_iter();
+        all.map(|record_directory| record_directory.directory).collect()
+    }
+
+    fn create(parents: &[PathBuf]) -> Result<PathBuf> {
+        RecordDirectory::create_below(parents, |record_directory| {
+            Ok(record_directory.directory.clone())
+        })
+    }
+
+    #[test]
+    fn uses_only_a_directory_closed_to_others() {
+        let work = tempfile::tempdir().unwrap();
+        let parents = [work.path().to_owned()];
+        assert_eq!(directories(&parents), Vec::<PathBuf>::new());
+        let usual = create(&parents).unwrap();
+        assert_eq!(usual, work.path().join(name(own_uid())));
+        assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(directories(&parents), std::slice::from_ref(&usual));
+        // As if created under another umask.
+        fs::set_permissions(&usual, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(create(&parents).unwrap(), usual);
+        assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
+    }
+
+    #[test]
+    fn adds_a_suffix_if_the_usual_name_is_taken_and_all_processes_find_it() {
+        let work = tempfile::tempdir().unwrap();
+        let parents = [work.path().to_owned()];
+        let usual = work.path().join(name(own_uid()));
+        std::os::unix::fs::symlink("/tmp", &usual).unwrap();
+        let other = create(&parents).unwrap();
+        assert_ne!(other, usual);
+        assert_eq!(create(&parents).unwrap(), other);
+        assert_eq!(directories(&parents), std::slice::from_ref(&other));
+        fs::remove_file(&usual).unwrap();
+        fs::create_dir(&usual).unwrap();
+        fs::set_permissions(&usual, fs::Permissions::from_mode(0o750)).unwrap();
+        assert_eq!(create(&parents).unwrap(), other, "open to a group");
+    }
+
+    #[test]
+    fn tries_the_next_parent_if_one_fails() {
+        let [full, free] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let parents = [full.path().to_owned(), free.path().to_owned()];
+        let created = RecordDirectory::create_below(&parents, |record_directory| {
+            if record_directory.directory.starts_with(full.path()) {
+                return Err(Errno::NOSPC.into());
+            }
+            Ok(record_directory.directory.clone())
+        });
+        assert!(created.unwrap().starts_with(free.path()));
+        let missing = [PathBuf::from("/nonexistent/parent")];
+        let error = create(&missing).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/parent/archfs-"), "{error}");
+    }
+}

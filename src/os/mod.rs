@@ -1,0 +1,20 @@
+//! What the kernel reports and provides: memory, control groups, mounts, processes, files.
+//!
+//! Imports only `error` and `sync`.
+
+pub mod control_group;
+pub mod directory;
+pub(crate) mod heap;
+pub mod kernel_file;
+pub mod memory;
+pub mod mountinfo;
+pub mod new_file;
+pub mod page_cache;
+pub mod probe;
+pub mod process;
+pub mod processors;
+pub mod raw_signals;
+pub mod scm_rights;
+pub(crate) mod signal_receiver;
+pub mod trust;
+pub mod unlinked;

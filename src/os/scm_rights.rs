@@ -1,0 +1,77 @@
+//! Passes a descriptor to another process with SCM_RIGHTS (unix(7)).
+//!
+//! Each message carries one byte of data, because a message without data may be lost.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Sends `descriptor` over `socket`.
+///
+/// # Errors
+/// The error of the system call, for example EPIPE.
+pub(crate) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    loop {
+        match sendmsg(&socket, &[IoSlice::new(b"d")], &mut ancillary, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()),
+        }
+    }
+}
+
+/// Receives a descriptor from `socket`; `None` if the other end closes the socket without sending
+/// one.
+///
+/// # Errors
+/// The error of the system call.
+pub(crate) fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    loop {
+        let mut buffers = [IoSliceMut::new(&mut byte)];
+        match recvmsg(&socket, &mut buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn receives_only_a_descriptor_that_was_sent() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        send(&ours, File::open("/proc/self/comm").unwrap().as_fd()).unwrap();
+        let mut text = String::new();
+        let received = receive(&theirs).unwrap().unwrap();
+        File::from(received).read_to_string(&mut text).unwrap();
+        assert!(!text.is_empty());
+        drop(ours);
+        assert!(receive(&theirs).unwrap().is_none());
+    }
+}

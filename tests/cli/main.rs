@@ -1,0 +1,10 @@
+//! Commands and documents, apart from mounts: what `info`, `doctor`, `ls` and `cat` print, errors,
+//! manual pages.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_input;
+mod doctor;
+mod info;
+mod pages;

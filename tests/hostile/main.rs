@@ -1,0 +1,15 @@
+//! Damaged archives, attackers, failing storage, scarce resources and crashes: the right bytes or an
+//! error, and nothing is left.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_archives;
+mod faults;
+mod killing;
+mod mutants;
+mod packed_damage;
+mod panics;
+mod permissions;
+mod scarce;
+mod verify;

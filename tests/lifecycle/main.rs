@@ -1,0 +1,19 @@
+//! When a mount starts and ends, and who keeps it.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod commands;
+mod descriptors;
+mod job_step;
+mod leases;
+mod mount_helper;
+mod mounting;
+mod namespaces;
+mod opening;
+mod private;
+mod sharing;
+mod signals;
+mod stage;
+mod stale;
+mod waits;

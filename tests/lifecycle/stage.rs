@@ -1,0 +1,550 @@
+//! `--stage` copies archives before they are mounted, `--preload` reads them while they are.
+//!
+//! The copy is private, has no name, and is freed however the daemon ends. Limits of control groups
+//! are faked: a mount namespace has a directory in place of /sys/fs/cgroup.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::support::mount::{CleanUp, Mounted, is_mounted, listed, unmount};
+use crate::support::page_cache::{PAGE, forget, resident_pages};
+use crate::support::skip::skip;
+use crate::support::snapshot::{Depth, assert_same, take};
+use crate::support::stage::{end, processes_about, shell, stop, tell};
+use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
+
+/// Cache size for tests that measure memory.
+const CACHE: u64 = 4 << 20;
+
+/// An empty file system in memory, removed when dropped.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn new(mount_point: PathBuf, bytes: u64) -> Self {
+        fs::create_dir(&mount_point).unwrap();
+        let mut mount = Command::new("mount");
+        run(mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&mount_point));
+        Self(mount_point)
+    }
+
+    /// Bytes used by its files, named or unlinked.
+    fn used(&self) -> u64 {
+        let found = rustix::fs::statvfs(&self.0).unwrap();
+        (found.f_blocks - found.f_bfree) * found.f_frsize
+    }
+
+    fn option(&self) -> String {
+        format!("--stage={}", self.0.display())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A directory with files of all kinds and sizes.
+fn tree(work: &Path) -> PathBuf {
+    let root = work.join("tree");
+    fs::create_dir_all(root.join("folder/empty")).unwrap();
+    for (number, len) in [0, 1, 4095, 4096, 300_000, 5_000_000].into_iter().enumerate() {
+        let name = format!("folder/{len}");
+        fs::write(root.join(name), source::noise(number as u64 + 1, len)).unwrap();
+    }
+    fs::write(root.join("text"), "hello, world\n".repeat(20_000)).unwrap();
+    root
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The output of an `archfs mount` that must exit with status 1.
+fn refused(archive: &Path, mount_point: &Path, options: &[&str]) -> String {
+    let output =
+        archfs().arg("mount").args(options).arg(archive).arg(mount_point).output().unwrap();
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(!is_mounted(mount_point) && !mount_point.exists(), "{said}");
+    said
+}
+
+/// Mode, link count and size of the files below `folder` that process `id` has open.
+fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
+    let descriptors = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
+    let paths = descriptors.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| fs::read_link(path).is_ok_and(|target| target.starts_with(folder)))
+        .map(|path| fs::metadata(path).unwrap())
+        .map(|found| (found.mode() & 0o7777, found.nlink(), found.len()))
+        .collect()
+}
+
+/// > A copy made by `--stage` is not affected.
+#[test]
+fn a_staged_archive_does_not_depend_on_the_original() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let tree = tree(work.path());
+    let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
+    let stored = work.path().join("stored.tar");
+    tar::pack(&stored, &tree);
+    let packed = work.path().join("packed.tar.gz");
+    run(Command::new("sh").args(["-c", "gzip -c < $0 > $1"]).arg(&stored).arg(&packed));
+    let within = work.path().join("within.sif");
+    let bytes = [vec![7; 10_001], fs::read(&image).unwrap()].concat();
+    fs::write(&within, bytes).unwrap();
+    let mount_point = work.path().join("mount");
+    for (archive, options) in
+        [(image, &[][..]), (stored, &[]), (packed, &[]), (within, &["--offset=10001"])]
+    {
+        let plain = Mounted::archfs(&archive, &mount_point, options);
+        let expected = take(plain.path(), Depth::Everything);
+        drop(plain);
+        let len = fs::metadata(&archive).unwrap().len();
+        let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
+        let mounted =
+            Mounted::archfs(&archive, &mount_point, &[options, &[&tmpfs.option()]].concat());
+        assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0, "it has a name");
+        assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
+        assert_eq!(held(mounted.daemon(), &archive), [], "the original is still open");
+        // The original is no longer read.
+        File::options().write(true).open(&archive).unwrap().set_len(0).unwrap();
+        fs::remove_file(&archive).unwrap();
+        assert_same(
+            &archive.display().to_string(),
+            &expected,
+            &take(mounted.path(), Depth::Everything),
+        );
+        assert!(tmpfs.used() >= len);
+        drop(mounted);
+        assert_eq!(tmpfs.used(), 0);
+        drop(tmpfs);
+        fs::remove_dir(work.path().join("near")).unwrap();
+    }
+}
+
+#[test]
+fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let len = fs::metadata(&image).unwrap().len();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    // There is room for two copies.
+    let tmpfs = Tmpfs::new(work.path().join("near"), 16 * len);
+    let line = format!("$ARCHFS mount -q {} small.sqfs mount", tmpfs.option());
+    let mut tasks = [(); 2].map(|()| shell(work.path()));
+    std::thread::scope(|scope| {
+        for task in &mut tasks {
+            scope.spawn(|| assert_eq!(tell(task, &line), "done 0\n"));
+        }
+    });
+    let holders = || listed(&mount_point).map(|row| row["holders"].as_array().unwrap().len());
+    assert_eq!((tmpfs.used(), holders()), (len, Some(2)));
+    let [first, last] = tasks;
+    end(first);
+    wait_until("one of them holds it", || holders() == Some(1));
+    assert_eq!(tmpfs.used(), len);
+    assert_eq!(fs::read(mount_point.join("hello")).unwrap(), b"hello, world\n");
+    end(last);
+    wait_until("the room is given back", || tmpfs.used() == 0);
+    assert!(!is_mounted(&mount_point));
+}
+
+#[test]
+fn a_slow_copy_shows_a_progress_bar() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    // It turns out not to be an archive.
+    let archive = work.path().join("huge");
+    File::create(&archive).unwrap().set_len(1 << 30).unwrap();
+    let tmpfs = Tmpfs::new(work.path().join("near"), 2 << 30);
+    let mount_point = work.path().join("mount");
+    let mount = |options: &str| {
+        let program = env!("CARGO_BIN_EXE_archfs");
+        let (archive, shown) = (archive.display(), mount_point.display());
+        let line = format!("{program} mount {options} {} {archive} {shown}", tmpfs.option());
+        let mut terminal = Command::new("script");
+        // Not as the last command, which the shell would exec.
+        terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]);
+        terminal.env("SHELL", "/bin/bash").stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = terminal.spawn().unwrap();
+        wait_until("it is at work", || tmpfs.used() > 0);
+        // Stopped for a second, so that every copy takes longer than that.
+        let words = [mount_point.to_str().unwrap(), "--daemon="];
+        let daemons = processes_about(&words).into_iter().filter_map(Pid::from_raw);
+        let daemons: Vec<_> = daemons.collect();
+        assert_eq!(daemons.len(), 1, "{daemons:?}");
+        stop(daemons[0]);
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        kill_process(daemons[0], Signal::CONT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(!is_mounted(&mount_point) && tmpfs.used() == 0);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = mount("");
+    let copying = format!("copying to {}", tmpfs.0.display());
+    assert!(said.contains(&copying) && said.contains("% of 1.00 GiB"), "{said:?}");
+    let said = mount("-q");
+    assert!(!said.contains("copying to"), "{said:?}");
+}
+
+#[test]
+fn the_copy_is_freed_when_the_daemon_is_killed() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let mount_point = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), 16 << 20);
+    let mounted = Mounted::archfs(&image, &mount_point, &[&tmpfs.option()]);
+    assert!(tmpfs.used() > 0);
+    kill_process(Pid::from_raw(mounted.daemon() as i32).unwrap(), Signal::KILL).unwrap();
+    wait_until("the room is given back", || tmpfs.used() == 0);
+    assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0);
+}
+
+#[test]
+fn a_copy_one_page_over_the_limit_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let mount_point = work.path().join("mount");
+    let len = fs::metadata(&image).unwrap().len();
+    assert_eq!(len % PAGE, 0, "images are padded to pages");
+    {
+        let exact = Tmpfs::new(work.path().join("exact"), len);
+        let mounted = Mounted::archfs(&image, &mount_point, &[&exact.option()]);
+        assert_eq!(fs::read(mount_point.join("hello")).unwrap(), b"hello, world\n");
+        assert_eq!(exact.used(), len);
+        drop(mounted);
+    }
+    let small = Tmpfs::new(work.path().join("small"), len - PAGE);
+    let said = refused(&image, &mount_point, &[&small.option()]);
+    assert!(said.contains(&format!("--stage {}", small.0.display())), "{said}");
+    assert!(said.contains(&format!("the copy takes {len} bytes")), "{said}");
+    assert!(said.contains(&format!("{} bytes", len - PAGE)), "{said}");
+    assert!(said.contains("hint: ") && said.contains("$TMPDIR"), "{said}");
+    assert_eq!(small.used(), 0);
+    // A copy on a disk counts against no other limit.
+    let disk = work.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let option = format!("--stage={}", disk.display());
+    drop(Mounted::archfs(&image, &mount_point, &[&option]));
+    assert_eq!(fs::read_dir(&disk).unwrap().count(), 0);
+}
+
+/// Directories like /sys/fs/cgroup, one for each hierarchy that may limit memory here, in which
+/// this process has `left` bytes left.
+fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    // systemd may mount version 2 beside version 1 here.
+    let two = if Path::new("/sys/fs/cgroup/unified").exists() { "unified" } else { "" };
+    let mut made = Vec::new();
+    for line in own.lines() {
+        let fields: Vec<_> = line.splitn(3, ':').collect();
+        let (root, limit, usage) = match fields[1] {
+            "" => (two, "memory.max", "memory.current"),
+            "memory" => ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            _ => continue,
+        };
+        let fake = work.join(format!("groups-{}-{left}", made.len()));
+        let group = fake.join(root).join(fields[2].trim_start_matches('/'));
+        fs::create_dir_all(&group).unwrap();
+        let (pages, taken) = (5000, 7000);
+        fs::write(group.join(limit), format!("{}\n", left + taken)).unwrap();
+        fs::write(group.join(usage), format!("{}\n", taken + pages)).unwrap();
+        let names = ["active_file", "total_active_file"];
+        let stat: String = names.iter().map(|name| format!("{name} {pages}\n")).collect();
+        fs::write(group.join("memory.stat"), stat).unwrap();
+        made.push(fake);
+    }
+    assert!(!made.is_empty(), "no control group here may limit memory:\n{own}");
+    made
+}
+
+/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello`, under fake limits.
+fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
+    let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script, "sh"]).arg(groups);
+    command.arg(env!("CARGO_BIN_EXE_archfs")).arg("run").args(options);
+    command.arg(format!("--cache={CACHE}")).arg(archive).arg(mount_point).arg("--");
+    command.arg("cat").arg(mount_point.join("hello")).output().unwrap()
+}
+
+#[test]
+fn a_copy_one_byte_over_the_job_memory_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let len = fs::metadata(&image).unwrap().len();
+    let mount_point = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
+    let stage = tmpfs.option();
+    for (what, options) in [
+        ("--stage", &[stage.as_str()][..]),
+        ("--preload", &["--preload"]),
+        // A copy in memory counts as loaded.
+        ("--stage", &[&stage, "--preload"]),
+    ] {
+        for groups in limits(work.path(), len + CACHE) {
+            let output = limited(&groups, &image, &mount_point, options);
+            assert!(output.status.success(), "{options:?}: {}", stderr(&output));
+            assert_eq!(output.stdout, b"hello, world\n");
+        }
+        for groups in limits(work.path(), len + CACHE - 1) {
+            let output = limited(&groups, &image, &mount_point, options);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(121), "{options:?}: {said}");
+            assert!(output.stdout.is_empty() && !mount_point.exists());
+            assert!(said.contains(&format!("archfs: error: {what}")), "{said}");
+            for size in [len, CACHE, len + CACHE - 1] {
+                assert!(said.contains(&format!("{size} bytes")), "{size}: {said}");
+            }
+            assert!(said.contains("the limit of the job leaves"), "{said}");
+            assert!(said.contains("hint: "), "{said}");
+        }
+    }
+    // A disk is not memory of the job.
+    let disk = format!("--stage={}", work.path().display());
+    for groups in limits(work.path(), 1) {
+        let output = limited(&groups, &image, &mount_point, &[&disk]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    assert_eq!(tmpfs.used(), 0);
+}
+
+#[test]
+fn a_thousand_shards_become_one_copy_with_few_open_files() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let contents = |number: u64| source::noise(number + 1, 100 + number as usize * 7 % 9000);
+    let shards: Vec<_> = (0..1000)
+        .map(|number| {
+            let path = work.path().join(format!("shard-{number:04}.tar"));
+            let name = format!("{number:04}.jpg");
+            fs::write(&path, tar::of(&[(&name, &contents(number))])).unwrap();
+            path
+        })
+        .collect();
+    let mount_point = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
+    let before = ["prlimit", "--nofile=256:256"];
+    let stage = tmpfs.option();
+    for preload in [&[][..], &["--preload"]] {
+        let options = [&[stage.as_str()], preload].concat();
+        let mounted = Mounted::several(&before, &shards, &mount_point, &options);
+        let held = held(mounted.daemon(), &tmpfs.0);
+        assert!(matches!(held.as_slice(), [(0o600, 0, _)]), "{held:?}");
+        let open = fs::read_dir(format!("/proc/{}/fd", mounted.daemon())).unwrap().count();
+        assert!(open < 100, "{open} files open");
+        if !preload.is_empty() {
+            for shard in &shards {
+                fs::remove_file(shard).unwrap();
+            }
+        }
+        for number in 0..1000 {
+            let found = fs::read(mount_point.join(format!("{number:04}.jpg"))).unwrap();
+            assert!(found == contents(number), "{number}");
+        }
+    }
+    wait_until("the room is given back", || tmpfs.used() == 0);
+}
+
+/// Whether this kernel reports what is in the page cache without loading it (docs/CACHE.md).
+fn has_cachestat() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap());
+    [numbers.next(), numbers.next()] >= [Some(6_u32), Some(5)]
+}
+
+#[test]
+fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archives: Vec<_> = ["a", "b"]
+        .map(|name| {
+            let path = work.path().join(name);
+            fs::write(&path, tar::of(&[(name, &source::noise(1, 30_000_000))])).unwrap();
+            path
+        })
+        .to_vec();
+    let pages = fs::metadata(&archives[0]).unwrap().len().div_ceil(PAGE);
+    let mount_point = work.path().join("mount");
+    if !archives.iter().all(|path| forget(path)) {
+        skip(&format!("{} keeps files in memory", work.path().display()));
+        return;
+    }
+    let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
+    drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
+    assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), 0);
+    // Another process uses one of the files. A kernel that reclaims memory early may have loaded
+    // some pages again at times; archfs would load them every time.
+    let staged = [(); 5].map(|()| {
+        assert!(forget(&archives[0]));
+        fs::read(&archives[1]).unwrap();
+        drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
+        [0, 1].map(|number| resident_pages(&archives[number]))
+    });
+    assert!(staged.contains(&[0, pages]), "{staged:?} of {pages}");
+    if has_cachestat() {
+        assert!(staged.iter().all(|[other, _]| *other == 0), "{staged:?}");
+    }
+
+    for _ in 0..2 {
+        assert!(archives.iter().all(|path| forget(path)));
+        let _mounted = Mounted::several(&["env", "ARCHFS_PRELOAD=1"], &archives, &mount_point, &[]);
+        wait_until("the archives are in memory", || {
+            archives.iter().all(|path| resident_pages(path) == pages)
+        });
+    }
+}
+
+#[test]
+fn a_staged_tar_uses_the_index_beside_the_original() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("data.tar");
+    let names: Vec<_> = (0..1500).map(|number| format!("{number:04}")).collect();
+    let files: Vec<_> = names.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
+    fs::write(&archive, tar::of(&files)).unwrap();
+    let index = work.path().join("data.tar.archfs-index");
+    let near = work.path().join("near");
+    fs::create_dir(&near).unwrap();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    for turn in ["made", "used"] {
+        let log = work.path().join(turn);
+        let options = [format!("--log-file={}", log.display()), "--verbose".into()];
+        let mut command = archfs();
+        command.env("ARCHFS_STAGE", &near).args(["mount", "--keep"]).args(&options);
+        run(command.arg(&archive).arg(&mount_point));
+        assert_eq!(fs::read(mount_point.join("0777")).unwrap(), b"0777");
+        unmount(&mount_point);
+        assert!(index.exists());
+        let said = fs::read_to_string(&log).unwrap();
+        assert_eq!(said.contains("index saved"), turn == "made", "{turn}: {said}");
+        assert!(!said.contains("not used"), "{said}");
+    }
+    // The same without a copy.
+    let log = work.path().join("plain");
+    let option = format!("--log-file={}", log.display());
+    drop(Mounted::archfs(&archive, &mount_point, &[&option]));
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+    assert_eq!(fs::read_dir(&near).unwrap().count(), 0);
+}
+
+#[test]
+fn an_archive_that_grows_while_it_is_copied_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let archive = work.path().join("data.tar");
+    fs::write(&archive, tar::of(&[("file", &source::noise(1, 64 << 20))])).unwrap();
+    let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
+    let ended = AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = OpenOptions::new().append(true).open(&archive).unwrap();
+            while !ended.load(Ordering::Relaxed) {
+                file.write_all(b"x").unwrap();
+            }
+        });
+        let mount_point = work.path().join("mount");
+        let mount = || refused(&archive, &mount_point, &[&tmpfs.option()]);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(mount));
+        ended.store(true, Ordering::Relaxed);
+        outcome
+    });
+    let said = said.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    assert!(said.contains("data.tar: replaced or changed while it was copied"), "{said}");
+    assert_eq!(tmpfs.used(), 0);
+}
+
+#[test]
+fn a_bad_stage_directory_is_reported() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    let image = image::small(work.path());
+    let mount_point = work.path().join("mount");
+    let missing = work.path().join("missing");
+    for (directory, why) in [
+        (missing.to_str().unwrap(), "no such directory"),
+        (image.to_str().unwrap(), "not a directory"),
+        ("/proc", "cannot create a file"),
+    ] {
+        let said = refused(&image, &mount_point, &["--stage", directory]);
+        let expected = format!("archfs: error: --stage {directory}: {why}");
+        assert!(said.starts_with(&expected), "{said}");
+    }
+    let said = refused(&missing, &mount_point, &["--stage=/dev/shm", "--preload"]);
+    assert!(said.contains("missing: no such file"), "{said}");
+}
+
+#[test]
+fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let work = work_folder();
+    // Takes a second or more, and turns out not to be an archive.
+    let archive = work.path().join("huge");
+    File::create(&archive).unwrap().set_len(2 << 30).unwrap();
+    let tmpfs = Tmpfs::new(work.path().join("near"), 3 << 30);
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    for foreground in [true, false] {
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+            let what = format!("{signal:?}, foreground: {foreground}");
+            let mut command = Command::new("env");
+            command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg("mount");
+            command.args(foreground.then_some("--foreground")).arg(tmpfs.option());
+            command.arg(&archive).arg(&mount_point).stderr(Stdio::null());
+            let mut child =
+                std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn().unwrap();
+            wait_until("it is at work", || tmpfs.used() > 0);
+            // Foreground: only the daemon. Background: both, like Ctrl-C, or only the launcher.
+            let pid = Pid::from_child(&child);
+            match signal {
+                Signal::INT => kill_process_group(pid, signal).unwrap(),
+                _ => kill_process(pid, signal).unwrap(),
+            }
+            let status = child.wait().unwrap();
+            assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
+            wait_until(&format!("{what}: the room is given back"), || tmpfs.used() == 0);
+            assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Waits of unknown length are shown on a terminal and not in a pipe.
+//!
+//! `script` is the terminal, and stopped daemons make a command wait. Progress bars with a known
+//! end are tested elsewhere.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::mount::Mounted;
+use crate::support::stage::{Stage, Stopped, said, stage_as_user};
+use crate::support::{archfs, wait_until};
+
+/// A bash line at a terminal, whose output goes to the file `shown`.
+fn at_a_terminal(stage: &Stage, line: &str) -> Terminal {
+    let script = format!("exec {line}");
+    fs::write(stage.work.path().join("script"), script).unwrap();
+    let mut terminal = Command::new("script");
+    terminal.args(["-qefc", "exec bash ./script", "shown"]).current_dir(stage.work.path());
+    terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &stage.image);
+    terminal.env("SHELL", "/bin/bash").env("TERM", "xterm").env_remove("SLURM_TASK_PID");
+    Terminal(terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// A terminal; its processes are ended when the test ends.
+struct Terminal(Child);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn shown(stage: &Stage) -> String {
+    let bytes = fs::read(stage.work.path().join("shown")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn a_wait_shows_its_reason_and_time_and_is_erased_afterwards() {
+    let Some(stage) = stage_as_user() else { return };
+    let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
+    wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));
+    let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
+    assert!(waiting.0.wait().unwrap().success());
+    // Erased at the end: after the text comes the sequence that clears the line.
+    let text = shown(&stage);
+    let after = text.rsplit("waiting for a mount").next().unwrap();
+    assert!(after.contains("\u{1b}[2K"), "{text:?}");
+}
+
+#[test]
+fn waiting_for_an_unresponsive_daemon_is_shown() {
+    let Some(stage) = stage_as_user() else { return };
+    let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
+    for (line, text) in [
+        ("$ARCHFS list", "asking the daemons of your mounts"),
+        ("$ARCHFS stats mount", "waiting for the daemon of mount"),
+        ("$ARCHFS wait mount", "waiting for a mount at mount"),
+        ("$ARCHFS mount --keep $IMAGE mount", "waiting to mount at "),
+        ("$ARCHFS run $IMAGE mount -- true", "waiting to mount at "),
+        ("$ARCHFS unmount mount", "unmounting mount"),
+    ] {
+        let stopped = Stopped::new(stage.daemon());
+        let mut waiting = at_a_terminal(&stage, line);
+        wait_until(text, || shown(&stage).contains(text));
+        drop(stopped);
+        let status = waiting.0.wait().unwrap();
+        assert!(status.success(), "{line}: {}", shown(&stage));
+    }
+    assert!(stage.is_gone());
+}
+
+#[test]
+fn wait_reports_a_mount_that_cannot_be_read_yet() {
+    let Some(stage) = stage_as_user() else { return };
+    let _mounted = Mounted::archfs(&stage.image, &stage.mount_point, &[]);
+    let stopped = Stopped::new(stage.daemon());
+    // The kernel's cache would answer stat(2).
+    assert!(stage.mount_point.is_dir());
+    let before = Instant::now();
+    let output = stage.ends(&["wait", "mount", "--timeout", "2s"]);
+    let elapsed = before.elapsed();
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert!(
+        said(&output).contains("mount: mounted, but the daemon did not answer before the timeout")
+    );
+    assert!(elapsed >= Duration::from_secs(2) && elapsed < Duration::from_secs(5), "{elapsed:?}");
+    drop(stopped);
+    let output = stage.ends(&["wait", "mount", "--timeout", "20s"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+}
+
+#[test]
+fn a_pipe_gets_no_wait_messages() {
+    let Some(stage) = stage_as_user() else { return };
+    let output =
+        archfs().args(["wait", "--timeout", "2s"]).arg(&stage.mount_point).output().unwrap();
+    assert_eq!(output.status.code(), Some(6));
+    let mount_point = stage.mount_point.display();
+    let hint = "archfs: hint: run `archfs list` to see your mounts on this node";
+    assert_eq!(
+        said(&output),
+        format!("archfs: error: {mount_point}: not mounted before the timeout\n{hint}\n")
+    );
+}

@@ -1,0 +1,64 @@
+"""Runs a recipe: a few lines as a sh script, or a job script by Slurm or in the way Slurm would run it."""
+
+import os
+import re
+import shutil
+import subprocess
+
+# Time limit in seconds. A recipe takes one or two; a busy machine needs longer.
+LIMIT = 120
+
+
+class Ended:
+    def __init__(self, status, said):
+        self.status, self.said = status, said
+
+
+def real_slurm():
+    """Only in the cluster of tests/slurm/test-cluster; a login node's real Slurm is not for tests."""
+    return "ARCHFS_TEST_PROCTRACK" in os.environ and "SLURM_CONF" in os.environ
+
+
+def run(world, block, name):
+    script = world.place / f"{name.replace(' ', '-').replace(',', '')}.sh"
+    script.write_text(block.text, encoding="utf-8")
+    if not block.is_job():
+        # With -e, because a failing line must not be ignored, as it could be by a user who pastes line by
+        # line.
+        return start(["sh", "-e", str(script)], world, world.environment())
+    if real_slurm():
+        output = script.with_suffix(".out")
+        ended = start(["sbatch", "--wait", "--output", str(output), str(script)], world, world.environment())
+        ended.said += output.read_text(errors="replace") if output.exists() else ""
+        return ended
+    return start(as_slurm_would(script, block.text), world, job_environment(world, block.text))
+
+
+def as_slurm_would(script, text):
+    interpreter = re.match(r"#!(\S+)\n", text).group(1)
+    if not shutil.which(interpreter):
+        interpreter = "sh"
+    return ["sh", "-c", 'SLURM_TASK_PID=$$ exec "$@"', "job", interpreter, str(script)]
+
+
+def job_environment(world, text):
+    options = dict(re.findall(r"--(nodes|ntasks-per-node)=(\d+)", text))
+    return dict(
+        world.environment(), SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NUM_NODES=options.get("nodes", "1"),
+        SLURM_NTASKS_PER_NODE=options.get("ntasks-per-node", "1"))
+
+
+def start(command, world, environment):
+    """Waits for the command, but not for processes it leaves running, which have the output open too."""
+    output = world.place / "said"
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command, cwd=world.work, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            start_new_session=True)
+        try:
+            status = process.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            status = f"still running after {LIMIT} s"
+    return Ended(status, output.read_text(errors="replace"))

@@ -1,0 +1,17 @@
+//! Whether archives of all formats show the files that were packed.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod differential;
+mod kernel_calls;
+mod linux_source;
+mod many;
+mod negotiation;
+mod oracle;
+mod packed;
+mod programs;
+mod stats;
+mod system_calls;
+mod tar;
+mod tar_index;

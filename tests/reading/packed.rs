@@ -1,0 +1,187 @@
+//! A compressed tar from any compressor shows the same tree as the uncompressed tar.
+//!
+//! Also from a saved index, and to many readers of a mount. tests/cost has large archives
+//! (`packed_cost.rs`, `packed_spool.rs`), tests/hostile has damaged ones (`packed_damage.rs`).
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use archfs::formats::OpenOptions;
+
+use crate::support;
+use crate::support::mount::Mounted;
+use crate::support::pack::{self, Packer};
+use crate::support::snapshot::{Depth, assert_same, take};
+use crate::support::{can_mount, run, source, tree, work_folder};
+
+/// The tree: properties by path.
+type Lines = BTreeMap<Vec<u8>, String>;
+
+/// An uncompressed tar and its tree.
+struct Stored {
+    tar: PathBuf,
+    lines: Lines,
+    _work: tempfile::TempDir,
+}
+
+impl Stored {
+    fn new(options: &[&str]) -> Self {
+        let work = work_folder();
+        let tar = work.path().join("stored.tar");
+        let mut command = Command::new("tar");
+        command.arg("-C").arg(source::varied()).args(options).arg("-cf").arg(&tar).arg(".");
+        // tar reports that it skips the socket and packs the rest.
+        assert!(matches!(command.output().unwrap().status.code(), Some(0 | 2)), "{command:?}");
+        let lines = tree::lines(tree::open_one(&tar).as_ref());
+        assert!(lines.len() > 3000, "{} files", lines.len());
+        Self { tar, lines, _work: work }
+    }
+
+    /// The bytes of the tar and its tree, made once for all tests.
+    fn gnu() -> &'static (Vec<u8>, Lines) {
+        static MADE: OnceLock<(Vec<u8>, Lines)> = OnceLock::new();
+        MADE.get_or_init(|| {
+            let stored = Self::new(&["--format=gnu", "--sparse"]);
+            (fs::read(&stored.tar).unwrap(), stored.lines)
+        })
+    }
+}
+
+fn assert_lines(what: &str, expected: &Lines, found: &Lines) {
+    let missing: Vec<_> = expected.keys().filter(|path| !found.contains_key(*path)).collect();
+    assert!(missing.is_empty(), "{what}: {} are missing", missing.len());
+    for (path, line) in found {
+        assert_eq!(expected.get(path), Some(line), "{what}: {}", path.escape_ascii());
+    }
+}
+
+/// Opens the archive twice; both times it must show `expected`, the second time with the saved
+/// index.
+fn assert_same_tree(what: &str, archive: &Path, expected: &Lines) {
+    let mut index = archive.as_os_str().to_owned();
+    index.push(".archfs-index");
+    let index = PathBuf::from(index);
+    let _ = fs::remove_file(&index);
+    assert_lines(what, expected, &tree::lines(tree::open_one(archive).as_ref()));
+    let made = fs::metadata(&index).unwrap_or_else(|error| panic!("{what}: no index: {error}"));
+    let again = tree::open(&[archive.to_owned()], OpenOptions::default()).unwrap();
+    assert_lines(&format!("{what}, from its index"), expected, &tree::lines(again.as_ref()));
+    assert_eq!(fs::metadata(&index).unwrap().ino(), made.ino(), "{what}: the index was not used");
+}
+
+/// A sound archive gives no messages, whatever its compressor added (pixz: a list of members).
+fn assert_no_messages(what: &str, archive: &Path) {
+    let output = run(support::archfs().arg("ls").arg(archive));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{what}");
+}
+
+/// Sixteen processes read the files of a mount, each in its own order. Of the small files, every
+/// twentieth is enough.
+fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
+    let mut list = String::new();
+    let regular = expected.iter().filter(|(_, line)| line.starts_with('-'));
+    let (small, others): (Vec<_>, Vec<_>) =
+        regular.partition(|(path, _)| path.starts_with(b"many/"));
+    for (path, line) in others.into_iter().chain(small.into_iter().step_by(20)) {
+        let sum = line.split(' ').nth(6).unwrap();
+        writeln!(list, "{sum} {}", tree::hex(path)).unwrap();
+    }
+    let listed = archive.with_extension("list");
+    fs::write(&listed, list).unwrap();
+    let mounted = Mounted::archfs(archive, &archive.with_extension("mount"), &[]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_shuffled.py");
+    let mut python = Command::new("python3");
+    let output = python.arg(script).arg(mounted.path()).arg(&listed).arg("16").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {stderr}");
+    let files: usize = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
+    assert!(files > 150, "{what}: {files} files");
+}
+
+fn assert_packed_well(packers: &[Packer]) {
+    let (bytes, expected) = Stored::gnu();
+    let work = work_folder();
+    let tar = work.path().join("stored.tar");
+    fs::write(&tar, bytes).unwrap();
+    for (number, packer) in packers.iter().enumerate() {
+        let target = work.path().join(format!("{number}.packed"));
+        let Some(archive) = packer.pack(&tar, &target) else { continue };
+        assert_same_tree(packer.line, &archive, expected);
+        assert_no_messages(packer.line, &archive);
+        if can_mount() {
+            assert_read_by_many(packer.line, &archive, expected);
+        }
+        fs::remove_file(archive).unwrap();
+    }
+}
+
+#[test]
+fn gzip_of_every_program_shows_the_same_tree() {
+    assert_packed_well(pack::GZIP);
+}
+
+#[test]
+fn bzip2_of_every_program_shows_the_same_tree() {
+    assert_packed_well(pack::BZIP2);
+}
+
+#[test]
+fn xz_of_every_program_shows_the_same_tree() {
+    assert_packed_well(pack::XZ);
+}
+
+#[test]
+fn zstd_of_every_program_shows_the_same_tree() {
+    assert_packed_well(pack::ZSTD);
+}
+
+#[test]
+fn lz4_of_every_program_shows_the_same_tree() {
+    assert_packed_well(pack::LZ4);
+}
+
+#[test]
+fn seekable_zstd_shows_the_same_tree() {
+    let (bytes, expected) = Stored::gnu();
+    let work = work_folder();
+    let archive = work.path().join("seekable.tar.zst");
+    for frame in [64 << 10, 3 << 20] {
+        fs::write(&archive, pack::seekable_zstd(bytes, frame)).unwrap();
+        assert_same_tree("seekable zstd", &archive, expected);
+        if can_mount() {
+            assert_read_by_many("seekable zstd", &archive, expected);
+        }
+    }
+}
+
+#[test]
+fn every_container_keeps_attributes_and_sparse_files() {
+    if !can_mount() {
+        return;
+    }
+    let stored = Stored::new(&[
+        "--format=posix",
+        "--sparse",
+        "--xattrs",
+        "--xattrs-include=*",
+        "--sort=name",
+    ]);
+    let work = work_folder();
+    let mount_point = work.path().join("mount");
+    let expected = take(Mounted::archfs(&stored.tar, &mount_point, &[]).path(), Depth::Everything);
+    assert!(expected.values().any(|node| node.xattrs.len() > 3));
+    for packers in [pack::GZIP, pack::BZIP2, pack::XZ, pack::ZSTD, pack::LZ4] {
+        // The last archive has the most streams, members or frames.
+        let packer = packers.last().unwrap();
+        let Some(archive) = packer.pack(&stored.tar, &work.path().join("packed")) else { continue };
+        let _ = fs::remove_file(work.path().join("packed.archfs-index"));
+        assert_same_tree(packer.line, &archive, &stored.lines);
+        let found = take(Mounted::archfs(&archive, &mount_point, &[]).path(), Depth::Everything);
+        assert_same(packer.line, &expected, &found);
+    }
+}
