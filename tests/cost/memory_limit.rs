@@ -187,9 +187,9 @@ fn peak(process: i32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// > Decompressed blocks, finished or in progress, take no more than the budget. A daemon takes 16
-/// > MiB and 1 MiB for each of its threads on top, whatever the archive and the number of readers.
-/// > A job that already uses half of its memory is not killed.
+/// > Decompressed blocks, finished or in progress, take no more than the budget. On top, a daemon
+/// > takes 16 MiB and 1 MiB for each of its threads, for any archive and any number of readers. A
+/// > job that already uses half of its memory is not killed.
 #[test]
 fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
     if !can_mount() {
@@ -251,7 +251,7 @@ fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
     }
 }
 
-/// > A budget that does not fit into the job is reduced, with a warning.
+/// > archfs reduces a budget that does not fit into the job, and prints a warning.
 #[test]
 fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
     if !can_mount() {
@@ -285,7 +285,7 @@ fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
     }
 }
 
-/// > A compressed tar with parts that do not fit into the memory of the job is refused.
+/// > archfs refuses a compressed tar with parts that do not fit into the memory of the job.
 #[test]
 fn an_archive_with_parts_larger_than_the_job_is_refused() {
     if !can_mount() {
@@ -318,11 +318,11 @@ fn an_archive_with_parts_larger_than_the_job_is_refused() {
     }
 }
 
-/// > An index is made in temporary files on a local disk (ext4, XFS) and read block by block, so a
-/// > tar of very many files fits into a small job.
+/// > archfs makes an index in temporary files on a local disk (ext4, XFS) and reads it block by
+/// > block. A tar of very many files therefore fits into a small job.
 ///
-/// > If temporary files are on another file system, it is made in memory, and a tar whose index
-/// > does not fit into the memory of the job is refused.
+/// > If temporary files are on another file system, archfs makes the index in memory. It then
+/// > refuses a tar whose index does not fit into the job.
 #[test]
 fn an_index_larger_than_the_job_is_refused() {
     if !can_mount() {

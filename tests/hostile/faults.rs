@@ -179,7 +179,8 @@ fn a_hanging_file_system_blocks_only_readers_that_need_it() {
     });
 }
 
-/// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
+/// > **Errors of the archive's file system** all become EIO, even if the daemon of that file system
+/// > has died (ENOTCONN).
 #[test]
 fn every_error_of_the_file_system_becomes_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -192,7 +193,8 @@ fn every_error_of_the_file_system_becomes_eio() {
     });
 }
 
-/// > **Errors of its file system** all become EIO, also if its daemon has died (ENOTCONN).
+/// > **Errors of the archive's file system** all become EIO, even if the daemon of that file system
+/// > has died (ENOTCONN).
 #[test]
 fn a_file_system_whose_daemon_died_gives_eio() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -202,8 +204,8 @@ fn a_file_system_whose_daemon_died_gives_eio() {
     });
 }
 
-/// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
-/// > index there. If that fails, archfs prints a note.
+/// > **The archive's file system is full, read-only or lazily unmounted**: nothing changes, because
+/// > archfs writes only a saved index there. If that fails, archfs prints a note.
 #[test]
 fn reading_continues_after_a_lazy_unmount_of_the_file_system() {
     on_a_faulty_file_system(|kind, faulty, mount, files| {
@@ -389,9 +391,9 @@ fn rewrite(archive: &Path) -> Vec<u8> {
     fs::read(archive).unwrap()
 }
 
-/// > **Rewritten in place**: the first read of the archive that notices another size or
-/// > modification time logs it, in one line. That read and all later ones that need the archive
-/// > give EIO, even if the old bytes and time return.
+/// > **Rewritten in place**: the first read that finds another size or modification time of the
+/// > archive logs one line. That read and all later ones that need the archive give EIO, even if
+/// > the old bytes and time return.
 #[test]
 fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
     if !can_mount() {
@@ -425,9 +427,9 @@ fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
     }
 }
 
-/// > With `--allow-changes` only the line in the log remains. Then a read gives EIO if the format
-/// > detects the change, else the new bytes (uncompressed tars, blocks without a checksum), and a
-/// > name may disappear (ENOENT).
+/// > With `--allow-changes` only the line in the log remains. A read then gives EIO if the format
+/// > detects the change. Otherwise it gives the new bytes (uncompressed tars, blocks without a
+/// > checksum). A name may disappear (ENOENT).
 #[test]
 fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
     if !can_mount() {
@@ -555,8 +557,8 @@ impl Disk {
     }
 }
 
-/// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
-/// > index there. If that fails, archfs prints a note.
+/// > **The archive's file system is full, read-only or lazily unmounted**: nothing changes, because
+/// > archfs writes only a saved index there. If that fails, archfs prints a note.
 #[test]
 fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     if !can_mount() {
@@ -595,8 +597,8 @@ fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     }
 }
 
-/// > **Full, read-only or unmounted lazily**: nothing changes, because archfs writes only a saved
-/// > index there. If that fails, archfs prints a note.
+/// > **The archive's file system is full, read-only or lazily unmounted**: nothing changes, because
+/// > archfs writes only a saved index there. If that fails, archfs prints a note.
 #[test]
 fn no_room_for_an_index_is_a_note_and_the_mount_works() {
     if !can_mount() {

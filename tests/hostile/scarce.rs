@@ -267,8 +267,7 @@ fn many_files(work: &Path) -> PathBuf {
 }
 
 /// > **Address space**: under `ulimit -v` a mount starts the threads that fit, or fails with an
-/// > error that names the limit. A mount that was reported never ends later for lack of address
-/// > space.
+/// > error that names the limit. A mount that is ready never ends later for lack of address space.
 #[test]
 fn a_small_address_space_gives_fewer_threads_or_an_error_at_start() {
     let Some(stage) = stage_with(many_files) else {

@@ -32,8 +32,8 @@ fn holder(stage: &Stage, options: &str) -> std::process::Child {
     script
 }
 
-/// > When the last holder of a mount ends, the name is gone at once, and open files stay readable
-/// > until they are closed.
+/// > When the last holder of a mount exits, the mount disappears from the directory tree at once.
+/// > Open files stay readable until they are closed.
 #[test]
 fn background_children_of_a_script_keep_open_files_but_not_the_mount() {
     let Some(stage) = stage_as_user() else { return };
@@ -360,8 +360,8 @@ fn a_mount_in_use_is_not_idle() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// > With `--idle-timeout` the kernel caches names and attributes for only half of that time, so
-/// > that reading files from the page cache counts as use.
+/// > With `--idle-timeout`, the kernel caches names and attributes for only half of that time.
+/// > Reading files from the page cache therefore counts as use.
 #[test]
 fn reads_from_the_page_cache_count_as_use() {
     let Some(stage) = stage_as_user() else { return };

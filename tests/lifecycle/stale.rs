@@ -90,8 +90,8 @@ fn gc_clears_stacked_stale_mounts_together() {
     assert!(stage.is_gone());
 }
 
-/// > A stale mount, whose daemon was killed, gives ENOTCONN, also for open files, until the next
-/// > `mount`, `run`, `unmount` or `gc` of its user clears it.
+/// > A stale mount, whose daemon was killed, gives ENOTCONN, even for open files. The next `mount`,
+/// > `run`, `unmount` or `gc` of its user clears it.
 #[test]
 fn a_stale_mount_returns_enotconn_until_a_command_of_its_user_clears_it() {
     let _one = one_at_a_time();
@@ -320,8 +320,8 @@ fn mount_and_run_clear_a_stale_mount_with_a_note() {
     wait_until("the mount is gone", || stage.is_gone());
 }
 
-/// > A stale mount, whose daemon was killed, gives ENOTCONN, also for open files, until the next
-/// > `mount`, `run`, `unmount` or `gc` of its user clears it.
+/// > A stale mount, whose daemon was killed, gives ENOTCONN, even for open files. The next `mount`,
+/// > `run`, `unmount` or `gc` of its user clears it.
 ///
 /// > **`gc`, `unmount`, `list`** act only on mounts of type fuse.archfs of this user, whatever the
 /// > records say. Root can also unmount those of other users.

@@ -271,8 +271,8 @@ fn an_index_is_written_beside_the_archive_and_used_afterwards() {
     assert!(without.contains(NEW_NAME) && !without.contains(OLD_NAME));
 }
 
-/// > Beside the archive, in a directory that only the user, root and the owner of the archive can
-/// > write to, length, time and samples are enough.
+/// > For an index beside the archive, length, time and samples are enough if only the user, root
+/// > and the owner of the archive can write there.
 #[test]
 fn a_mount_uses_the_index_and_serves_the_archive() {
     if !can_mount() {
@@ -338,8 +338,8 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
     unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
 }
 
-/// > An index that is truncated or overwritten while it is in use gives EIO for the parts that were
-/// > not read yet, and never another file.
+/// > An index that is truncated or overwritten during use gives EIO for its unread parts, and never
+/// > another file.
 #[test]
 fn an_index_truncated_while_mounted_gives_eio() {
     if can_mount() {
@@ -575,7 +575,7 @@ fn a_directory_with_the_name_of_the_index_moves_it_to_the_cache() {
     stage.assert_nothing_else("a folder");
 }
 
-/// > An index is used only if root, the user or the owner of the archive wrote it.
+/// > archfs uses an index only if root, the user or the owner of the archive wrote it.
 #[test]
 fn a_read_only_directory_moves_the_index_to_the_users_cache() {
     let Some(()) = node::enter() else { return };
@@ -712,7 +712,7 @@ fn an_unwritable_named_index_is_a_note_for_ls_and_an_error_for_index() {
     stage.assert_archive_alone();
 }
 
-/// > An index is used only if root, the user or the owner of the archive wrote it.
+/// > archfs uses an index only if root, the user or the owner of the archive wrote it.
 #[test]
 fn an_index_written_by_another_user_is_not_used() {
     let Some(()) = node::enter() else { return };
@@ -771,8 +771,8 @@ fn cat_as(
     listed(stage.command(command).arg(archive).arg(name))
 }
 
-/// > **Saved indexes**: an index of another file is not used, even of a copy with the same length
-/// > and time, because it names the inode, owner and ctime of its archive.
+/// > **Saved indexes**: an index names the inode, owner and ctime of its archive. archfs does not
+/// > use the index of another file, even of a copy with the same length and time.
 #[test]
 fn an_index_of_a_forged_copy_is_not_used_for_the_original() {
     let Some(()) = node::enter() else { return };
@@ -801,7 +801,7 @@ fn an_index_of_a_forged_copy_is_not_used_for_the_original() {
     assert!(said.contains("made of another file"), "{said}");
 }
 
-/// > An index is written only beside the archive that was read, even if the path of its directory
+/// > archfs writes an index only beside the archive that it read, even if the path of the directory
 /// > has changed since.
 #[test]
 fn a_directory_swapped_for_a_link_redirects_no_index() {
@@ -868,8 +868,8 @@ fn root_writes_no_index_into_a_users_directory() {
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
 }
 
-/// > On a FUSE file system, where a process decides about the owner of a file, no index is used or
-/// > written beside the archive.
+/// > On a FUSE file system, a process decides about the owner of a file, so archfs uses and writes
+/// > no index beside the archive.
 #[test]
 fn a_fuse_file_system_has_no_index_beside_the_archive() {
     if !can_mount() {

@@ -59,8 +59,8 @@ fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
 
 /// > Only the user who mounted can enter the mount. Root cannot, unless root mounted it.
 ///
-/// > **Other users** cannot list or read a mount (EACCES, also for root on another user's mount),
-/// > whatever the umask and the mode of the mount point.
+/// > **Other users** cannot list or read a mount (EACCES). This holds for any umask, for any mode
+/// > of the mount point, and for root on another user's mount.
 #[test]
 fn a_users_mount_is_closed_to_others_and_root_with_any_umask_and_mode() {
     let Some(Scene { _device, owner, other, stage: _stage, .. }) = scene() else { return };
@@ -78,8 +78,8 @@ fn a_users_mount_is_closed_to_others_and_root_with_any_umask_and_mode() {
 
 /// > Only the user who mounted can enter the mount. Root cannot, unless root mounted it.
 ///
-/// > **Other users** cannot list or read a mount (EACCES, also for root on another user's mount),
-/// > whatever the umask and the mode of the mount point.
+/// > **Other users** cannot list or read a mount (EACCES). This holds for any umask, for any mode
+/// > of the mount point, and for root on another user's mount.
 ///
 /// > **`-o allow_other`** lets every user in, under the modes and owners in the archive.
 #[test]
@@ -129,7 +129,7 @@ fn a_private_mount_is_hidden_also_through_proc() {
     }
 }
 
-/// > They cannot open a copy made by `--stage`, by name or through /proc.
+/// > Other users cannot open a copy made by `--stage`, by name or through /proc.
 #[test]
 fn a_staged_copy_has_no_name_and_is_not_readable_through_proc() {
     let Some(scene) = scene() else { return };
@@ -193,9 +193,10 @@ fn index_log_and_records_are_private_with_any_umask() {
     }
 }
 
-/// > **The cache directory** (`$XDG_CACHE_HOME/archfs` if that is absolute, else `~/.cache/archfs`)
-/// > is closed to others if it was open. It is not used if it, a link at its name, or its parent
-/// > belongs to another user, as under sudo with the HOME of a user.
+/// > **The cache directory** is `$XDG_CACHE_HOME/archfs` if that is absolute, else
+/// > `~/.cache/archfs`. If it is open to others, archfs closes it. archfs does not use it if it, a
+/// > link at its name, or its parent belongs to another user. An example is sudo with the HOME of a
+/// > user.
 #[test]
 fn the_cache_directory_is_made_private_or_not_used() {
     let Some(scene) = scene() else { return };

@@ -25,8 +25,8 @@ impl Drop for Planted {
     }
 }
 
-/// > Records are kept only in a directory of the user that is closed to others: `/tmp/archfs-UID`,
-/// > or `/tmp/archfs-UID-NAME` if another user has taken that name.
+/// > archfs keeps records only in a directory of the user that is closed to others:
+/// > `/tmp/archfs-UID`, or `/tmp/archfs-UID-NAME` if another user has taken that name.
 #[test]
 fn records_are_kept_only_in_a_private_directory_of_the_user() {
     let Some(scene) = scene() else { return };
@@ -81,11 +81,11 @@ fn records_are_kept_only_in_a_private_directory_of_the_user() {
     }
 }
 
-/// > **A mount point** that exists must belong to the user. One that another member of a group made
-/// > is accepted unless every user may write to it or to its parent. Otherwise `mount` exits with
-/// > status 4.
+/// > **A mount point** that exists must belong to the user. archfs accepts one that another member
+/// > of a group made, unless every user may write to it or to its parent. Otherwise `mount` exits
+/// > with status 4.
 ///
-/// > Root, and a private mount, may use directories of other users, but not where every user may
+/// > Root, and a private mount, may use directories of other users, except where every user may
 /// > create names, such as in /tmp. A symbolic link of another user in such a directory is never
 /// > followed.
 #[test]
@@ -212,7 +212,7 @@ fn root_enters_no_fuse_file_system_of_a_user() {
 /// > **Names in sticky directories**: a log that another user made or linked there is refused
 /// > (status 1). `--stats-json` replaces no link, and no file except an earlier one of its own.
 ///
-/// > The user's own links, /dev/null and the like may be logs.
+/// > A log may be a link of the user, /dev/null or a similar device.
 #[test]
 fn log_and_statistics_are_never_written_through_planted_files() {
     let Some(scene) = scene() else { return };

@@ -11,9 +11,9 @@ use crate::support::{archfs, run, wait_until};
 /// A supplementary group shared by users of a project.
 const PROJECT: u32 = 60;
 
-/// > **A mount point** that exists must belong to the user. One that another member of a group made
-/// > is accepted unless every user may write to it or to its parent. Otherwise `mount` exits with
-/// > status 4.
+/// > **A mount point** that exists must belong to the user. archfs accepts one that another member
+/// > of a group made, unless every user may write to it or to its parent. Otherwise `mount` exits
+/// > with status 4.
 #[test]
 fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
     let Some(scene) = scene() else { return };
@@ -47,7 +47,7 @@ fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
     assert!(owner.home.join("own").exists());
 }
 
-/// > Root, and a private mount, may use directories of other users, but not where every user may
+/// > Root, and a private mount, may use directories of other users, except where every user may
 /// > create names, such as in /tmp.
 #[test]
 fn root_and_private_mounts_use_others_directories_unless_in_a_shared_parent() {

@@ -50,7 +50,7 @@ fn names_are_listed_once_with_their_types_sorted_by_bytes() {
     });
 }
 
-/// > `telldir` positions stay valid, also after `rewinddir` and in another descriptor.
+/// > `telldir` positions stay valid, even after `rewinddir` and in another descriptor.
 #[test]
 fn telldir_positions_stay_valid() {
     with_mount(|mount, _| {

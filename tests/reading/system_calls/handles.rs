@@ -54,8 +54,8 @@ fn opened_by_handle(first: &Path, second: &Path) -> Output {
     command.args(["-c", OPEN]).args([first, second]).args(names).output().unwrap()
 }
 
-/// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same: after the
-/// > kernel has forgotten the inode, and at another mount.
+/// > A handle (`name_to_handle_at`) stays valid as long as the archive is the same. This holds
+/// > after the kernel has forgotten the inode, and at another mount.
 #[test]
 fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
     if !can_mount() {

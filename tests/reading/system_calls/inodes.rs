@@ -72,8 +72,8 @@ fn stat_and_statvfs_count_blocks_and_inodes() {
     });
 }
 
-/// > `st_blksize` is the block size of an image, at least 128 KiB, or 256 KiB for a tar, so that
-/// > Python reads a whole JPEG at once.
+/// > `st_blksize` is 256 KiB for a tar, and for an image its block size, but at least 128 KiB.
+/// > Python therefore reads a whole JPEG at once.
 #[test]
 fn the_block_size_lets_python_read_a_jpeg_at_once() {
     if !can_mount() {
@@ -260,7 +260,7 @@ fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
     test(mounted.path());
 }
 
-/// > **access** with X_OK fails with EACCES for a file without any execute bit, also for the user
+/// > **access** with X_OK fails with EACCES for a file without any execute bit, even for the user
 /// > who mounted it.
 #[test]
 fn x_ok_needs_an_execute_bit() {
