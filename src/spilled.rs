@@ -68,12 +68,12 @@ impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {}
 /// A list in memory or in a file.
 #[derive(Debug)]
 pub struct Spilled<T> {
-    held: Held<T>,
+    values: Values<T>,
     spill: Spill,
 }
 
 #[derive(Debug)]
-enum Held<T> {
+enum Values<T> {
     Memory(Vec<T>),
     /// The file, and the number of values at its start.
     File(Mapped, usize),
@@ -126,7 +126,7 @@ fn mapped(file: &File, len: u64) -> io::Result<MmapMut> {
 impl<T: Value> Spilled<T> {
     /// An empty list, which moves to `spill` when it becomes long.
     pub fn new(spill: &Spill) -> Self {
-        Self { held: Held::Memory(Vec::new()), spill: spill.clone() }
+        Self { values: Values::Memory(Vec::new()), spill: spill.clone() }
     }
 
     /// An empty list with room for `len` values.
@@ -145,9 +145,9 @@ impl<T: Value> Spilled<T> {
     /// The error of the system if there is no room for them.
     pub fn filled(value: T, len: usize, spill: &Spill) -> io::Result<Self> {
         let mut list = Self::with_capacity(len, spill)?;
-        match &mut list.held {
-            Held::Memory(values) => values.resize(len, value),
-            Held::File(_, count) => {
+        match &mut list.values {
+            Values::Memory(values) => values.resize(len, value),
+            Values::File(_, count) => {
                 *count = len;
                 list.fill(value);
             }
@@ -169,9 +169,9 @@ impl<T: Value> Spilled<T> {
     /// The error of the system if there is no room for them.
     pub fn extend_from_slice(&mut self, values: &[T]) -> io::Result<()> {
         self.make_room(values.len())?;
-        match &mut self.held {
-            Held::Memory(known) => known.extend_from_slice(values),
-            Held::File(file, count) => {
+        match &mut self.values {
+            Values::Memory(known) => known.extend_from_slice(values),
+            Values::File(file, count) => {
                 let offset = count.saturating_mul(size_of::<T>());
                 let bytes = values.as_bytes();
                 let target = file.map.get_mut(offset..offset.saturating_add(bytes.len()));
@@ -188,9 +188,9 @@ impl<T: Value> Spilled<T> {
     /// # Errors
     /// The error of the disk.
     pub fn check(&self) -> io::Result<()> {
-        match &self.held {
-            Held::Memory(_) => Ok(()),
-            Held::File(file, _) => file.check(),
+        match &self.values {
+            Values::Memory(_) => Ok(()),
+            Values::File(file, _) => file.check(),
         }
     }
 
@@ -198,21 +198,21 @@ impl<T: Value> Spilled<T> {
     fn make_room(&mut self, more: usize) -> io::Result<()> {
         let needed = self.len().saturating_add(more).saturating_mul(size_of::<T>());
         let len = u64::try_from(needed).unwrap_or(u64::MAX);
-        match &mut self.held {
-            Held::Memory(_) if needed <= self.spill.after => Ok(()),
-            Held::Memory(values) => match self.spill.file(grown(len)) {
+        match &mut self.values {
+            Values::Memory(_) if needed <= self.spill.after => Ok(()),
+            Values::Memory(values) => match self.spill.file(grown(len)) {
                 Some(mut file) => {
                     let bytes = values.as_slice().as_bytes();
                     if let Some(target) = file.map.get_mut(..bytes.len()) {
                         target.copy_from_slice(bytes);
                     }
-                    self.held = Held::File(file, values.len());
+                    self.values = Values::File(file, values.len());
                     Ok(())
                 }
                 None => self.stay_in_memory(more, len, io::ErrorKind::OutOfMemory.into()),
             },
-            Held::File(file, _) if needed <= file.map.len() => Ok(()),
-            Held::File(file, _) => match file.grow(grown(len)) {
+            Values::File(file, _) if needed <= file.map.len() => Ok(()),
+            Values::File(file, _) => match file.grow(grown(len)) {
                 Ok(()) => Ok(()),
                 Err(error) => self.stay_in_memory(more, len, error),
             },
@@ -231,7 +231,7 @@ impl<T: Value> Spilled<T> {
             return Err(error);
         }
         values.extend_from_slice(self);
-        self.held = Held::Memory(values);
+        self.values = Values::Memory(values);
         // Does not try a file again.
         self.spill.after = usize::MAX;
         Ok(())
@@ -239,7 +239,7 @@ impl<T: Value> Spilled<T> {
 
     #[cfg(test)]
     fn is_in_file(&self) -> bool {
-        matches!(self.held, Held::File(..))
+        matches!(self.values, Values::File(..))
     }
 }
 
@@ -252,9 +252,9 @@ impl<T: Value> Deref for Spilled<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        match &self.held {
-            Held::Memory(values) => values,
-            Held::File(file, count) => {
+        match &self.values {
+            Values::Memory(values) => values,
+            Values::File(file, count) => {
                 let bytes = file.map.get(..count.saturating_mul(size_of::<T>()));
                 // A mapping begins at a page boundary, so the values are aligned.
                 <[T]>::ref_from_bytes(bytes.unwrap_or_default()).unwrap_or_default()
@@ -265,9 +265,9 @@ impl<T: Value> Deref for Spilled<T> {
 
 impl<T: Value> DerefMut for Spilled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        match &mut self.held {
-            Held::Memory(values) => values,
-            Held::File(file, count) => {
+        match &mut self.values {
+            Values::Memory(values) => values,
+            Values::File(file, count) => {
                 let bytes = file.map.get_mut(..count.saturating_mul(size_of::<T>()));
                 <[T]>::mut_from_bytes(bytes.unwrap_or_default()).unwrap_or_default()
             }

@@ -10,7 +10,6 @@
 //! page cache, so a block whose every byte was read once would only be a second copy. Such a block
 //! is used up and leaves the cache. During an epoch over an archive much larger than the budget,
 //! memory then holds only data that is still to be read.
-//! many times the size of the budget so keeps in memory what is still to be read, and nothing else.
 
 use crate::cache::{Cached, Permit};
 use crate::error::Result;

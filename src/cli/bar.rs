@@ -72,7 +72,7 @@ impl Bar {
             }
             bar.finish_and_clear();
         };
-        // Without a thread there is no bar, and the work goes on.
+        // Without a thread there is no bar, and the work continues.
         let thread = thread::Builder::new().name("progress".into()).spawn(draw).ok();
         Self { stop: Some(stop), thread }
     }

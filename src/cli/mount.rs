@@ -8,7 +8,7 @@ use super::bar::Bar;
 use super::{args, exit, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
-    self, ConnectionSource, Holder, HolderChoice, JobStep, MountOutcome, Nodes, ProcessId,
+    self, ConnectionSource, Holder, HolderChoice, JobStepChoice, MountOutcome, Nodes, ProcessId,
     StepOutcome, Task,
 };
 use crate::log::Verbosity;
@@ -175,8 +175,8 @@ fn mount_by_step(
             let context = "--all-nodes needs a job step, but --job-step is never";
             return Err(Error::new(Kind::Usage, context));
         }
-        (true, _) | (false, JobStepName::Always) => JobStep::Always,
-        (false, JobStepName::Auto) => JobStep::Auto,
+        (true, _) | (false, JobStepName::Always) => JobStepChoice::Always,
+        (false, JobStepName::Auto) => JobStepChoice::Auto,
         (false, JobStepName::Never) => return Ok(Err(None)),
     };
     let nodes = if args.all_nodes { Nodes::All } else { Nodes::This };
@@ -201,7 +201,7 @@ fn mount_by_step(
             }
             Ok(Ok(status))
         }
-        StepOutcome::Mounted { job, nodes } => {
+        StepOutcome::OnNodes { job, nodes } => {
             if plan.verbosity != Verbosity::Quiet {
                 let until = match args.until_pid {
                     Some(pid) => format!("until process {pid} or job {job} ends"),

@@ -67,7 +67,7 @@ const CACHE_A_THREAD: u64 = 192 << 20;
 
 /// The keys of `--json` for a finding. Scripts rely on them.
 #[derive(Serialize)]
-struct FaultRow<'r> {
+struct FindingRow<'r> {
     archive: &'r str,
     /// `null` if the finding concerns the archive or one of its tables.
     path: Option<String>,
@@ -84,7 +84,8 @@ struct ArchiveRow<'r> {
     archive: &'r str,
     status: &'static str,
     files: u64,
-    folders: u64,
+    #[serde(rename = "folders")]
+    directories: u64,
     links: u64,
     others: u64,
     bytes: u64,
@@ -206,7 +207,7 @@ impl Report<'_> {
         let mut out = BufWriter::new(std::io::stdout().lock());
         for finding in findings {
             let path = path_of(finding);
-            let row = FaultRow {
+            let row = FindingRow {
                 archive: &self.shown,
                 path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
                 path_hex: path.and_then(term::hex_if_not_utf8),
@@ -221,12 +222,12 @@ impl Report<'_> {
         }
         let count =
             |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-        let Counts { files, folders, links, others, bytes } = counts;
+        let Counts { files, directories, links, others, bytes } = counts;
         let row = ArchiveRow {
             archive: &self.shown,
             status: verdict(findings).1,
             files,
-            folders,
+            directories,
             links,
             others,
             bytes,
@@ -240,7 +241,7 @@ impl Report<'_> {
     }
 
     fn summary(&self, findings: &[Finding], counts: Counts) -> String {
-        let Counts { files, folders, links, others, bytes } = counts;
+        let Counts { files, directories, links, others, bytes } = counts;
         let count =
             |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         let mut text = String::new();
@@ -252,7 +253,7 @@ impl Report<'_> {
                 text.push_str(&format!("{count} {word}; "));
             }
         }
-        let words = [(files, "file"), (folders, "folder"), (links, "link")];
+        let words = [(files, "file"), (directories, "folder"), (links, "link")];
         let words = words.map(|(number, one)| counted(number, one));
         text.push_str(&words.join(", "));
         if others > 0 {

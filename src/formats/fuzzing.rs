@@ -55,7 +55,7 @@ pub(super) fn rest<'b>(reader: &mut Reader<'b>) -> &'b [u8] {
 }
 
 /// Calls every method of `tree`, for up to `FILES` files.
-pub(super) fn walk(tree: &dyn Tree, folders: DirectoryChecks) {
+pub(super) fn walk(tree: &dyn Tree, checks: DirectoryChecks) {
     let totals = tree.totals();
     assert!(totals.block_size > 0);
     let mut pending = vec![Ino::ROOT];
@@ -71,7 +71,7 @@ pub(super) fn walk(tree: &dyn Tree, folders: DirectoryChecks) {
         assert!(attr.modified.nanoseconds < 1_000_000_000);
         assert!(attr.size <= i64::MAX.unsigned_abs(), "{} bytes", attr.size);
         match attr.kind {
-            FileKind::Directory => pending.extend(check_directory(tree, ino, folders)),
+            FileKind::Directory => pending.extend(check_directory(tree, ino, checks)),
             FileKind::Regular => check_file(tree, ino, attr.size),
             FileKind::Symlink => {
                 if let Ok(target) = tree.read_link(ino) {
@@ -98,10 +98,10 @@ struct Listed {
 
 /// Lists a directory from its start and from the middle, and looks up each name. Returns the
 /// inodes.
-fn check_directory(tree: &dyn Tree, ino: Ino, folders: DirectoryChecks) -> Vec<Ino> {
+fn check_directory(tree: &dyn Tree, ino: Ino, checks: DirectoryChecks) -> Vec<Ino> {
     let (all, outcome) = listing(tree, ino, Cookie::START);
     assert!(all.iter().zip(all.iter().skip(1)).all(|(a, b)| a.name < b.name), "out of order");
-    let consistent = folders == DirectoryChecks::Consistent && outcome;
+    let consistent = checks == DirectoryChecks::Consistent && outcome;
     if let Some(middle) = all.get(all.len() / 2) {
         let (after, _) = listing(tree, ino, middle.next);
         let expected = &all[all.len() / 2 + 1..];
@@ -111,7 +111,7 @@ fn check_directory(tree: &dyn Tree, ino: Ino, folders: DirectoryChecks) -> Vec<I
         let name = Name::parse(&entry.name).expect("a listing shows names");
         let found = tree.lookup(ino, name);
         if consistent {
-            let found = found.expect("a sound folder").expect("a name that was listed");
+            let found = found.expect("a sound directory").expect("a name that was listed");
             assert_eq!((found.ino, found.kind), (entry.ino, entry.kind));
         }
     }
@@ -175,8 +175,8 @@ mod tests {
 
     /// The inputs in the corpus of the target `name`.
     fn corpus(name: &str) -> Vec<(String, Vec<u8>)> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
-        let files = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{folder:?}: {e}"));
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let files = std::fs::read_dir(&directory).unwrap_or_else(|e| panic!("{directory:?}: {e}"));
         let inputs = files.map(|file| {
             let path = file.unwrap().path();
             (path.display().to_string(), std::fs::read(&path).unwrap())

@@ -48,7 +48,7 @@ pub struct Kinds {
     /// Regular files.
     pub files: u64,
     /// Directories, including the root.
-    pub folders: u64,
+    pub directories: u64,
     /// Symbolic links.
     pub links: u64,
     /// Block and character devices.
@@ -66,7 +66,7 @@ impl Kinds {
     pub(super) fn add(&mut self, kind: FileKind, names: u64) {
         let count = match kind {
             FileKind::Regular => &mut self.files,
-            FileKind::Directory => &mut self.folders,
+            FileKind::Directory => &mut self.directories,
             FileKind::Symlink => &mut self.links,
             FileKind::BlockDevice | FileKind::CharDevice => &mut self.devices,
             FileKind::Fifo => &mut self.fifos,
@@ -121,7 +121,7 @@ pub struct Image {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Bytes in uncompressed blocks.
-    pub plain: u64,
+    pub uncompressed: u64,
     /// Bytes in compressed blocks, decompressed.
     pub compressed: u64,
     /// Bytes in blocks of zeros that are not stored.

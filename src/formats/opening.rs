@@ -179,7 +179,7 @@ impl Opening<'_> {
                 let cache = Arc::clone(&self.memory.chunks);
                 Bytes::Compressed(CompressedTar { storage, container, cache, archive: self.number })
             }
-            None if tar::recognises(head) => Bytes::Stored(storage),
+            None if tar::recognises(head) => Bytes::Uncompressed(storage),
             None => return Err(foreign::unknown(name, head, self.options.offset)),
         };
         let OpenOptions { recursive, index_policy, acls, .. } = *self.options;

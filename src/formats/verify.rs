@@ -43,7 +43,7 @@ pub fn verify(
     for (nth, Layer { path, tree }) in layers.into_iter().enumerate() {
         let Verified { mut counts, findings } = vfs::verify(tree.as_ref(), threads, progress);
         // The root of an inner archive is counted as a directory of the outer one.
-        counts.folders = counts.folders.saturating_sub(u64::from(nth > 0));
+        counts.directories = counts.directories.saturating_sub(u64::from(nth > 0));
         all.counts.add(counts);
         all.findings.extend(findings.into_iter().map(|finding| finding.below(&path)));
     }

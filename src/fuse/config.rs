@@ -134,8 +134,8 @@ pub fn session_shape(
     threads: Option<usize>,
 ) -> SessionShape {
     let affordable = usize::try_from(memory.unwrap_or(u64::MAX) / (8 << 20)).unwrap_or(usize::MAX);
-    let usual = (processors.saturating_mul(2)).clamp(32, 256).min(affordable.max(4));
-    SessionShape { threads: threads.unwrap_or(usual).max(1) }
+    let default = (processors.saturating_mul(2)).clamp(32, 256).min(affordable.max(4));
+    SessionShape { threads: threads.unwrap_or(default).max(1) }
 }
 
 #[cfg(test)]

@@ -36,11 +36,11 @@ use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, do
 
 mod caller;
 mod config;
-mod faults;
+mod failure_log;
 mod reply;
 
 pub use config::{SessionShape, session_shape};
-pub use faults::Faults;
+pub use failure_log::FailureLog;
 
 use config::{Agreement, ttl};
 use reply::{GENERATION, NO_PARENT, file_attr, file_type, negative_attr, unknown_attr};
@@ -58,7 +58,7 @@ thread_local! {
 pub struct ArchiveFilesystem {
     tree: Arc<dyn Tree>,
     stats: Arc<Stats>,
-    faults: Arc<Faults>,
+    failure_log: Arc<FailureLog>,
     /// How long the kernel may cache replies.
     ttl: Duration,
     /// What INIT negotiated. Before INIT, answers that every kernel accepts.
@@ -69,15 +69,15 @@ impl ArchiveFilesystem {
     /// Serves `tree` and counts requests in `stats`. If `idle` is set, kernel caches expire early
     /// enough that no use goes unnoticed for that long.
     pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>, idle: Option<Duration>) -> Self {
-        let faults = Faults::new(Arc::clone(&tree), Vec::new());
+        let failure_log = FailureLog::new(Arc::clone(&tree), Vec::new());
         let agreement = Agreement::with(InitFlags::empty());
-        Self { tree, stats, faults, ttl: ttl(idle), agreement }
+        Self { tree, stats, failure_log, ttl: ttl(idle), agreement }
     }
 
-    /// The same with `faults` of the same tree.
+    /// The same with `failure_log` of the same tree.
     #[must_use]
-    pub fn with_faults(self, faults: Arc<Faults>) -> Self {
-        Self { faults, ..self }
+    pub fn with_failure_log(self, failure_log: Arc<FailureLog>) -> Self {
+        Self { failure_log, ..self }
     }
 
     /// The errno for `error`, which occurred in `request` on `ino`. A fault of the archive or its
@@ -89,7 +89,7 @@ impl ArchiveFilesystem {
             request.meet_fault();
             // The storage has already logged that the archive was rewritten.
             if error.kind() != Kind::Changed {
-                self.faults.report(ino, request.operation().name(), error);
+                self.failure_log.report(ino, request.operation().name(), error);
             }
         }
         errno

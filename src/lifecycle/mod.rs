@@ -33,7 +33,7 @@ pub use daemon::signals::{ignore_others, leave_to_system_calls};
 pub use daemon::snapshot::Snapshot;
 pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
 pub use job_step::{
-    JobStep, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
+    JobStepChoice, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
     unmount as unmount_by_step,
 };
 pub use mount::descriptor_path::resolve_descriptors;

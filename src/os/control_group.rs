@@ -39,7 +39,7 @@ pub enum Version {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The directory of its files.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// The version of its files.
     pub version: Version,
 }
@@ -69,18 +69,18 @@ impl Group {
 
     /// The group `group` below `root`, followed by its ancestors.
     pub fn up_to_the_root(root: &Path, group: &Path, version: Version) -> Vec<Self> {
-        group.ancestors().map(|group| Self { folder: root.join(group), version }).collect()
+        group.ancestors().map(|group| Self { directory: root.join(group), version }).collect()
     }
 
     /// The number in its file `name`; `None` if the file holds no number, such as `max`.
     pub fn number(&self, name: &str) -> Option<u64> {
-        kernel_file::read_text(self.folder.join(name)).ok()?.trim().parse().ok()
+        kernel_file::read_text(self.directory.join(name)).ok()?.trim().parse().ok()
     }
 
     /// A key that is unique on this node in any namespace: device and inode number of its
     /// directory.
     pub fn key(&self) -> Option<String> {
-        let metadata = fs::metadata(&self.folder).ok()?;
+        let metadata = fs::metadata(&self.directory).ok()?;
         Some(format!("{:x}-{:x}", metadata.dev(), metadata.ino()))
     }
 }

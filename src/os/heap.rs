@@ -1,6 +1,6 @@
 //! Heap settings of this process, and returning freed memory to the system.
 //!
-//! glibc's heaps keep freed memory for reuse unless told otherwise. Other C libraries have no such
+//! glibc's heaps keep freed memory for reuse unless configured otherwise. Other C libraries have no such
 //! calls; with them these functions do nothing.
 #![cfg_attr(
     target_env = "gnu",

@@ -150,7 +150,7 @@ impl Counted {
 
     /// Bytes that its limit leaves.
     fn headroom(&self) -> Option<u64> {
-        let stat = kernel_file::read_text(self.0.folder.join("memory.stat")).unwrap_or_default();
+        let stat = kernel_file::read_text(self.0.directory.join("memory.stat")).unwrap_or_default();
         let reclaimable: u64 = stat
             .lines()
             .filter_map(|line| line.split_once(' '))

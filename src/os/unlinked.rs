@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_which_files_are_in_memory() {
+    fn recognises_files_in_memory() {
         assert!(is_in_memory(&create(Path::new("/dev/shm")).unwrap()));
         assert!(!is_in_memory(&File::open("/proc/self/stat").unwrap()));
     }

@@ -254,10 +254,10 @@ mod tests {
     /// > `pack` writes its archive into the directory that it opened at the start, even if the path
     /// > leads elsewhere later.
     #[test]
-    fn an_archive_stays_in_the_folder_that_was_there_when_it_was_begun() {
+    fn an_archive_stays_in_the_directory_that_was_opened_first() {
         let work = tempfile::tempdir().unwrap();
         let [parent, moved, victim] =
-            ["folder", "moved", "victim"].map(|name| work.path().join(name));
+            ["parent", "moved", "victim"].map(|name| work.path().join(name));
         fs::create_dir(&parent).unwrap();
         fs::create_dir(&victim).unwrap();
         let mut output = Output::create(&parent.join("a"), Existing::Replace).unwrap();

@@ -1,6 +1,4 @@
 //! Counters of a mount's caches.
-//!
-//! Invariant: a registered cache is queried as long as its mount exists, so no count is lost.
 
 use std::fmt;
 use std::iter::Sum;

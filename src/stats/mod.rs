@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn operation_numbers_are_their_indices() {
-        for (place, operation) in Operation::ALL.into_iter().enumerate() {
-            assert_eq!(operation as usize, place);
+        for (index, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, index);
         }
     }
 

@@ -57,9 +57,9 @@ struct Serving {
     is_on_fuse: bool,
 }
 
-/// The shortest read of contents, in bytes, for which the kernel reads nothing around it. Around
-/// shorter ones it reads what it finds worthwhile: storage takes about as long to deliver a few
-/// pages as 32 KiB, and many small files of an archive are likely to be needed.
+/// The shortest read of contents, in bytes, for which the kernel does no readahead. For shorter
+/// ones it does: storage takes about as long to deliver a few pages as 32 KiB, and many small files
+/// of an archive are likely to be needed.
 const RANDOM_MIN: usize = 32 << 10;
 
 /// How the open file is kept.

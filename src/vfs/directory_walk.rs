@@ -20,10 +20,10 @@ impl DirectoryWalk {
 
     /// Queues a directory. Returns false if it was seen before: a damaged archive may show a
     /// directory in two locations, or inside itself.
-    pub fn add(&mut self, path: Vec<u8>, folder: Ino) -> bool {
-        let is_new = self.seen.insert(folder);
+    pub fn add(&mut self, path: Vec<u8>, ino: Ino) -> bool {
+        let is_new = self.seen.insert(ino);
         if is_new {
-            self.waiting.push((path, folder));
+            self.waiting.push((path, ino));
         }
         is_new
     }
@@ -44,14 +44,14 @@ mod tests {
 
     #[test]
     fn a_directory_inside_itself_is_listed_once() {
-        let mut folders = DirectoryWalk::from_root();
+        let mut walk = DirectoryWalk::from_root();
         let inner = Ino::new(7).unwrap();
         let mut listed = Vec::new();
-        while let Some((path, folder)) = folders.next() {
-            listed.push((path, folder));
+        while let Some((path, ino)) = walk.next() {
+            listed.push((path, ino));
             // Each of them lists the root and the directory.
-            assert!(!folders.add(b"root".to_vec(), Ino::ROOT));
-            assert_eq!(folders.add(b"inner".to_vec(), inner), folder == Ino::ROOT);
+            assert!(!walk.add(b"root".to_vec(), Ino::ROOT));
+            assert_eq!(walk.add(b"inner".to_vec(), inner), ino == Ino::ROOT);
         }
         assert_eq!(listed, [(Vec::new(), Ino::ROOT), (b"inner".to_vec(), inner)]);
     }

@@ -70,7 +70,7 @@ fn counts(root: &Path) -> Counts {
             counts.files += 1;
             counts.bytes += if inodes.insert(found.ino()) { found.len() } else { 0 };
         } else if kind.is_dir() {
-            counts.folders += 1;
+            counts.directories += 1;
         } else if kind.is_symlink() {
             counts.links += 1;
         } else {
@@ -531,7 +531,7 @@ fn nested_archives_are_verified_under_their_directories() {
     assert_eq!(findings, []);
     let expected = counts(&source);
     assert_eq!((found.files, found.links), (expected.files + 2, expected.links));
-    assert_eq!(found.folders, expected.folders + 4, "a, b, inner, and the root");
+    assert_eq!(found.directories, expected.directories + 4, "a, b, inner, and the root");
     let mut bad = sound;
     bad[200] ^= 0x55;
     pack(&bad, &inner[..600]);

@@ -1,4 +1,4 @@
-//! The result of one check. Invariant: a problem has a remedy.
+//! The result of one check. A problem has a remedy.
 
 /// The severity of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

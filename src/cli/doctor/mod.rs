@@ -103,7 +103,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     progress.begin("checking this node");
     let node = Node::examine();
     progress.begin("mounting");
-    let trial = Trial::hold(&node.places, &STEPS);
+    let trial = Trial::hold(&node.mount_parents, &STEPS);
     drop(bar);
     if let Some(signal) = interrupt.and_then(|interrupt| interrupt.signal()) {
         return Ok(128_u8.saturating_add(signal));

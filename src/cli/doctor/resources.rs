@@ -6,7 +6,7 @@
 use super::check::{Check, State};
 use crate::lifecycle::State as MountState;
 use crate::lifecycle::doctor::{
-    Descriptors, Device, Memory, Node, Place, PlaceState, Processes, Trial,
+    Descriptors, Device, Memory, MountParent, MountParentState, Node, Processes, Trial,
 };
 use crate::os::memory::Bound;
 use crate::units::format_size;
@@ -27,7 +27,7 @@ pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
         _ => check,
     };
     vec![
-        places(&node.places),
+        mount_parents(&node.mount_parents),
         records(node),
         broken(node),
         with_severity(descriptors(node.descriptors)),
@@ -37,26 +37,26 @@ pub(super) fn checks(node: &Node, trial: &Trial) -> Vec<Check> {
     ]
 }
 
-fn places(places: &[Place]) -> Check {
+fn mount_parents(parents: &[MountParent]) -> Check {
     const NAME: &str = "places";
-    let describe = |place: &Place| {
-        let path = place.path.display();
-        match &place.state {
-            PlaceState::Writable(room) => format!("{path} {} free", format_size(*room)),
-            PlaceState::Refused(why) => format!("{path} cannot be written ({why})"),
-            PlaceState::Missing => format!("{path} does not exist"),
+    let describe = |parent: &MountParent| {
+        let path = parent.path.display();
+        match &parent.state {
+            MountParentState::Writable(room) => format!("{path} {} free", format_size(*room)),
+            MountParentState::Refused(why) => format!("{path} cannot be written ({why})"),
+            MountParentState::Missing => format!("{path} does not exist"),
         }
     };
-    let text = places.iter().map(describe).collect::<Vec<_>>().join(", ");
-    let room = |place: &Place| match place.state {
-        PlaceState::Writable(room) => Some(room),
+    let text = parents.iter().map(describe).collect::<Vec<_>>().join(", ");
+    let room = |parent: &MountParent| match parent.state {
+        MountParentState::Writable(room) => Some(room),
         _ => None,
     };
     let remedy = "set TMPDIR to a writable directory of the node";
-    if !places.iter().any(|place| room(place).is_some()) {
+    if !parents.iter().any(|parent| room(parent).is_some()) {
         return Check::problem(NAME, text, remedy);
     }
-    if places.iter().all(|place| room(place).is_some_and(|room| room >= LITTLE_ROOM)) {
+    if parents.iter().all(|parent| room(parent).is_some_and(|room| room >= LITTLE_ROOM)) {
         return Check::good(NAME, text);
     }
     let remedy = "mount and --stage where there is space";
@@ -85,9 +85,9 @@ fn broken(node: &Node) -> Check {
     if node.broken.is_empty() {
         return Check::good(NAME, "none is stale");
     }
-    let describe = node.broken.iter().map(|(place, state)| match state {
-        MountState::Stale => format!("{} is stale", place.display()),
-        _ => format!("{} does not answer", place.display()),
+    let describe = node.broken.iter().map(|(mount_point, state)| match state {
+        MountState::Stale => format!("{} is stale", mount_point.display()),
+        _ => format!("{} does not answer", mount_point.display()),
     });
     let text = describe.collect::<Vec<_>>().join(", ");
     let is_stale = |(_, state): &(_, MountState)| *state == MountState::Stale;

@@ -87,9 +87,10 @@ impl Screen {
             &format!("SquashFS 4.0, {compressor}{options}, {block} blocks"),
         );
         self.counts(info, image.bytes);
-        let Shares { plain, compressed, holes, shared } = image.shares;
+        let Shares { uncompressed, compressed, holes, shared } = image.shares;
         let part = |part| percent(part, info.sizes.bytes());
-        let mut stored = format!("{} compressed, {} uncompressed", part(compressed), part(plain));
+        let mut stored =
+            format!("{} compressed, {} uncompressed", part(compressed), part(uncompressed));
         if holes > 0 {
             stored.push_str(&format!(", {} holes", part(holes)));
         }
@@ -157,10 +158,10 @@ impl Screen {
         let (size, files) = (format_size(stored), format_size(bytes));
         let ratio = ratio(bytes, stored);
         self.add_labelled("size", &format!("{size} for {files} of files, ratio {ratio}"));
-        let directories = if kinds.folders == 1 {
+        let directories = if kinds.directories == 1 {
             "1 directory"
         } else {
-            &format!("{} directories", kinds.folders)
+            &format!("{} directories", kinds.directories)
         };
         let mut names = format!("{}, {directories}", count(kinds.files, "file"));
         for (number, what) in [

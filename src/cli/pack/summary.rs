@@ -104,8 +104,8 @@ impl<'s> Summary<'s> {
     fn first_line(&self) -> String {
         let (bytes, archive) = (self.bytes(), self.request.archive.display());
         let contents = match self.archive {
-            CreatedArchive::Image(layout) => in_directories(layout.files, layout.folders),
-            CreatedArchive::Tar(members) => in_directories(members.files, members.folders),
+            CreatedArchive::Image(layout) => in_directories(layout.files, layout.directories),
+            CreatedArchive::Tar(members) => in_directories(members.files, members.directories),
             CreatedArchive::Shards(sharded) => format!(
                 "{} of {} in {}",
                 counted(sharded.samples, "sample"),

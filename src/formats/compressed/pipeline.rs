@@ -149,7 +149,7 @@ impl Pipeline {
     }
 
     /// Decodes an extent that failed together with the extents after it. Returns the first error if
-    /// that fails, too.
+    /// that also fails.
     fn decode_joined(&mut self, mut failed: Task, error: Error) -> Result<(Task, Vec<u8>)> {
         for _ in 0..BZIP2_JOINS_MAX {
             self.look_ahead()?;

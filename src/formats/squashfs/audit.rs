@@ -102,7 +102,7 @@ impl Tally {
 }
 
 /// The inode at `reference`. `stored` is its number in a record or directory entry.
-fn subject(image: &SquashFs, reference: u64, stored: u32) -> Location {
+fn location_of(image: &SquashFs, reference: u64, stored: u32) -> Location {
     let ino = InodeRef::parse(reference).and_then(|found| image.numbers.ino(found, stored).ok());
     ino.map_or(Location::Archive, Location::Inode)
 }
@@ -230,7 +230,7 @@ impl Audit<'_, '_> {
                 continue;
             };
             let Body::Directory(body) = inode.body else { continue };
-            let subject = subject(image, reference.bits(), inode.number);
+            let subject = location_of(image, reference.bits(), inode.number);
             if let Some(above) = above
                 && above != body.parent
             {
@@ -266,7 +266,7 @@ impl Audit<'_, '_> {
         let mut unnamed: u64 = 0;
         let report_unknown = |names: &[Named], found: &mut dyn FnMut(Finding)| {
             for name in names {
-                let subject = subject(image, name.reference, name.number);
+                let subject = location_of(image, name.reference, name.number);
                 found(Finding::damage(subject, "no inode of the table begins at its position"));
             }
         };
@@ -277,10 +277,10 @@ impl Audit<'_, '_> {
             let count = behind.partition_point(|name| name.reference == *reference);
             let (own, behind) = behind.split_at_checked(count).unwrap_or_default();
             rest = behind;
-            let subject = || subject(image, *reference, *number);
+            let location = || location_of(image, *reference, *number);
             if let Some(wrong) = own.iter().find(|name| name.number != *number) {
                 let message = format!("named as inode {}, but it is inode {number}", wrong.number);
-                (self.found)(Finding::damage(subject(), message));
+                (self.found)(Finding::damage(location(), message));
             }
             match nlink {
                 _ if own.is_empty() => {
@@ -292,7 +292,7 @@ impl Audit<'_, '_> {
                     let message = format!(
                         "its link count is {nlink}, but the number of its names is {names}"
                     );
-                    (self.found)(Finding::damage(subject(), message));
+                    (self.found)(Finding::damage(location(), message));
                 }
                 _ => {}
             }

@@ -1,6 +1,6 @@
-//! Splits a range of a file into pieces, each within one block.
+//! Splits a range of a file into ranges, each within one block.
 //!
-//! Invariant: the pieces of a range follow each other without a gap.
+//! Invariant: the ranges of a range follow each other without a gap.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::formats::bytes::{index, length};
 
 /// The part of one block that a read needs.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct BlockRange {
     pub(super) extent: Extent,
     /// Range in the decoded block, bytes.
     pub(super) range: Range<usize>,
@@ -23,7 +23,7 @@ pub(super) struct Piece {
     most: usize,
 }
 
-impl Piece {
+impl BlockRange {
     /// Checks that `len`, the decoded size of the block, matches the file.
     ///
     /// # Errors
@@ -56,9 +56,9 @@ impl Piece {
     }
 }
 
-/// An iterator over the pieces of a range.
+/// An iterator over the ranges of a range.
 #[derive(Clone)]
-pub(super) struct Pieces<'m> {
+pub(super) struct BlockRanges<'m> {
     fragments: &'m FragmentTable,
     block_size: u64,
     body: RegularBody,
@@ -70,8 +70,8 @@ pub(super) struct Pieces<'m> {
     end: u64,
 }
 
-impl<'m> Pieces<'m> {
-    /// The pieces of `range` of a file, as far as it is within the file.
+impl<'m> BlockRanges<'m> {
+    /// The ranges of `range` of a file, as far as it is within the file.
     ///
     /// # Errors
     /// As `BlockLists::extents`.
@@ -91,7 +91,7 @@ impl<'m> Pieces<'m> {
         Ok(Self { fragments, block_size, body, extents, block, offset, end })
     }
 
-    /// Whether the next piece is at the start of the file.
+    /// Whether the next range is at the start of the file.
     pub(super) fn is_at_start(&self) -> bool {
         self.offset == 0
     }
@@ -101,11 +101,11 @@ impl<'m> Pieces<'m> {
         self.end.saturating_sub(self.offset)
     }
 
-    /// The next piece, or `None` after the last.
+    /// The next range, or `None` after the last.
     ///
     /// # Errors
     /// `Corrupt` if the blocks of the file end before its size; the errors of reading metadata.
-    pub(super) fn next(&mut self) -> Result<Option<Piece>> {
+    pub(super) fn next(&mut self) -> Result<Option<BlockRange>> {
         if self.offset >= self.end {
             return Ok(None);
         }
@@ -117,8 +117,8 @@ impl<'m> Pieces<'m> {
             Some(extents) => extents.next()?,
             None => None,
         };
-        let piece = match (extent, self.body.tail) {
-            (Some(extent), _) => Piece {
+        let range = match (extent, self.body.tail) {
+            (Some(extent), _) => BlockRange {
                 extent: check_after_superblock(extent)?,
                 range: index(from)..index(to),
                 least: index(block_len),
@@ -126,7 +126,7 @@ impl<'m> Pieces<'m> {
             },
             (None, Some(tail)) => {
                 let before = index(tail.offset);
-                Piece {
+                BlockRange {
                     extent: check_after_superblock(self.fragments.block(tail)?)?,
                     range: before.saturating_add(index(from))..before.saturating_add(index(to)),
                     least: before.saturating_add(index(block_len)),
@@ -139,21 +139,23 @@ impl<'m> Pieces<'m> {
         };
         self.offset = block_start.saturating_add(to);
         self.block = self.block.saturating_add(1);
-        Ok(Some(piece))
+        Ok(Some(range))
     }
 
-    /// Advances over uncompressed pieces that are contiguous in the image, starting at the end of
-    /// `range`. Extends `range` by them and returns their length in the file, bytes.
+    /// Advances over uncompressed ranges that are contiguous in the image, starting at the end of
+    /// `image_range`. Extends `image_range` by them and returns their length in the file, bytes.
     ///
     /// # Errors
     /// As `next`.
-    pub(super) fn skip_uncompressed(&mut self, range: &mut Range<u64>) -> Result<usize> {
+    pub(super) fn skip_uncompressed(&mut self, image_range: &mut Range<u64>) -> Result<usize> {
         let mut skipped: usize = 0;
         loop {
             let mut ahead = self.clone();
             match ahead.next()? {
-                Some(piece) => match piece.uncompressed()? {
-                    Some(following) if following.start == range.end => range.end = following.end,
+                Some(next) => match next.uncompressed()? {
+                    Some(following) if following.start == image_range.end => {
+                        image_range.end = following.end;
+                    }
                     _ => return Ok(skipped),
                 },
                 None => return Ok(skipped),
@@ -170,8 +172,8 @@ impl<'m> Pieces<'m> {
         let limit = end.saturating_add(len_max);
         let mut reached = end;
         // A damaged block list is reported when it is read.
-        while let Ok(Some(piece)) = ahead.next() {
-            match piece.extent {
+        while let Ok(Some(range)) = ahead.next() {
+            match range.extent {
                 Extent::Hole => {}
                 Extent::Uncompressed { start, len } | Extent::Compressed { start, len }
                     if start == reached =>

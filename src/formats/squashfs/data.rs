@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::Shared;
-use super::block_ranges::{Piece, Pieces};
+use super::block_ranges::{BlockRange, BlockRanges};
 use super::blocklist::Extent;
 use crate::cache::{Block, BlockPool, Cache, Part, Permit, Room};
 use crate::codecs::Codec;
@@ -88,58 +88,58 @@ impl Data {
         u64::from(self.block_size)
     }
 
-    /// The bytes of `pieces`, which are of one request.
+    /// The bytes of `ranges`, which are of one request.
     pub(super) fn read<'s>(
         &self,
-        mut pieces: Pieces<'_>,
+        mut ranges: BlockRanges<'_>,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
-        let wanted = pieces.remaining();
+        let wanted = ranges.remaining();
         if wanted == 0 {
             return Ok(ReadBytes::Scratch(&[]));
         }
         let mut run = Run::new();
         let (answer, after_reply) = scratch.parts(index(wanted));
-        let mut served = Served::new(&self.storage, after_reply, !pieces.is_at_start());
+        let mut served = Served::new(&self.storage, after_reply, !ranges.is_at_start());
         let mut filled: usize = 0;
-        while let Some(piece) = pieces.next()? {
+        while let Some(part) = ranges.next()? {
             let start = filled;
-            filled = filled.saturating_add(piece.range.len());
-            if let Some(mut image_range) = piece.uncompressed()? {
-                filled = filled.saturating_add(pieces.skip_uncompressed(&mut image_range)?);
+            filled = filled.saturating_add(part.range.len());
+            if let Some(mut image_range) = part.uncompressed()? {
+                filled = filled.saturating_add(ranges.skip_uncompressed(&mut image_range)?);
                 let target = answer.get_mut(start..filled).unwrap_or_default();
                 self.storage.read_contents_at(target, image_range.start)?;
                 served.add(image_range);
                 continue;
             }
             let target = answer.get_mut(start..filled).unwrap_or_default();
-            if piece.extent == Extent::Hole {
+            if part.extent == Extent::Hole {
                 target.fill(0);
                 continue;
             }
-            let (block, is_used_up) = self.block(&piece, &mut run, &pieces)?;
+            let (block, is_used_up) = self.block(&part, &mut run, &ranges)?;
             if is_used_up {
-                served.add(piece.extent.range());
+                served.add(part.extent.range());
             }
             if target.len() == index(wanted) {
-                return Ok(ReadBytes::Shared(block, piece.range));
+                return Ok(ReadBytes::Shared(block, part.range));
             }
-            target.copy_from_slice(block.bytes().get(piece.range).unwrap_or_default());
+            target.copy_from_slice(block.bytes().get(part.range).unwrap_or_default());
         }
         Ok(ReadBytes::Scratch(answer))
     }
 
-    /// Announces `pieces` to the storage. Returns false at the first one that is compressed.
+    /// Announces `ranges` to the storage. Returns false at the first one that is compressed.
     ///
     /// # Errors
     /// As `read`, which reports them again to the reader.
-    pub(super) fn announce(&self, mut pieces: Pieces<'_>) -> Result<bool> {
-        while let Some(piece) = pieces.next()? {
-            match piece.extent {
+    pub(super) fn announce(&self, mut ranges: BlockRanges<'_>) -> Result<bool> {
+        while let Some(part) = ranges.next()? {
+            match part.extent {
                 Extent::Hole => {}
                 Extent::Uncompressed { .. } => {
-                    if let Some(mut image_range) = piece.uncompressed()? {
-                        pieces.skip_uncompressed(&mut image_range)?;
+                    if let Some(mut image_range) = part.uncompressed()? {
+                        ranges.skip_uncompressed(&mut image_range)?;
                         let len = image_range.end.saturating_sub(image_range.start);
                         self.storage.will_need(image_range.start, len);
                     }
@@ -150,28 +150,28 @@ impl Data {
         Ok(true)
     }
 
-    /// Loads the blocks of `pieces` into the cache or page cache.
+    /// Loads the blocks of `ranges` into the cache or page cache.
     ///
     /// # Errors
     /// As `read`, which reports them again to the reader.
-    pub(super) fn fetch(&self, mut pieces: Pieces<'_>) -> Result<()> {
+    pub(super) fn fetch(&self, mut ranges: BlockRanges<'_>) -> Result<()> {
         let mut run = Run::new();
-        while let Some(piece) = pieces.next()? {
-            match piece.extent {
+        while let Some(part) = ranges.next()? {
+            match part.extent {
                 Extent::Hole => {}
                 Extent::Uncompressed { .. } => {
-                    if let Some(mut image_range) = piece.uncompressed()? {
-                        pieces.skip_uncompressed(&mut image_range)?;
+                    if let Some(mut image_range) = part.uncompressed()? {
+                        ranges.skip_uncompressed(&mut image_range)?;
                         let len = image_range.end.saturating_sub(image_range.start);
                         self.storage.will_need(image_range.start, len);
                     }
                 }
                 Extent::Compressed { .. } => {
                     let mut was_loaded = false;
-                    self.cache.get_or_load(piece.extent, || {
+                    self.cache.get_or_load(part.extent, || {
                         was_loaded = true;
                         let permit = || self.room.ahead(self.block_size());
-                        let block = self.load(piece.extent, &mut run, &pieces, permit)?;
+                        let block = self.load(part.extent, &mut run, &ranges, permit)?;
                         Ok(Arc::new(block.fitted()))
                     })?;
                     if was_loaded {
@@ -183,30 +183,30 @@ impl Data {
         Ok(())
     }
 
-    /// The decompressed block of a compressed piece, which holds at least the bytes of the piece.
+    /// The decompressed block of a compressed part, which holds at least its bytes.
     /// Counts these as read, and returns whether all bytes of the block were read now. `later` are
-    /// the later pieces of the same request.
+    /// the later ranges of the same request.
     fn block(
         &self,
-        piece: &Piece,
+        part: &BlockRange,
         run: &mut Run,
-        later: &Pieces<'_>,
+        later: &BlockRanges<'_>,
     ) -> Result<(Arc<Block>, bool)> {
-        let count = piece.range.len();
+        let count = part.range.len();
         let (mut was_loaded, mut is_used_up) = (false, false);
-        let block = self.cache.get_or_load(piece.extent, || {
+        let block = self.cache.get_or_load(part.extent, || {
             was_loaded = true;
             let permit = || Ok(self.room.wait(self.block_size()));
-            let block = self.load(piece.extent, run, later, permit)?;
+            let block = self.load(part.extent, run, later, permit)?;
             is_used_up = block.hand_out(count);
             Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
         })?;
-        piece.check(block.bytes().len())?;
+        part.check(block.bytes().len())?;
         if was_loaded {
             self.room.entered();
         } else if block.hand_out(count) {
             is_used_up = true;
-            self.cache.remove(&piece.extent);
+            self.cache.remove(&part.extent);
         }
         Ok((block, is_used_up))
     }
@@ -216,7 +216,7 @@ impl Data {
         &self,
         extent: Extent,
         run: &mut Run,
-        later: &Pieces<'_>,
+        later: &BlockRanges<'_>,
         permit: impl FnOnce() -> Result<Permit>,
     ) -> Result<Block> {
         let (start, len) = match extent {

@@ -179,7 +179,7 @@ pub fn squashfs(data: &[u8]) {
         if let Ok(info) = image.info(&Progress::default())
             && let Layout::Image(Image { shares, fragments, .. }) = info.layout
         {
-            let stored = shares.plain + shares.compressed + shares.holes;
+            let stored = shares.uncompressed + shares.compressed + shares.holes;
             assert_eq!(stored, info.sizes.bytes(), "bytes that are nowhere");
             assert!(shares.shared <= stored && fragments.compressed <= fragments.used);
             assert!(info.cost.mean <= info.cost.worst && info.cost.p99 <= info.cost.worst);

@@ -150,7 +150,7 @@ impl<'i> Count<'i> {
             };
             *sum = sum.saturating_add(len);
         }
-        self.shares.plain = self.shares.plain.saturating_add(uncompressed);
+        self.shares.uncompressed = self.shares.uncompressed.saturating_add(uncompressed);
         self.shares.compressed = self.shares.compressed.saturating_add(decoded);
         let bytes = uncompressed.saturating_add(decoded);
         if bytes > 0 {
@@ -184,7 +184,7 @@ impl<'i> Count<'i> {
                     self.fragments.compressed = self.fragments.compressed.saturating_add(1);
                     &mut self.shares.compressed
                 }
-                Extent::Uncompressed { .. } | Extent::Hole => &mut self.shares.plain,
+                Extent::Uncompressed { .. } | Extent::Hole => &mut self.shares.uncompressed,
             };
             *sum = sum.saturating_add(bytes);
             self.fragments.used = self.fragments.used.saturating_add(1);

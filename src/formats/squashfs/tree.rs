@@ -4,7 +4,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::block_ranges::Pieces;
+use super::block_ranges::BlockRanges;
 use super::blocklist::{Extent, FileRef};
 use super::directory::{Directory, Entry, Found};
 use super::inode::{Body, Inode, InodeRef, RegularBody};
@@ -87,7 +87,7 @@ impl Tree for SquashFs {
         self.file(ino)
             .and_then(|file| {
                 self.read_ahead(&file, range.clone());
-                self.data.read(self.pieces(file, range)?, scratch)
+                self.data.read(self.block_ranges(file, range)?, scratch)
             })
             .map_err(self.with_location(ino))
     }
@@ -168,7 +168,7 @@ impl Fetch for SquashFs {
         };
         let outcome = InodeRef::parse(file).map(|reference| {
             let file = self.file_at(reference)?;
-            self.data.fetch(self.pieces(file, range)?)
+            self.data.fetch(self.block_ranges(file, range)?)
         });
         if let Some(Err(error)) = outcome {
             // A read of the block fails with the same error and reports it.
@@ -239,8 +239,8 @@ impl SquashFs {
         }
     }
 
-    fn pieces<'m>(&'m self, file: FileRef<'m>, range: Range<u64>) -> Result<Pieces<'m>> {
-        Pieces::new(&self.lists, &self.fragments, file, range)
+    fn block_ranges<'m>(&'m self, file: FileRef<'m>, range: Range<u64>) -> Result<BlockRanges<'m>> {
+        BlockRanges::new(&self.lists, &self.fragments, file, range)
     }
 
     /// Offset in the image of the first byte of a file's contents.
@@ -275,8 +275,8 @@ impl SquashFs {
             start = range.end;
             // The storage reads uncompressed blocks by itself. A thread might ask for them only
             // when they have been served and dropped.
-            let pieces = self.pieces(file.clone(), range.clone());
-            if matches!(pieces.and_then(|pieces| self.data.announce(pieces)), Ok(true)) {
+            let ranges = self.block_ranges(file.clone(), range.clone());
+            if matches!(ranges.and_then(|ranges| self.data.announce(ranges)), Ok(true)) {
                 continue;
             }
             if !self.workers.submit(Request { by: self.weak_self.clone(), file: number, range }) {

@@ -18,7 +18,7 @@ use crate::sync::Arc;
 use crate::units::format_size;
 use crate::vfs::{Finding, Location};
 
-/// Number of samples that tell a compressed archive from another of the same length and time.
+/// Number of samples that distinguish compressed archives of the same length and time.
 const SAMPLES: u64 = 16;
 
 /// A compressed archive.
@@ -99,7 +99,7 @@ fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> R
             format!("damaged: {error}; the only checksum is wrong, so any byte may be wrong");
         return Err(Error::corrupt(context).with_hint("copy it again: it may be incomplete"));
     }
-    scan::stored(sound, options.nesting(), options.progress)
+    scan::uncompressed(sound, options.nesting(), options.progress)
 }
 
 /// The error for a `container` that does not contain a tar, but perhaps another container.

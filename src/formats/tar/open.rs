@@ -16,7 +16,7 @@ use crate::sync::Arc;
 /// The bytes of an archive.
 pub(crate) enum Bytes {
     /// Uncompressed.
-    Stored(Arc<dyn Storage>),
+    Uncompressed(Arc<dyn Storage>),
     /// Compressed as a whole.
     Compressed(CompressedTar),
 }
@@ -38,13 +38,13 @@ pub(super) struct Opened {
 /// As `Tar::open`.
 pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = match bytes {
-        Bytes::Stored(storage) => stored(name, storage, options),
+        Bytes::Uncompressed(storage) => uncompressed(name, storage, options),
         Bytes::Compressed(tar) => compressed(name, tar, options),
     };
     opened.map_err(|error| error.within(name))
 }
 
-fn stored(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
+fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
     let mut first = [0; BLOCK];
     storage.read_exact_at(&mut first, 0)?;
     if header::is_zero(&first) && !is_empty_tar(storage.as_ref())? {
@@ -58,7 +58,7 @@ fn stored(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Re
     if let Some(index) = source.load(fit) {
         return Ok(Opened { storage, compressed: None, index, is_saved: true });
     }
-    let draft = scan::stored(storage.as_ref(), options.nesting(), options.progress)?;
+    let draft = scan::uncompressed(storage.as_ref(), options.nesting(), options.progress)?;
     let offsets = draft.header_offsets(SAMPLES);
     let NewIndex { index, is_saved } = source.make(draft, storage.len(), &offsets)?;
     Ok(Opened { storage, compressed: None, index, is_saved })

@@ -10,8 +10,8 @@
 //!
 //! An attacker could make a copy of an archive with the same length, time and samples but other
 //! names, and have the victim make its index. The victim owns that index, and the attacker can
-//! rename it. So the archive must also be the same file: inode, owner and ctime, which nobody can
-//! set. The exception is an index beside the archive, in a directory where only this user, root and
+//! rename it. So the archive must also be the same file: inode, owner and ctime, which cannot
+//! be set. The exception is an index beside the archive, in a directory where only this user, root and
 //! the owner of the archive can create files. An archive can be copied together with such an index.
 //!
 //! Any number of processes on any number of nodes may do this at once. Each writes its own file and
@@ -344,7 +344,7 @@ impl Saved {
             let context = format!("{shown}: not overwritten, because it is not an index of archfs");
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        // Beside the archive, those who may read the archive may read the index, and nobody else.
+        // An index beside the archive has the read permissions of the archive.
         let mode = match candidate.kind {
             CandidateKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
             CandidateKind::Beside => self.identity.mode & 0o040,

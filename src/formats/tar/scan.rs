@@ -1,6 +1,6 @@
 //! Scans an archive and the archives in it, and builds the tree.
 //!
-//! `walk` goes from header to header. `segments` does so in several places of one archive at once.
+//! `walk` goes from header to header. `segments` does so for several segments of one archive concurrently.
 //! `new_tree` takes the members.
 //!
 //! Invariant: members reach the tree in the order of the archive, however many threads read it.
@@ -29,19 +29,19 @@ const BATCH: usize = 4096;
 ///
 /// # Errors
 /// `Io` if it cannot be read. `Unsupported` if it has too many names.
-pub(super) fn stored(
+pub(super) fn uncompressed(
     storage: &dyn Storage,
     nesting: Nesting,
     progress: &Progress,
 ) -> Result<Draft> {
-    stored_with_grain(storage, nesting, Grain::USUAL, progress)
+    uncompressed_with_grain(storage, nesting, Grain::DEFAULT, progress)
 }
 
-/// Like `stored`, but divides the archive as `grain` says.
+/// Like `uncompressed`, but divides the archive as `grain` says.
 ///
 /// # Errors
-/// As `stored`.
-pub(super) fn stored_with_grain(
+/// As `uncompressed`.
+pub(super) fn uncompressed_with_grain(
     storage: &dyn Storage,
     nesting: Nesting,
     grain: Grain,
@@ -94,7 +94,7 @@ pub(super) fn stored_with_grain(
 /// Scans an archive that is decompressed from start to end. Nested archives are scanned in passing.
 ///
 /// # Errors
-/// As `stored`.
+/// As `uncompressed`.
 pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Draft> {
     let mut tree = NewTree::default();
     let mut members = Members::default();

@@ -1,4 +1,4 @@
-//! Scans one archive in several places at once.
+//! Scans several segments of one archive concurrently.
 //!
 //! Invariant: the tree gets exactly what a scan from the first header to the last would find.
 //!
@@ -52,7 +52,7 @@ pub(super) struct Grain {
 
 impl Grain {
     /// For real archives. Tests divide small ones more finely.
-    pub(super) const USUAL: Self =
+    pub(super) const DEFAULT: Self =
         Self { sample: 256, per_segment: 2048, segment_min: 1 << 20, segment_max: 256 << 20 };
 }
 

@@ -1,4 +1,4 @@
-//! Compares scans in several places at once with scans from the first header to the last.
+//! Compares concurrent scans of several segments with scans from the first header to the last.
 //!
 //! The archives are random: extensions, data that looks like headers, global headers, ends in the
 //! middle, damage. Some reads fail.
@@ -12,7 +12,7 @@ use super::index::{Allowance, Content, DirectoryId, Draft, Index, Nested, in_mem
 use super::members::Members;
 use super::new_tree::NewTree;
 use super::notes::Notes;
-use super::scan::{forward, stored, stored_with_grain};
+use super::scan::{forward, uncompressed, uncompressed_with_grain};
 use super::segments::Grain;
 use super::source::Windowed;
 use super::walk::Walk;
@@ -213,7 +213,8 @@ fn a_scan_in_many_places_finds_what_a_scan_from_the_start_finds() {
         let storage = MemStorage::new(random_archive(seed));
         for nesting in [Nesting::Ignore, Nesting::Recognise] {
             let expected = sequential(&storage, nesting).unwrap();
-            let found = stored_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
+            let found =
+                uncompressed_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
             assert_eq!(found.notes, expected.notes, "seed {seed}, {nesting:?}");
             members += found.len();
             noted += found.notes.len();
@@ -300,14 +301,14 @@ fn a_read_that_fails_gives_an_error_and_never_another_tree() {
         let nesting = Nesting::Recognise;
         let expected = apart(sequential(&storage, nesting).unwrap());
         storage.fail_next(1);
-        let first = stored_with_grain(&storage, nesting, FINE, &Progress::default());
+        let first = uncompressed_with_grain(&storage, nesting, FINE, &Progress::default());
         assert_eq!(first.err().unwrap().kind(), Kind::Io, "seed {seed}");
         let before = storage.reads();
-        stored_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
+        uncompressed_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
         let reads = storage.reads() - before;
         for nth in (1..=reads).step_by(1 + reads as usize / 40) {
             let failing = Failing { storage: &storage, countdown: AtomicU64::new(nth) };
-            match stored_with_grain(&failing, nesting, FINE, &Progress::default()) {
+            match uncompressed_with_grain(&failing, nesting, FINE, &Progress::default()) {
                 Err(error) => {
                     assert_eq!(error.kind(), Kind::Io, "seed {seed}, read {nth}: {error}");
                     failed += 1;
@@ -372,7 +373,7 @@ impl Storage for Endless {
 fn a_large_archive_is_scanned_by_its_headers_with_many_reads_under_way() {
     let [bytes, reads, under_way, most] = Default::default();
     let archive = Endless { headers: 200_000, bytes, reads, under_way, most };
-    let index = stored(&archive, Nesting::Ignore, &Progress::default()).unwrap();
+    let index = uncompressed(&archive, Nesting::Ignore, &Progress::default()).unwrap();
     assert_eq!(index.len(), 1 + 200_000 + 200_000_usize.div_ceil(1300));
     assert_eq!(index.notes, [""; 0]);
     let [bytes, reads, most] = [&archive.bytes, &archive.reads, &archive.most]
@@ -384,7 +385,7 @@ fn a_large_archive_is_scanned_by_its_headers_with_many_reads_under_way() {
 }
 
 #[test]
-fn tells_of_what_it_can_not_show_and_not_of_a_label() {
+fn reports_members_that_it_cannot_show_but_no_label() {
     let mut device = member(b"device", b'3', b"", b"");
     device[329..337].copy_from_slice(b"0010000\0");
     device[337..345].copy_from_slice(b"0000001\0");
@@ -399,7 +400,7 @@ fn tells_of_what_it_can_not_show_and_not_of_a_label() {
         vec![0; 2 * BLOCK],
     ];
     let storage = MemStorage::new(bytes.concat());
-    let index = stored(&storage, Nesting::Ignore, &Progress::default()).unwrap();
+    let index = uncompressed(&storage, Nesting::Ignore, &Progress::default()).unwrap();
     let expected = [
         "left out 1: access lists of a Sun tar, such as \"acl\"",
         "left out 1: devices with numbers too large for Linux, such as \"device\"",
@@ -418,7 +419,7 @@ fn a_long_name_ends_at_its_nul_and_not_where_its_size_says() {
     seal(&mut long[..BLOCK]);
     let bytes = [long, member(b"nn", b'0', b"", b"data"), vec![0; 2 * BLOCK]].concat();
     let storage = MemStorage::new(bytes);
-    let index = stored(&storage, Nesting::Ignore, &Progress::default()).unwrap();
+    let index = uncompressed(&storage, Nesting::Ignore, &Progress::default()).unwrap();
     let name = crate::vfs::Name::parse(name.as_bytes()).unwrap();
     assert_eq!(index.notes, [""; 0]);
     let found = indexed(index).find(0, (1, 1), name).unwrap();

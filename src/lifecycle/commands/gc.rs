@@ -76,8 +76,8 @@ fn finish(mount_point: &Path, lock: Option<MountLock>) -> Result<()> {
     }
 }
 
-/// Clears what the daemon of `file` left behind, if it is gone. Returns the directory that was
-/// removed.
+/// Removes the stale mount and the record of the daemon of `file`, if it has ended. Returns the
+/// directory that was removed.
 fn clear_record(file: &RecordFile, deadline: Instant) -> Result<Option<PathBuf>> {
     if file.record.as_ref().is_some_and(|record| !record.is_of_this_node()) {
         return Ok(None);

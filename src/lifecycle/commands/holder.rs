@@ -108,8 +108,8 @@ fn ancestors(process: Stat) -> impl Iterator<Item = i32> {
 /// init adopted it, init would hold the mount for ever.
 ///
 /// A process is in the session of its real parent, unless it was made the leader of a new session.
-/// In a container, init may be in the session of the script. Then an orphan cannot be told from a
-/// child, and its mount stays as long as init runs.
+/// In a container, init may be in the session of the script. Then an orphan looks like a child,
+/// and its mount stays as long as init runs.
 fn is_real_parent(parent: ProcessId) -> bool {
     let Some(own) = process::own_stat() else {
         return true;

@@ -41,7 +41,7 @@ pub struct Listed {
 pub enum State {
     /// It is served.
     Alive,
-    /// Its daemon is gone: the mount is stale.
+    /// Its daemon has ended: the mount is stale.
     Stale,
     /// Its daemon runs but does not answer.
     Silent,

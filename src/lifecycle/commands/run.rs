@@ -138,7 +138,7 @@ fn obtain(
 }
 
 /// Mounts in a mount namespace of this process, which the command inherits. The daemon stays
-/// outside, where it can remove the directory it created once the namespace is gone.
+/// outside, where it can remove the directory it created when the namespace has ended.
 fn mount_privately(
     mount_point: &Path,
     plan: &MountPlan,
@@ -193,7 +193,7 @@ impl RunLease {
         self.end(mount_point, &|_| Box::new(()));
     }
 
-    /// Gives the lease back. Returns when the mount is gone, or at once if it stays because others
+    /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
     /// hold it.
     fn end(self, mount_point: &Path, show: Show<'_>) {
         // Checked first, because detaching a private mount ends it.

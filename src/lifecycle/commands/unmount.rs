@@ -22,7 +22,7 @@ use crate::os::process::ProcessId;
 /// How long a daemon may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Time between two looks at a mount that is starting.
+/// Time between two checks of a mount that is starting.
 const POLL: Duration = Duration::from_millis(2);
 
 /// How long the kernel may take to unmount.
@@ -31,7 +31,7 @@ const UNMOUNT: Duration = Duration::from_secs(120);
 /// The result of `unmount`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unmounted {
-    /// The mount and everything created for it are gone.
+    /// The mount is unmounted, and everything created for it is removed.
     Gone,
     /// The caller's lease has ended, but others hold the mount. The text names their processes.
     HeldByOthers(String),
@@ -39,8 +39,8 @@ pub enum Unmounted {
     Stays,
 }
 
-/// Unmounts the archfs mount at `path`. Returns when the mount and everything created for it are
-/// gone. A mount that others hold stays, unless `how` is `Lazily`.
+/// Unmounts the archfs mount at `path`. Returns when everything created for it is also
+/// removed. A mount that others hold stays, unless `how` is `Lazily`.
 ///
 /// # Errors
 /// `NotMounted` if nothing is mounted there, or something that is not an archfs mount of this user;
@@ -143,7 +143,7 @@ fn wait_for_exit(mount_point: &Path, limit: Duration) -> bool {
 
 /// Ends the lease on the mount at `path` that `mount --until-pid` took for process `pid`, as if the
 /// process had ended. The mount is unmounted, lazily if it is in use, unless others hold it or it
-/// is kept. Returns when the mount is gone, or at once if it stays.
+/// is kept. Returns when it is unmounted, or at once if it stays.
 ///
 /// # Errors
 /// `NotMounted` if that process does not hold what is mounted there; `NotFound` if there is no such

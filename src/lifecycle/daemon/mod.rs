@@ -15,7 +15,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::fuse::{ArchiveFilesystem, Faults, SessionShape, session_shape};
+use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::share::{Leases, UnmountAnswer, UnmountRequest};
@@ -78,7 +78,7 @@ struct Daemon {
     mounts: File,
     session: JoinHandle<io::Result<()>>,
     stats: Arc<Stats>,
-    faults: Arc<Faults>,
+    failure_log: Arc<FailureLog>,
     report: Report,
     /// Whether a process that waited for the end has received the summary.
     has_reported: bool,
@@ -89,8 +89,8 @@ struct Daemon {
 /// How often to touch it: cleaners of /tmp remove files that are days old.
 const REFRESH: Duration = Duration::from_secs(3600);
 
-/// How long the end of a mount waits until faults are logged.
-const FAULTS_LIMIT: Duration = Duration::from_secs(2);
+/// How long the end of a mount waits until failed requests are logged.
+const FAILURE_LOG_LIMIT: Duration = Duration::from_secs(2);
 
 /// How long a client may take to return its lease after the session has ended.
 const LEAVE_LIMIT: Duration = Duration::from_millis(200);
@@ -125,9 +125,9 @@ impl Daemon {
         let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let wake = session_end.waker()?;
         let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
-        let faults = Faults::new(Arc::clone(&tree), archives);
+        let failure_log = FailureLog::new(Arc::clone(&tree), archives);
         let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.lifetime.idle)
-            .with_faults(Arc::clone(&faults));
+            .with_failure_log(Arc::clone(&failure_log));
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         archive_cache.update(Instant::now());
         stage::preload(preloaded);
@@ -152,7 +152,7 @@ impl Daemon {
             mounts,
             session,
             stats,
-            faults,
+            failure_log,
             report,
             has_reported: false,
             refresh_at: Instant::now() + REFRESH,
@@ -282,7 +282,7 @@ impl Daemon {
         if self.mount.is_attached() || self.leases.is_awaited() {
             self.mount.clear_up();
         }
-        self.faults.finish(FAULTS_LIMIT);
+        self.failure_log.finish(FAILURE_LOG_LIMIT);
         self.has_reported |= self.leases.close(&self.report.write().summary());
     }
 

@@ -11,8 +11,8 @@ mod fusermount;
 mod kernel;
 mod limits;
 mod memory;
+mod mount_parents;
 mod namespace;
-mod places;
 mod trial;
 
 pub use batch::{Batch, Scheduler, Task};
@@ -22,8 +22,8 @@ pub use fusermount::{Configuration, Unusable};
 pub use kernel::Kernel;
 pub use limits::{Descriptors, Processes};
 pub use memory::Memory;
+pub use mount_parents::{MountParent, MountParentState};
 pub use namespace::{Barrier, check_namespace};
-pub use places::{Place, State as PlaceState};
 pub use trial::{Failure, Steps, Trial, Tried, check_mount};
 
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub struct Node {
     /// The number of CPU cores that this process may use.
     pub processors: usize,
     /// Directories in which users usually mount.
-    pub places: Vec<Place>,
+    pub mount_parents: Vec<MountParent>,
     /// The directory of the records, or the error of writing to it.
     pub records: crate::error::Result<PathBuf>,
     /// Mounts of this user that are stale, or whose daemon does not answer.
@@ -89,7 +89,7 @@ impl Node {
             processes: Processes::probe(threads),
             memory: Memory::probe(),
             processors,
-            places: places::all(),
+            mount_parents: mount_parents::all(),
             records: share::check_record_directory(),
             broken: broken.map(|mount| (mount.mount_point, mount.state)).collect(),
         }

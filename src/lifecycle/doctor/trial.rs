@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::places::{Place, State};
+use super::mount_parents::{MountParent, MountParentState};
 use crate::error::{Error, Kind, Result, reason};
 use crate::log::{Label, parse_line};
 use crate::os::process::ProcessId;
@@ -83,10 +83,10 @@ impl Failure {
 }
 
 impl Trial {
-    /// Makes all attempts in the first of `places` in which a directory can be created.
-    pub fn hold(places: &[Place], steps: &Steps) -> Self {
+    /// Makes all attempts in the first of `parents` in which a directory can be created.
+    pub fn hold(parents: &[MountParent], steps: &Steps) -> Self {
         let namespace = attempt(&(steps.namespace)());
-        let setup = match Setup::create_in_first(places) {
+        let setup = match Setup::create_in_first(parents) {
             Ok(setup) => setup,
             Err(failure) => {
                 let [mount, run, run_private] = [(); 3].map(|()| Err(failure.clone()));
@@ -120,11 +120,13 @@ struct Setup {
 }
 
 impl Setup {
-    /// Creates it in the first of `places` in which a directory can be created.
-    fn create_in_first(places: &[Place]) -> std::result::Result<Self, Failure> {
+    /// Creates it in the first of `parents` in which a directory can be created.
+    fn create_in_first(parents: &[MountParent]) -> std::result::Result<Self, Failure> {
         let mut first = None;
-        for place in places.iter().filter(|place| matches!(place.state, State::Writable(_))) {
-            match Self::create_in(&place.path) {
+        for parent in
+            parents.iter().filter(|parent| matches!(parent.state, MountParentState::Writable(_)))
+        {
+            match Self::create_in(&parent.path) {
                 Ok(setup) => return Ok(setup),
                 Err(error) => first = first.or(Some(Failure::new(error.to_string()))),
             }
@@ -285,9 +287,12 @@ mod tests {
     #[test]
     fn skips_an_unusable_directory() {
         let directory = tempfile::tempdir().unwrap();
-        let place = |path: &Path| Place { path: path.to_owned(), state: State::Writable(0) };
-        let missing = place(&directory.path().join("gone"));
-        let setup = Setup::create_in_first(&[missing.clone(), place(directory.path())]).unwrap();
+        let parent = |path: &Path| MountParent {
+            path: path.to_owned(),
+            state: MountParentState::Writable(0),
+        };
+        let missing = parent(&directory.path().join("gone"));
+        let setup = Setup::create_in_first(&[missing.clone(), parent(directory.path())]).unwrap();
         assert!(setup.mount_point.starts_with(directory.path()) && !setup.mount_point.exists());
         let failure = Setup::create_in_first(&[missing]).err().unwrap();
         assert!(failure.said.contains("gone: cannot create a mount point"), "{failure:?}");

@@ -43,7 +43,7 @@ pub use task::Task;
 
 /// Whether the daemon runs as a job step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobStep {
+pub enum JobStepChoice {
     /// If that makes a difference and is possible.
     Auto,
     /// Always; it is an error if that is impossible.
@@ -56,7 +56,7 @@ pub enum JobStep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Mounted until the job ends.
-    Mounted {
+    OnNodes {
         /// The id of the job.
         job: String,
         /// The number of nodes of the job.
@@ -82,13 +82,13 @@ pub enum Outcome {
 /// `CannotMount` if a step was requested but is impossible; `Io`.
 pub fn mount(
     plan: &MountPlan,
-    (choice, nodes): (JobStep, Nodes),
+    (choice, nodes): (JobStepChoice, Nodes),
     arguments: &dyn Fn(Option<String>) -> Vec<OsString>,
     ready: Option<u32>,
 ) -> Result<Outcome> {
-    let is_required = choice == JobStep::Always || nodes == Nodes::All;
+    let is_required = choice == JobStepChoice::Always || nodes == Nodes::All;
     let job = match Job::of_batch_script(&|name| std::env::var(name).ok()) {
-        _ if choice == JobStep::Never => return Ok(Outcome::NoStep(None)),
+        _ if choice == JobStepChoice::Never => return Ok(Outcome::NoStep(None)),
         Ok(job) if is_required || job.is_tracked(slurm::killed_with().as_deref()) => job,
         Ok(_) => return Ok(Outcome::NoStep(None)),
         Err(error) if is_required => return Err(error),
@@ -113,7 +113,7 @@ pub fn mount(
         Err(error) => End::NoStep(error.to_string()),
     };
     Ok(match end {
-        End::Done => Outcome::Mounted { job: job.id, nodes: job.nodes },
+        End::Done => Outcome::OnNodes { job: job.id, nodes: job.nodes },
         End::Failed(failed, status) => Outcome::Failed { status, failed, nodes: job.nodes },
         End::NoStep(why) if is_required => {
             let context = format!("cannot start a job step: {why}");

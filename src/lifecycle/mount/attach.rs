@@ -222,7 +222,7 @@ fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
         Detach::IfIdle => UnmountFlags::NOFOLLOW,
         Detach::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
     };
-    match unmount_pinned(mount_point, flags) {
+    match unmount_in_parent(mount_point, flags) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(busy(mount_point)),
         Err(error) => {
@@ -232,7 +232,7 @@ fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
 }
 
 /// Unmounts the topmost mount at `mount_point`, if it is still one of archfs.
-fn unmount_pinned(mount_point: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+fn unmount_in_parent(mount_point: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
     let parent = ParentDirectory::new(mount_point)?;
     // A mount point cannot be renamed, and `parent` does not depend on the directories above it.
     match mountinfo::topmost(mount_point) {
@@ -282,7 +282,7 @@ fn log_mounted(mount_point: &Path, how: &str, start: Instant) {
 /// # Errors
 /// `Io`.
 pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
-    unmount_pinned(mount_point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).map_err(|error| {
+    unmount_in_parent(mount_point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).map_err(|error| {
         Error::io(format!("{}: cannot unmount", mount_point.display()), error.into())
     })
 }

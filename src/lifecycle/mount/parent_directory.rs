@@ -97,24 +97,24 @@ mod tests {
     fn keeps_its_directory_when_one_above_it_is_replaced() {
         let work = tempfile::tempdir().unwrap();
         let work = fs::canonicalize(work.path()).unwrap();
-        let (parent, moved, trap) = (work.join("folder"), work.join("moved"), work.join("trap"));
-        for directory in [parent.join("place"), trap.join("place")] {
+        let (parent, moved, trap) = (work.join("parent"), work.join("moved"), work.join("trap"));
+        for directory in [parent.join("mount"), trap.join("mount")] {
             fs::create_dir_all(directory).unwrap();
         }
-        let pinned = ParentDirectory::new(&parent.join("place")).unwrap();
+        let directory_in_parent = ParentDirectory::new(&parent.join("mount")).unwrap();
         fs::rename(&parent, &moved).unwrap();
         symlink(&trap, &parent).unwrap();
-        fs::remove_dir(pinned.path()).unwrap();
-        assert!(!moved.join("place").exists() && trap.join("place").exists());
-        fs::create_dir(pinned.path()).unwrap();
-        assert!(moved.join("place").exists());
-        assert_eq!(ParentDirectory::new(&parent.join("place")).unwrap_err(), Errno::LOOP);
+        fs::remove_dir(directory_in_parent.path()).unwrap();
+        assert!(!moved.join("mount").exists() && trap.join("mount").exists());
+        fs::create_dir(directory_in_parent.path()).unwrap();
+        assert!(moved.join("mount").exists());
+        assert_eq!(ParentDirectory::new(&parent.join("mount")).unwrap_err(), Errno::LOOP);
     }
 
     #[test]
     fn open_to_owner_adds_permissions_for_the_owner_only() {
         let work = tempfile::tempdir().unwrap();
-        let mount_point = fs::canonicalize(work.path()).unwrap().join("place");
+        let mount_point = fs::canonicalize(work.path()).unwrap().join("mount");
         fs::create_dir(&mount_point).unwrap();
         for (before, after) in [(0o600, 0o700), (0, 0o700), (0o1155, 0o1755), (0o700, 0o700)] {
             fs::set_permissions(&mount_point, fs::Permissions::from_mode(before)).unwrap();

@@ -1,6 +1,6 @@
 //! Finds what is to be packed: directories, lists of files and archives become one catalog.
 //!
-//! `folder`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits either,
+//! `disk_directory`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits either,
 //! and `placing` fills the catalog. `list` selects files, `map` moves them.
 //!
 //! Invariants: the catalog depends on the sources and their order, never on threads or on the order
@@ -16,7 +16,7 @@ use super::catalog::{Catalog, InodeId, Owner};
 use crate::error::{Error, Kind, Result};
 
 mod disk;
-mod folder;
+mod disk_directory;
 mod found;
 mod list;
 mod map;
@@ -28,17 +28,17 @@ mod tests;
 mod tree;
 mod walk;
 
-use folder::{DiskDirectory, OutputArchive};
+use disk_directory::{DiskDirectory, OutputArchive};
 use found::{Directory, Found};
 use list::{Selection, Wanted};
 use map::Map;
-use opening::{Opened, Plain};
+use opening::{Opened, PlainFile};
 use placing::{CatalogFiller, Destination};
 use table::{Rows, Table};
 use tree::{Archive, ArchiveContent, VisitedDirectories};
 use walk::Walk;
 
-pub use folder::{OtherMounts, OutputNames};
+pub use disk_directory::{OtherMounts, OutputNames};
 pub use list::{FileList, Separator};
 
 /// What is to be packed.
@@ -97,7 +97,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
                 gathering.directory(name.as_deref(), directory, found)?;
             }
             Opened::Archive(archive) => gathering.archive(archive)?,
-            Opened::Plain(plain) => gathering.add_plain(path, plain)?,
+            Opened::PlainFile(file) => gathering.add_plain_file(path, file)?,
         }
     }
     let Gathering { filler, in_root, .. } = gathering;
@@ -202,7 +202,7 @@ impl Gathering<'_, '_> {
         let mut rows = Rows::new();
         let mut any = false;
         for opened in opened {
-            if let Opened::Plain(Plain { path, found, key }) = opened {
+            if let Opened::PlainFile(PlainFile { path, found, key }) = opened {
                 *key = rows.add(0, path.as_os_str().as_bytes(), found)?;
                 any = true;
             }
@@ -215,18 +215,18 @@ impl Gathering<'_, '_> {
         Ok(())
     }
 
-    fn add_plain(&mut self, path: &Path, plain: Plain) -> Result<()> {
+    fn add_plain_file(&mut self, path: &Path, file: PlainFile) -> Result<()> {
         let root = Directory {
             path: Box::default(),
-            id: plain.found.id,
+            id: file.found.id,
             key: 0,
             inode: InodeId::ROOT,
             wanted: Wanted::All,
         };
         let destination = Destination { path: b"", source: self.plain, space: 0 };
         let name = path.file_name().unwrap_or_default().as_bytes();
-        let key = plain.key;
-        let added = self.filler.add(&destination, &root, name, plain.found, key);
+        let key = file.key;
+        let added = self.filler.add(&destination, &root, name, file.found, key);
         added.map(drop).map_err(|error| error.within(path.display()))
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::folder::{DiskDirectory, OutputArchive, OutputNames};
+use super::disk_directory::{DiskDirectory, OutputArchive, OutputNames};
 use super::found::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, disk};
@@ -31,18 +31,18 @@ const OPENED_AT_ONCE: usize = 8;
 pub(super) enum Opened<'s> {
     Directory(DiskDirectory<'s>, Found),
     Archive(Archive),
-    Plain(Plain),
+    PlainFile(PlainFile),
 }
 
 impl Opened<'_> {
     /// Whether it contains files.
     pub(super) fn holds_files(&self) -> bool {
-        !matches!(self, Self::Plain(_))
+        !matches!(self, Self::PlainFile(_))
     }
 }
 
 /// A file that is packed as it is.
-pub(super) struct Plain {
+pub(super) struct PlainFile {
     /// Its path. The last component is no symbolic link.
     pub(super) path: PathBuf,
     pub(super) found: Found,
@@ -76,15 +76,15 @@ pub(super) fn all<'s>(
             opened.push(Opened::Directory(directory, found));
             continue;
         }
-        let plain = plain(path)?;
+        let file = plain_file(path)?;
         if is_output(path, output_archive) {
             let context = format!("{}: is both a source and the archive to make", path.display());
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        if matches!(plain.found.kind, FoundKind::File { .. }) {
+        if matches!(file.found.kind, FoundKind::File { .. }) {
             regular.push(opened.len());
         }
-        opened.push(Opened::Plain(plain));
+        opened.push(Opened::PlainFile(file));
     }
     let files: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
     let trees = trees(job, sources, &files)?;
@@ -103,7 +103,7 @@ pub(super) fn open_directory(path: &Path) -> Result<OwnedFd> {
         .map_err(|error| Error::io(format!("{}: cannot open", path.display()), error.into()))
 }
 
-fn plain(path: &Path) -> Result<Plain> {
+fn plain_file(path: &Path) -> Result<PlainFile> {
     let failed =
         |error: std::io::Error| Error::io(format!("{}: cannot read", path.display()), error);
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
@@ -111,7 +111,7 @@ fn plain(path: &Path) -> Result<Plain> {
     let name = real.file_name().unwrap_or_default().as_bytes();
     let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name);
     let found = found.map_err(|error| error.within(path.display()))?;
-    Ok(Plain { path: real, found, key: 0 })
+    Ok(PlainFile { path: real, found, key: 0 })
 }
 
 fn is_output(path: &Path, output_archive: Option<&OutputArchive>) -> bool {
@@ -134,7 +134,7 @@ fn trees(
     let options = OpenOptions {
         cache_bytes: sources.cache_bytes / files.len() as u64,
         recursive: sources.recursive,
-        // Only a new index tells what is wrong with the archive.
+        // Only making a new index reports the damage of an archive.
         index_policy: IndexPolicy::Ignore,
         findings: FindingSink::Return,
         ..OpenOptions::default()

@@ -1,6 +1,4 @@
-//! The contents of an image in numbers, for messages and scripts.
-//!
-//! Invariant: every number is counted from the image; none is an estimate.
+//! The contents of an image in numbers, counted and not estimated, for messages and scripts.
 
 use serde::Serialize;
 
@@ -10,7 +8,7 @@ pub struct Layout {
     /// Regular files, each once however many names it has.
     pub files: u64,
     /// Directories, including the root.
-    pub folders: u64,
+    pub directories: u64,
     /// Symbolic links.
     pub symlinks: u64,
     /// Devices, named pipes and sockets.

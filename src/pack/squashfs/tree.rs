@@ -305,7 +305,7 @@ impl Writer<'_> {
             parent,
             index_count: listing.index_count,
         };
-        self.layout.folders += 1;
+        self.layout.directories += 1;
         self.inodes.put(self.encoder, &Header { links, ..header }.directory(&directory))?;
         self.inodes.put(self.encoder, &listing.index)
     }

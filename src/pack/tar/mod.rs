@@ -42,7 +42,7 @@ pub struct Members {
     /// Bytes of the regular files, holes included.
     pub bytes: u64,
     /// Directories except the root.
-    pub folders: u64,
+    pub directories: u64,
     /// Symbolic links.
     pub symlinks: u64,
     /// Additional names of files.
@@ -199,7 +199,7 @@ impl Writer<'_> {
                 (None, InodeKind::Directory(_)) => {
                     directory = [path, b"/"].concat();
                     header.path = &directory;
-                    &mut self.members.folders
+                    &mut self.members.directories
                 }
                 (None, InodeKind::Symlink(_)) => &mut self.members.symlinks,
                 (None, InodeKind::Device { .. } | InodeKind::Fifo) => &mut self.members.devices,

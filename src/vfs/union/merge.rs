@@ -33,7 +33,7 @@ pub(super) struct Merging<'l> {
 #[derive(Clone, Copy, Debug)]
 enum Source {
     /// A directory of a tree.
-    Folder(Inner),
+    Directory(Inner),
     /// A directory on the path to the mount directory of `layer`, `depth` names below the root.
     Way { layer: usize, depth: usize },
 }
@@ -84,7 +84,7 @@ impl<'l> Merging<'l> {
             let count = directories.count();
             self.hidden += (same.len() - count.max(1)) as u64;
             let ino = match (count, last.source) {
-                (0 | 1, Source::Folder(inner)) => self.numbers.outer(inner)?,
+                (0 | 1, Source::Directory(inner)) => self.numbers.outer(inner)?,
                 _ => {
                     let shared =
                         same[same.len() - count..].iter().map(|candidates| candidates.source);
@@ -96,7 +96,7 @@ impl<'l> Merging<'l> {
             entries.push(Entry { name: last.name, ino, kind: last.kind });
         }
         let shown = sources.iter().rev().find_map(|source| match source {
-            Source::Folder(inner) => Some(*inner),
+            Source::Directory(inner) => Some(*inner),
             Source::Way { .. } => None,
         });
         Ok(Merged { shown, entries: entries.into() })
@@ -114,7 +114,7 @@ impl<'l> Merging<'l> {
         };
         for source in sources {
             match *source {
-                Source::Folder(Inner { tree, ino }) => {
+                Source::Directory(Inner { tree, ino }) => {
                     // A damaged archive may have a directory inside itself; merging it would never
                     // end.
                     if !self.merged.insert((tree, ino)) {
@@ -123,7 +123,7 @@ impl<'l> Merging<'l> {
                     }
                     self.layers[tree].tree.read_dir(ino, Cookie::START, &mut |entry| {
                         let name = keep(entry.name.as_bytes());
-                        let source = Source::Folder(Inner { tree, ino: entry.ino });
+                        let source = Source::Directory(Inner { tree, ino: entry.ino });
                         candidates.push(Found { name, kind: entry.kind, source });
                         ControlFlow::Continue(())
                     })?;
@@ -155,5 +155,5 @@ fn source(paths: &[Vec<&[u8]>], layer: usize, depth: usize) -> Source {
     if depth < paths[layer].len() {
         return Source::Way { layer, depth };
     }
-    Source::Folder(Inner { tree: layer, ino: Ino::ROOT })
+    Source::Directory(Inner { tree: layer, ino: Ino::ROOT })
 }

@@ -107,7 +107,7 @@ impl Union {
     /// The object that an inode number of the union stands for.
     fn target(&self, ino: Ino) -> Result<Target<'_>> {
         let found = match self.numbers.numbered(ino) {
-            Some(Numbered::Folder(index)) => self.directories.get(index).map(Target::Merged),
+            Some(Numbered::Directory(index)) => self.directories.get(index).map(Target::Merged),
             Some(Numbered::Inner(Inner { tree, ino })) => Some(Target::Inner(tree, ino)),
             None => None,
         };

@@ -24,7 +24,7 @@ pub(super) struct Numbers {
 /// The object that a number stands for.
 pub(super) enum Numbered {
     /// A merged directory, by its index.
-    Folder(usize),
+    Directory(usize),
     Inner(Inner),
 }
 
@@ -76,7 +76,7 @@ impl Numbers {
     pub(super) fn numbered(&self, ino: Ino) -> Option<Numbered> {
         let number = ino.number();
         if ino == Ino::ROOT {
-            return Some(Numbered::Folder(0));
+            return Some(Numbered::Directory(0));
         }
         if number >= LIMIT {
             let tree = usize::try_from(number >> INNER_BITS).ok()?.checked_sub(1)?;
@@ -85,7 +85,7 @@ impl Numbers {
         }
         if let Some(index) = number.checked_sub(self.directories_start()) {
             let index = usize::try_from(index).ok().filter(|&index| index > 0);
-            return index.map(Numbered::Folder);
+            return index.map(Numbered::Directory);
         }
         // The last tree that starts at or before it. Trees without numbers start where the next one
         // does.

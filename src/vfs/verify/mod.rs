@@ -34,7 +34,7 @@ pub struct Counts {
     /// Names of regular files.
     pub files: u64,
     /// Directories, including the root.
-    pub folders: u64,
+    pub directories: u64,
     /// Names of symbolic links.
     pub links: u64,
     /// Names of devices, fifos and sockets.
@@ -46,9 +46,9 @@ pub struct Counts {
 impl Counts {
     /// Adds the counts of another tree.
     pub fn add(&mut self, other: Self) {
-        let Self { files, folders, links, others, bytes } = other;
+        let Self { files, directories, links, others, bytes } = other;
         self.files = self.files.saturating_add(files);
-        self.folders = self.folders.saturating_add(folders);
+        self.directories = self.directories.saturating_add(directories);
         self.links = self.links.saturating_add(links);
         self.others = self.others.saturating_add(others);
         self.bytes = self.bytes.saturating_add(bytes);

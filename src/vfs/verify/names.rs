@@ -49,7 +49,7 @@ impl<'t> Names<'t> {
     fn directories(&mut self) {
         let mut directories = DirectoryWalk::from_root();
         while let Some((path, directory)) = directories.next() {
-            self.counts.folders += 1;
+            self.counts.directories += 1;
             let listed = self.tree.read_dir(directory, Cookie::START, &mut |entry| {
                 let path = joined(&path, entry.name.as_bytes());
                 if let Some(inner) = self.entry(directory, &path, &entry)

@@ -124,7 +124,7 @@ fn system_errors_are_not_damage_and_each_file_is_reported_once() {
         let (tree, progress) = (Failing::default(), Progress::default());
         let verified = verify(&tree, threads, &progress);
         let bytes = 3 * SIZE + HOLE;
-        let counts = Counts { files: 4, folders: 1, bytes, ..Counts::default() };
+        let counts = Counts { files: 4, directories: 1, bytes, ..Counts::default() };
         assert_eq!(verified.counts, counts);
         let [damage, refusal] = verified.findings.as_slice() else {
             panic!("{:?}", verified.findings);

@@ -56,11 +56,11 @@ fn serves_the_data_before_a_cut() {
 fn detects_a_flipped_byte_and_returns_no_wrong_data() {
     let data = sample(600_000, 13);
     for (tool, encoded) in checked_files(&data) {
-        let mut places: Vec<usize> = (0..40).map(|n| encoded.len() * n / 40 + n).collect();
-        places.extend((1..30).chain(encoded.len() - 30..encoded.len()));
-        for place in places {
+        let mut offsets: Vec<usize> = (0..40).map(|n| encoded.len() * n / 40 + n).collect();
+        offsets.extend((1..30).chain(encoded.len() - 30..encoded.len()));
+        for offset in offsets {
             let mut bad = encoded.clone();
-            bad[place] ^= 1 << (place % 8);
+            bad[offset] ^= 1 << (offset % 8);
             if Container::recognise(&bad).is_none() {
                 continue;
             }
@@ -69,9 +69,9 @@ fn detects_a_flipped_byte_and_returns_no_wrong_data() {
             let verified_len = seek_index.len() as usize;
             assert!(
                 bytes[..verified_len] == data[..verified_len],
-                "{tool}: byte {place} flipped, wrong bytes"
+                "{tool}: byte {offset} flipped, wrong bytes"
             );
-            assert!(error.is_some() || bytes == data, "{tool}: byte {place} flipped, unnoticed");
+            assert!(error.is_some() || bytes == data, "{tool}: byte {offset} flipped, unnoticed");
         }
     }
 }
@@ -88,11 +88,12 @@ fn rejects_hostile_seek_points_or_survives_them() {
         for len in (0..good.len()).step_by(good.len() / 200 + 1) {
             assert!(parse(&good[..len]).is_err(), "{tool}: {len} bytes");
         }
-        let places = (0..120.min(good.len())).chain((120..good.len()).step_by(good.len() / 20 + 1));
-        for place in places {
+        let offsets =
+            (0..120.min(good.len())).chain((120..good.len()).step_by(good.len() / 20 + 1));
+        for offset in offsets {
             for flip in [1, 0x80, 0xff] {
                 let mut bad = good.clone();
-                bad[place] ^= flip;
+                bad[offset] ^= flip;
                 let Ok(seek_index) = parse(&bad) else { continue };
                 let len = seek_index.len();
                 // Other tests cover spooled data. Decoding it for each flip would take too long.

@@ -68,7 +68,7 @@ fn an_archive_matches_tarfile() {
             InodeKind::File { content, .. } => catalog.content(content).data_offset(content.key),
             _ => 0,
         });
-        assert!(offsets.clone().any(|place| place > 0));
+        assert!(offsets.clone().any(|offset| offset > 0));
     }
     let tar = work.path().join("sparse.tar");
     let mut command = Command::new("tar");

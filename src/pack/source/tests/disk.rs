@@ -114,10 +114,10 @@ fn a_changed_file_is_reported_and_not_read() {
 }
 
 #[test]
-fn what_can_not_be_read_is_named_and_the_rest_is_packed() {
+fn unreadable_files_are_named_and_the_rest_is_packed() {
     if rustix::process::geteuid().is_root() {
         // Root can read everything.
-        alone("disk::what_can_not_be_read_is_named_and_the_rest_is_packed", Some(65_534));
+        alone("disk::unreadable_files_are_named_and_the_rest_is_packed", Some(65_534));
         return;
     }
     let work = tempfile::tempdir().unwrap();

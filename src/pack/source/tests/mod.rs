@@ -15,6 +15,7 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mkdirat, mknodat, openat, setxattr};
 
 use super::*;
+use crate::os::kernel_file;
 use crate::pack::Problem;
 use crate::pack::catalog::{InodeId, InodeKind};
 use crate::progress::Progress;
@@ -214,21 +215,17 @@ fn a_file_costs_less_than_256_bytes() {
             File::create(directory.join(format!("n01440764_{file:05}.JPEG"))).unwrap();
         }
     }
-    let kib = |field: &str| {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
-        line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
-    };
+    let kib = |name: &str| kernel_file::own_memory(name).unwrap() / 1024;
     // The first half of the files pays for threads and buffers, the second only for files.
     let mut kept = Vec::new();
     let mut costs = Vec::new();
     for half in ["0", "1"] {
-        let (before, start) = (kib("VmRSS:"), std::time::Instant::now());
+        let (before, start) = (kib("VmRSS"), std::time::Instant::now());
         let (catalog, problems) = gathered(&of(&[&work.path().join(half)]));
         let elapsed = start.elapsed();
         assert_eq!((catalog.len() as u64, problems.len()), (FILES / 2 + 101, 0));
         kept.push(catalog);
-        costs.push((kib("VmRSS:") - before) * 1024 / (FILES / 2));
+        costs.push((kib("VmRSS") - before) * 1024 / (FILES / 2));
         println!("{} files in {elapsed:?}, {:?} bytes each so far", FILES / 2, costs);
     }
     let start = std::time::Instant::now();

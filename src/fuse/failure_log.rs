@@ -1,12 +1,12 @@
-//! Logs faults of an archive under the path of the damaged file.
+//! Logs requests that failed, under the path of the file.
 //!
 //! A request names an inode, and not every format knows the path of an inode. So `vfs::paths`
-//! searches the directories for it, on a thread that runs only while there are faults. The request
+//! searches the directories for it, on a thread that runs only while there are failures. The request
 //! is answered at once, and the message follows when the search has ended.
 //!
-//! Invariants: each fault is passed to the log once, if need be with its inode number. The searches
+//! Invariants: each failure is passed to the log once, if need be with its inode number. The searches
 //! take at most a tenth of one CPU core, except when the mount ends, and memory for at most
-//! `WAITING_MAX` faults.
+//! `WAITING_MAX` failures.
 
 use std::collections::HashMap;
 use std::thread;
@@ -16,20 +16,20 @@ use crate::error::Error;
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::vfs::{self, Ino, Tree};
 
-/// Faults that wait for their paths. More are logged with inode numbers.
+/// FailureLog that wait for their paths. More are logged with inode numbers.
 const WAITING_MAX: usize = 1024;
 
-/// Equal faults of one file that wait. The log drops further ones anyway.
+/// Equal failures of one file that wait. The log drops further ones anyway.
 const SAME_MAX: usize = 3;
 
-/// Paths remembered, so that further faults of the same file need no search.
+/// Paths remembered, so that further failures of the same file need no search.
 const PATHS_MAX: usize = 4096;
 
 /// The pause after a search, as a multiple of its duration.
 const PAUSE: u32 = 9;
 
-/// The faults of a mount.
-pub struct Faults {
+/// The failures of requests on a mount.
+pub struct FailureLog {
     tree: Arc<dyn Tree>,
     /// The archives, as errors name them.
     archives: Vec<String>,
@@ -41,15 +41,15 @@ pub struct Faults {
 
 #[derive(Default)]
 struct State {
-    waiting: Vec<Fault>,
+    waiting: Vec<Failure>,
     /// `None` if the search did not find the inode.
     paths: HashMap<Ino, Option<Vec<u8>>>,
     is_searching: bool,
     is_ending: bool,
 }
 
-/// A fault to be logged.
-struct Fault {
+/// A failure to be logged.
+struct Failure {
     ino: Ino,
     operation: &'static str,
     /// The archive, if the error names it.
@@ -62,8 +62,8 @@ struct Fault {
     hint: Option<String>,
 }
 
-impl Faults {
-    /// The faults of `tree`, which shows `archives`.
+impl FailureLog {
+    /// The log of `tree`, which shows `archives`.
     pub fn new(tree: Arc<dyn Tree>, archives: Vec<String>) -> Arc<Self> {
         let (state, changed) = (Mutex::new(State::default()), Condvar::new());
         Arc::new(Self { tree, archives, state, changed })
@@ -71,22 +71,22 @@ impl Faults {
 
     /// Logs that `operation` on `ino` failed with `error`.
     pub(super) fn report(self: &Arc<Self>, ino: Ino, operation: &'static str, error: &Error) {
-        let fault = self.fault(ino, operation, error);
+        let failure = self.failure(ino, operation, error);
         let mut state = self.state.lock();
         if let Some(path) = state.paths.get(&ino) {
-            return fault.log(path.as_deref());
+            return failure.log(path.as_deref());
         }
-        let is_same = |other: &&Fault| other.ino == fault.ino && other.brief == fault.brief;
+        let is_same = |other: &&Failure| other.ino == failure.ino && other.brief == failure.brief;
         if state.waiting.iter().filter(is_same).count() >= SAME_MAX {
             return;
         }
         if state.waiting.len() >= WAITING_MAX {
-            return fault.log(None);
+            return failure.log(None);
         }
-        state.waiting.push(fault);
+        state.waiting.push(failure);
         if !state.is_searching {
-            let faults = Arc::clone(self);
-            let search = move || faults.search();
+            let log = Arc::clone(self);
+            let search = move || log.search();
             let thread = thread::Builder::new().name("paths".into()).spawn(search);
             state.is_searching = thread.is_ok();
             if thread.is_err() {
@@ -95,7 +95,7 @@ impl Faults {
         }
     }
 
-    /// Logs all faults that wait for their paths, after `limit` with inode numbers. From now on
+    /// Logs all failures that wait for their paths, after `limit` with inode numbers. From now on
     /// searches do not pause.
     pub fn finish(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
@@ -108,11 +108,11 @@ impl Faults {
         state.log_all();
     }
 
-    /// Searches until no fault waits.
+    /// Searches until no failure waits.
     fn search(&self) {
         let mut state = self.state.lock();
         while !state.waiting.is_empty() {
-            let wanted: Vec<_> = state.waiting.iter().map(|fault| fault.ino).collect();
+            let wanted: Vec<_> = state.waiting.iter().map(|failure| failure.ino).collect();
             drop(state);
             let start = Instant::now();
             let mut found = vfs::paths(self.tree.as_ref(), &wanted);
@@ -136,12 +136,12 @@ impl Faults {
         self.changed.notify_all();
     }
 
-    fn fault(&self, ino: Ino, operation: &'static str, error: &Error) -> Fault {
+    fn failure(&self, ino: Ino, operation: &'static str, error: &Error) -> Failure {
         let text = error.to_string();
         let named = |archive: &&String| {
             text.strip_prefix(archive.as_str()).is_some_and(|rest| rest.starts_with(": "))
         };
-        Fault {
+        Failure {
             ino,
             operation,
             archive: self.archives.iter().find(named).cloned(),
@@ -154,26 +154,26 @@ impl Faults {
 }
 
 impl State {
-    /// Logs the faults whose search has ended.
+    /// Logs the failures whose search has ended.
     fn log_known(&mut self) {
         let Self { waiting, paths, .. } = self;
-        waiting.retain(|fault| match paths.get(&fault.ino) {
+        waiting.retain(|failure| match paths.get(&failure.ino) {
             Some(path) => {
-                fault.log(path.as_deref());
+                failure.log(path.as_deref());
                 false
             }
             None => true,
         });
     }
 
-    /// Logs all faults, those without a path with their inode numbers.
+    /// Logs all failures, those without a path with their inode numbers.
     fn log_all(&mut self) {
         self.log_known();
-        self.waiting.drain(..).for_each(|fault| fault.log(None));
+        self.waiting.drain(..).for_each(|failure| failure.log(None));
     }
 }
 
-impl Fault {
+impl Failure {
     fn log(&self, path: Option<&[u8]>) {
         let file = match path {
             Some(b"") => "/".to_owned(),

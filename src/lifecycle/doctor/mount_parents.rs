@@ -8,16 +8,16 @@ use crate::error::reason;
 
 /// A directory in which users usually mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MountParent {
     /// Its path.
     pub path: PathBuf,
     /// Its state.
-    pub state: State,
+    pub state: MountParentState,
 }
 
 /// The state of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum MountParentState {
     /// A directory can be created in it; the free space in bytes.
     Writable(u64),
     /// Nothing can be created in it; the error.
@@ -27,16 +27,16 @@ pub enum State {
 }
 
 /// The usual directories, and TMPDIR if it is another one.
-pub(super) fn all() -> Vec<Place> {
+pub(super) fn all() -> Vec<MountParent> {
     let mut paths = vec![PathBuf::from("/dev/shm"), PathBuf::from("/tmp")];
     let own = std::env::var_os("TMPDIR").map(PathBuf::from);
     if let Some(own) = own.filter(|own| own.is_absolute() && !paths.contains(own)) {
         paths.push(own);
     }
-    paths.into_iter().map(|path| Place { state: State::of(&path), path }).collect()
+    paths.into_iter().map(|path| MountParent { state: MountParentState::of(&path), path }).collect()
 }
 
-impl State {
+impl MountParentState {
     fn of(path: &Path) -> Self {
         if !path.is_dir() {
             return Self::Missing;
