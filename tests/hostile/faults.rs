@@ -21,7 +21,7 @@ use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{CleanUp, Mounted, is_mounted, unmount};
 use crate::support::skip::skip;
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
+use crate::support::{archfs, can_mount, image, run, source, tar, work_directory};
 
 /// Length of each packed file: a few blocks of an image and a tail.
 const LEN: usize = 300_000;
@@ -109,7 +109,7 @@ fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let (directory, files) = packed(work.path());
     for kind in KINDS {
         let archive = archive(work.path(), &directory, kind);
@@ -254,7 +254,7 @@ fn plain(kind: &str) -> Plain {
 }
 
 fn plain_with(kind: &str, options: &[&str]) -> Plain {
-    let work = work_folder();
+    let work = work_directory();
     let (directory, files) = packed(work.path());
     let archive = archive(work.path(), &directory, kind);
     let log = work.path().join("log");
@@ -300,7 +300,7 @@ fn decoded_data_stays_readable_after_truncation_or_rewriting() {
     }
     // Decoded data is cached in blocks of this size.
     for kind in ["sqfs", "tar.gz", "tar.xz"] {
-        let work = work_folder();
+        let work = work_directory();
         let (directory, files) = packed(work.path());
         let archive = archive(work.path(), &directory, kind);
         let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "64M"]);
@@ -356,7 +356,11 @@ fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
         assert_eq!(shared.status.code(), Some(1), "{}", said(&shared));
         assert!(said(&shared).contains("has changed since it was mounted"), "{}", said(&shared));
         let again = Mounted::archfs(&archive, &work.path().join("again"), &[]);
-        assert_eq!(read_all(again.path(), &new_files), 0, "{kind}: the new one at another place");
+        assert_eq!(
+            read_all(again.path(), &new_files),
+            0,
+            "{kind}: the new one at another mount point"
+        );
         assert_eq!(read_all(mount.path(), &files), 0, "{kind}");
     }
 }
@@ -378,7 +382,7 @@ fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
     }
 }
 
-/// Overwrites bytes in several places of `archive` and returns its new contents.
+/// Overwrites bytes at several offsets of `archive` and returns its new contents.
 fn rewrite(archive: &Path) -> Vec<u8> {
     let bytes = fs::read(archive).unwrap();
     let file = OpenOptions::new().write(true).open(archive).unwrap();
@@ -478,7 +482,7 @@ fn a_replaced_archive_is_noticed_when_it_is_reopened() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tars: Vec<_> = (0..80)
         .map(|number| {
             let path = work.path().join(format!("{number}.tar"));
@@ -564,7 +568,7 @@ fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
     }
     // A log that is open for writing there would prevent remounting read-only.
     for log in ["disk/log", "log"] {
-        let work = work_folder();
+        let work = work_directory();
         let disk = Disk::new(work.path(), "64M");
         let (directory, files) = packed(work.path());
         let archive = disk.mount_point.join("data.tar.gz");
@@ -602,7 +606,7 @@ fn no_room_for_an_index_is_a_note_and_the_mount_works() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let disk = Disk::new(work.path(), "8M");
     let archive = disk.mount_point.join("many.tar");
     let members: Vec<_> = (0..3000).map(|number| format!("member-{number}")).collect();
@@ -628,7 +632,7 @@ fn a_loop_device_of_a_truncated_file_gives_eio() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let (directory, files) = packed(work.path());
     let archive = archive(work.path(), &directory, "sqfs");
     let bytes = fs::read(&archive).unwrap();

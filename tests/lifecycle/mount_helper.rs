@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use crate::support::mount::{CleanUp, daemon_of, is_mounted};
 use crate::support::skip::skip;
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, wait_until, work_folder};
+use crate::support::{archfs, can_mount, image, run, wait_until, work_directory};
 
 /// Runs the test `name` again in a mount namespace with archfs in /usr/local/bin. mount(8) resets
 /// PATH for the helpers it executes, so the shell of mount.fuse searches only the usual
@@ -64,7 +64,7 @@ fn scene() -> Option<Scene> {
     if !can_mount() {
         return None;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     fs::create_dir(&mount_point).unwrap();

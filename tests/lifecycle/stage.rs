@@ -18,7 +18,7 @@ use crate::support::page_cache::{PAGE, forget, resident_pages};
 use crate::support::skip::skip;
 use crate::support::snapshot::{Depth, assert_same, take};
 use crate::support::stage::{end, processes_about, shell, stop, tell};
-use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
+use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_directory};
 
 /// Cache size for tests that measure memory.
 const CACHE: u64 = 4 << 20;
@@ -77,12 +77,12 @@ fn refused(archive: &Path, mount_point: &Path, options: &[&str]) -> String {
     said
 }
 
-/// Mode, link count and size of the files below `folder` that process `id` has open.
-fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
+/// Mode, link count and size of the files below `directory` that process `id` has open.
+fn held(id: u32, directory: &Path) -> Vec<(u32, u64, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
     let paths = descriptors.map(|entry| entry.unwrap().path());
     paths
-        .filter(|path| fs::read_link(path).is_ok_and(|target| target.starts_with(folder)))
+        .filter(|path| fs::read_link(path).is_ok_and(|target| target.starts_with(directory)))
         .map(|path| fs::metadata(path).unwrap())
         .map(|found| (found.mode() & 0o7777, found.nlink(), found.len()))
         .collect()
@@ -94,7 +94,7 @@ fn a_staged_archive_does_not_depend_on_the_original() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = tree(work.path());
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let stored = work.path().join("stored.tar");
@@ -139,7 +139,7 @@ fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let len = fs::metadata(&image).unwrap().len();
     let mount_point = work.path().join("mount");
@@ -170,7 +170,7 @@ fn a_slow_copy_shows_a_progress_bar() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     // It turns out not to be an archive.
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(1 << 30).unwrap();
@@ -210,7 +210,7 @@ fn the_copy_is_freed_when_the_daemon_is_killed() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let tmpfs = Tmpfs::new(work.path().join("near"), 16 << 20);
@@ -226,7 +226,7 @@ fn a_copy_one_page_over_the_limit_is_refused() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let len = fs::metadata(&image).unwrap().len();
@@ -297,7 +297,7 @@ fn a_copy_one_byte_over_the_job_memory_is_refused() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let len = fs::metadata(&image).unwrap().len();
     let mount_point = work.path().join("mount");
@@ -341,7 +341,7 @@ fn a_thousand_shards_become_one_copy_with_few_open_files() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let contents = |number: u64| source::noise(number + 1, 100 + number as usize * 7 % 9000);
     let shards: Vec<_> = (0..1000)
         .map(|number| {
@@ -388,7 +388,7 @@ fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives: Vec<_> = ["a", "b"]
         .map(|name| {
             let path = work.path().join(name);
@@ -432,7 +432,7 @@ fn a_staged_tar_uses_the_index_beside_the_original() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("data.tar");
     let names: Vec<_> = (0..1500).map(|number| format!("{number:04}")).collect();
     let files: Vec<_> = names.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
@@ -468,7 +468,7 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("data.tar");
     fs::write(&archive, tar::of(&[("file", &source::noise(1, 64 << 20))])).unwrap();
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
@@ -496,7 +496,7 @@ fn a_bad_stage_directory_is_reported() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let missing = work.path().join("missing");
@@ -518,7 +518,7 @@ fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     // Takes a second or more, and turns out not to be an archive.
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(2 << 30).unwrap();

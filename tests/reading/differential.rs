@@ -14,7 +14,7 @@ use rustix::fs::{SeekFrom, seek};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
 use crate::support::snapshot::{Depth, assert_same, take};
-use crate::support::{can_mount, image, source, work_folder};
+use crate::support::{can_mount, image, source, work_directory};
 
 const BLOCKS: [&str; 3] = ["4096", "131072", "1048576"];
 
@@ -24,7 +24,7 @@ fn matrix(compressor: &'static str) {
     }
     let tree = source::varied();
     let expected = [Depth::Everything, Depth::NoXattrs].map(|depth| take(&tree, depth));
-    let work = work_folder();
+    let work = work_directory();
     for options in image::matrix(compressor) {
         let image = image::of_varied(&options);
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
@@ -74,7 +74,7 @@ fn other_mksquashfs_options_show_the_same_tree() {
     }
     let tree = source::varied();
     let expected = take(&tree, Depth::Everything);
-    let work = work_folder();
+    let work = work_directory();
     for options in [
         "-comp zstd -noI -noD -noF -noX",
         "-comp gzip -noI",
@@ -103,7 +103,7 @@ fn the_kernel_shows_the_same_tree() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let mut compared = 0;
     for compressor in image::COMPRESSORS {
         let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", compressor]);
@@ -143,7 +143,7 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
         fs::read_dir(root.join(directory)).unwrap().map(|e| e.unwrap().file_name()).collect()
     };
     let expected: BTreeSet<_> = names(&tree).into_iter().collect();
-    let work = work_folder();
+    let work = work_directory();
     for compressor in image::COMPRESSORS {
         let options = ["-comp", compressor];
         let image = image::make(work.path(), "image.sqfs", &tree.join(directory), &options);
@@ -174,7 +174,7 @@ fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
         return;
     }
     let tree = source::large();
-    let work = work_folder();
+    let work = work_directory();
     for (nth, compressor) in image::COMPRESSORS.into_iter().enumerate() {
         let options = ["-comp", compressor, "-b", BLOCKS[nth % 3], "-e", "hundred-thousand"];
         let image = image::make(work.path(), "image.sqfs", &tree, &options);
@@ -210,7 +210,7 @@ fn mounts_an_image_at_an_offset() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let bytes = fs::read(&image).unwrap();
     for (offset, option) in [(1, "--offset=1"), (4096, "--offset=4K"), (70_000, "-ooffset=70000")] {
@@ -228,7 +228,7 @@ fn subdir_and_uid_gid_options_change_root_and_owners() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let mount_point = work.path().join("mount");
     for option in ["--subdir=many", "-osubdir=/deep/../link-folder/"] {

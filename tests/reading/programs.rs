@@ -9,14 +9,14 @@ use std::process::{Command, Stdio};
 
 use crate::support;
 use crate::support::mount::Mounted;
-use crate::support::{can_mount, image, run, source, work_folder};
+use crate::support::{can_mount, image, run, source, work_directory};
 
 fn with_mount(test: impl Fn(&Path, &Path, &Path)) {
     if !can_mount() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
     test(mounted.path(), &tree, work.path());
@@ -153,7 +153,7 @@ fn an_image_folder_loader_reads_two_epochs_under_run() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let dataset = work.path().join("dataset");
     for class in 0..10 {
         let directory = dataset.join(format!("class{class}"));

@@ -34,13 +34,13 @@ pub fn archfs() -> Command {
 }
 
 /// Where trees that take long to make are kept from run to run.
-pub fn cache_folder() -> PathBuf {
+pub fn cache_directory() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A folder of this test alone, removed at its end.
-pub fn work_folder() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary folder")
+/// A directory of this test alone, removed at its end.
+pub fn work_directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary directory")
 }
 
 /// Whether this machine lets tests mount as root. If not, the test is reported as skipped; with CI

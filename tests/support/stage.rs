@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::mount::{CleanUp, daemon_of, is_mounted};
-use super::{archfs, can_mount, can_mount_as_user, image, run, wait_until, work_folder};
+use super::{archfs, can_mount, can_mount_as_user, image, run, wait_until, work_directory};
 
 /// A small image and its mount point, in a directory of their own.
 pub struct Stage {
@@ -38,7 +38,7 @@ pub fn stage_with(image: impl FnOnce(&Path) -> PathBuf) -> Option<Stage> {
 }
 
 fn make(image: impl FnOnce(&Path) -> PathBuf) -> Stage {
-    let work = work_folder();
+    let work = work_directory();
     let image = image(work.path());
     let mount_point = work.path().join("mount");
     Stage { image, _clean_up: CleanUp(mount_point.clone()), mount_point, work }

@@ -28,7 +28,7 @@ impl Round<'_> {
             }
             Then::Collect => {
                 self.archfs(&["gc"], 0)?;
-                if let Some(left) = self.leftover() {
+                if let Some(left) = self.remains() {
                     return Err(format!("after gc there is {left}"));
                 }
             }

@@ -13,7 +13,7 @@ use rustix::termios::tcgetattr;
 use super::{BLOCK, requests, with_mount};
 use crate::support::mount::{CleanUp, Mounted};
 use crate::support::stage::Talker;
-use crate::support::{archfs, can_mount, image, run, source, work_folder};
+use crate::support::{archfs, can_mount, image, run, source, work_directory};
 
 /// > **open** reaches archfs only once: the kernel remembers that later opens need no request.
 #[test]
@@ -96,7 +96,7 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     // Three blocks that compress alike, each with a zlib checksum.
@@ -185,7 +185,7 @@ fn zeros_in_the_tail_of_a_file_are_data() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     // A tail of only zeros would be stored as a hole.

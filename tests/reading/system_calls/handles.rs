@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use super::{Format, archives, small_tree};
 use crate::support::mount::{CleanUp, Mounted};
 use crate::support::skip::skip;
-use crate::support::{can_mount, run, work_folder};
+use crate::support::{can_mount, run, work_directory};
 
 /// Makes handles of files on one mount, makes the kernel drop their inodes, opens the handles on
 /// another mount, and prints the contents.
@@ -61,7 +61,7 @@ fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         let [first, second] =
@@ -105,7 +105,7 @@ fn an_overlay_keeps_hard_links_and_inode_numbers() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         for directory in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {

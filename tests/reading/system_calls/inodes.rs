@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::{Format, archives, small_tree, with_each_format, with_mount};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
-use crate::support::{can_mount, image, run, source, work_folder};
+use crate::support::{can_mount, image, run, source, work_directory};
 
 /// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
 /// > archive. SquashFS stores mtime as unsigned 32-bit seconds since 1970; pax tars also store the
@@ -79,7 +79,7 @@ fn the_block_size_lets_python_read_a_jpeg_at_once() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = work.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("picture"), source::noise(1, 100_000)).unwrap();
@@ -108,7 +108,7 @@ fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let numbers = || -> BTreeMap<_, _> {
@@ -134,7 +134,7 @@ fn hard_links_have_one_inode_number_at_every_mount() {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         let numbers = || {
@@ -250,7 +250,7 @@ fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
     if !can_mount() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = work.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
@@ -327,7 +327,7 @@ fn inode_numbers_fit_32_bits_and_match_the_kernel() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     // The inode table exceeds 64 KiB, so references into it need more than 32 bits.
     let with_table = |name: &str, options: &[&str]| {
         image::make(work.path(), name, &tree, &[&["-comp", "zstd", "-noI"], options].concat())
@@ -364,8 +364,8 @@ fn inode_numbers_fit_32_bits_and_match_the_kernel() {
         found
     };
     let found = check(&[&exported]);
-    let kernel_place = work.path().join("kernel");
-    match Mounted::kernel(&exported, &kernel_place) {
+    let kernel_mount_point = work.path().join("kernel");
+    match Mounted::kernel(&exported, &kernel_mount_point) {
         Ok(kernel) => {
             let root = fs::metadata(kernel.path()).unwrap().ino();
             for (name, (expected, ..)) in numbers(kernel.path()) {
