@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support;
 use crate::support::mount::{CleanUp, unmount};
-use crate::support::{archfs, can_mount_as_user, image, work_directory};
+use crate::support::{archfs, image, skip_without_user_mounts, work_directory};
 
 fn mount(image: &Path, mount_point: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
@@ -18,7 +18,7 @@ fn mount(image: &Path, mount_point: &Path) -> Output {
 
 /// A work directory, a mount point in it, and a guard that unmounts it first.
 fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
-    if !can_mount_as_user() {
+    if skip_without_user_mounts() {
         return None;
     }
     let work = work_directory();
@@ -107,7 +107,7 @@ fn a_truncated_image_exits_with_status_3() {
 
 #[test]
 fn a_bad_mount_point_exits_with_status_1() {
-    if !can_mount_as_user() {
+    if skip_without_user_mounts() {
         return;
     }
     let work = work_directory();

@@ -8,7 +8,9 @@ use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, Mounted, unmount};
 use crate::support::page_cache::{PAGE, forget, resident_pages};
 use crate::support::skip::skip;
-use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_directory};
+use crate::support::{
+    archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
+};
 
 const FILES: u64 = 300;
 
@@ -67,7 +69,7 @@ fn bytes_in_memory(archive: &Path) -> u64 {
 
 #[test]
 fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -90,7 +92,7 @@ fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
 
 #[test]
 fn random_files_read_little_of_their_neighbours() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -108,7 +110,7 @@ fn random_files_read_little_of_their_neighbours() {
 
 #[test]
 fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -156,7 +158,11 @@ fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
 
 #[test]
 fn a_staged_copy_in_memory_is_never_dropped() {
-    if !can_mount() || !Path::new("/dev/shm").is_dir() {
+    if skip_without_mounts() {
+        return;
+    }
+    if !Path::new("/dev/shm").is_dir() {
+        skip("/dev/shm is missing");
         return;
     }
     let work = work_directory();

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, Mounted, unmount};
 use crate::support::stage::has_ended;
-use crate::support::{archfs, can_mount, image, run, wait_until, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, wait_until, work_directory};
 
 const MIB: u64 = 1 << 20;
 
@@ -39,7 +39,7 @@ fn within(group: &Group) -> [String; 4] {
 
 /// A job with LIMIT, or `None` if the test cannot run here.
 fn job() -> Option<Group> {
-    let group = can_mount().then(|| Group::new(Bound::Memory))??;
+    let group = (!skip_without_mounts()).then(|| Group::new(Bound::Memory))??;
     group.set(LIMIT);
     Some(group)
 }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, is_mounted, unmount_by};
-use crate::support::{archfs, can_mount, pack, run, source, wait_until, work_directory};
+use crate::support::{archfs, pack, run, skip_without_mounts, source, wait_until, work_directory};
 
 /// Number of files in the giant tar, and bytes of each.
 const FILES: u64 = 25;
@@ -27,7 +27,7 @@ fn contents(number: u64) -> Vec<u8> {
 
 /// A tar of 200 MiB in one frame or block, made once for all runs.
 fn giant(program: &str) -> Option<PathBuf> {
-    if !can_mount() || !pack::is_there(program) {
+    if skip_without_mounts() || !pack::is_there(program) {
         return None;
     }
     let line = match program {

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::support::cgroup::{Bound, Group};
-use crate::support::{can_mount, work_directory};
+use crate::support::{skip_without_mounts, work_directory};
 
 const LIMIT: u64 = 512 << 20;
 
@@ -25,7 +25,7 @@ fn cache(group: &Group, change: &str, starter: &str) -> u64 {
 
 /// A group with the limit; `None` if none can be made.
 fn limited() -> Option<Group> {
-    if !can_mount() {
+    if skip_without_mounts() {
         return None;
     }
     let group = Group::new(Bound::Memory)?;

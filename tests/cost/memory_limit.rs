@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, daemon_of, is_mounted, unmount};
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, source, tar, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, tar, work_directory};
 
 /// Number of files and their length: together many times the memory of the group.
 const FILES: u64 = 192;
@@ -82,7 +82,7 @@ fn load(mount_point: &Path, readers: u64, rounds: usize) {
 /// > survives full load in a control group of 128 MiB.
 #[test]
 fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(group) = Group::new(Bound::Memory) else {
@@ -192,7 +192,7 @@ fn peak(process: i32) -> u64 {
 /// > A job that already uses half of its memory is not killed.
 #[test]
 fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let is_long = std::env::var_os("ARCHFS_LONG_TESTS").is_some();
@@ -254,7 +254,7 @@ fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
 /// > A budget that does not fit into the job is reduced, with a warning.
 #[test]
 fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -288,7 +288,7 @@ fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
 /// > A compressed tar with parts that do not fit into the memory of the job is refused.
 #[test]
 fn an_archive_with_parts_larger_than_the_job_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(group) = Group::new(Bound::Memory) else {
@@ -325,7 +325,7 @@ fn an_archive_with_parts_larger_than_the_job_is_refused() {
 /// > does not fit into the memory of the job is refused.
 #[test]
 fn an_index_larger_than_the_job_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(group) = Group::new(Bound::Memory) else {

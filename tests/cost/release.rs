@@ -17,7 +17,7 @@ use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
 use crate::support::mount::Mounted;
-use crate::support::{archfs, can_mount, image, run, tree, wait_until, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, tree, wait_until, work_directory};
 
 /// Bytes that compress and differ in every page.
 fn text(seed: usize, len: usize) -> Vec<u8> {
@@ -181,7 +181,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Option<Self> {
-        if !can_mount() {
+        if skip_without_mounts() {
             return None;
         }
         let work = work_directory();

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::support::mount::{CleanUp, Mounted, is_mounted};
 use crate::support::skip::skip_part;
-use crate::support::{can_mount, run, wait_until, work_directory};
+use crate::support::{run, skip_without_mounts, wait_until, work_directory};
 
 /// CPU time that a command may use, in seconds; far more than any needs. Wall-clock time depends on
 /// the load of the machine, so SECONDS only ends a command that hangs.
@@ -299,7 +299,7 @@ fn commands_report_the_damage_and_its_path_within_limits() {
 
 #[test]
 fn mounts_return_eio_for_damage_and_correct_bytes_elsewhere() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -347,7 +347,7 @@ fn other_programs_accept_the_undamaged_archives() {
         let mut command = Command::new("unsquashfs");
         run(command.args(["-quiet", "-no-progress", "-d"]).arg(&target).arg(&case.archive));
         compare(&target);
-        if !can_mount() {
+        if skip_without_mounts() {
             continue;
         }
         let mount_point = work.path().join("kernel");

@@ -21,7 +21,7 @@ use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{CleanUp, Mounted, is_mounted, unmount};
 use crate::support::skip::skip;
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, source, tar, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, tar, work_directory};
 
 /// Length of each packed file: a few blocks of an image and a tail.
 const LEN: usize = 300_000;
@@ -106,7 +106,7 @@ fn read_all(mount_point: &Path, files: &Files) -> usize {
 
 /// Each kind of archive, mounted from a file system that can fail.
 fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -268,7 +268,7 @@ fn plain_with(kind: &str, options: &[&str]) -> Plain {
 /// > With `--allow-changes` only the line in the log remains.
 #[test]
 fn a_truncated_archive_still_serves_remaining_and_cached_data() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in KINDS {
@@ -295,7 +295,7 @@ fn a_truncated_archive_still_serves_remaining_and_cached_data() {
 /// > Data that the kernel or archfs has cached can still be read.
 #[test]
 fn decoded_data_stays_readable_after_truncation_or_rewriting() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     // Decoded data is cached in blocks of this size.
@@ -342,7 +342,7 @@ fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
 /// > mount point the new archive is mounted.
 #[test]
 fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in ["sqfs", "tar", "tar.gz"] {
@@ -368,7 +368,7 @@ fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
 /// > **Replaced or deleted**: the mount keeps reading the file that was opened.
 #[test]
 fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in ["sqfs", "tar", "tar.gz"] {
@@ -398,7 +398,7 @@ fn rewrite(archive: &Path) -> Vec<u8> {
 /// > give EIO, even if the old bytes and time return.
 #[test]
 fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in KINDS {
@@ -434,7 +434,7 @@ fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
 /// > name may disappear (ENOENT).
 #[test]
 fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in KINDS {
@@ -479,7 +479,7 @@ fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
 /// > back.
 #[test]
 fn a_replaced_archive_is_noticed_when_it_is_reopened() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -563,7 +563,7 @@ impl Disk {
 /// > index there. If that fails, archfs prints a note.
 #[test]
 fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     // A log that is open for writing there would prevent remounting read-only.
@@ -603,7 +603,7 @@ fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
 /// > index there. If that fails, archfs prints a note.
 #[test]
 fn no_room_for_an_index_is_a_note_and_the_mount_works() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -629,7 +629,7 @@ fn no_room_for_an_index_is_a_note_and_the_mount_works() {
 /// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
 fn a_loop_device_of_a_truncated_file_gives_eio() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -469,7 +469,8 @@ fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
     let compressed = plain.with_extension("changed");
     fs::write(&compressed, bytes).unwrap();
     let name = program.split(' ').next().unwrap();
-    let output = Command::new(name).args(["-dc"]).stdin(fs::File::open(compressed).unwrap()).output();
+    let output =
+        Command::new(name).args(["-dc"]).stdin(fs::File::open(compressed).unwrap()).output();
     let output = output.unwrap();
     output.status.success() && output.stdout == fs::read(plain).unwrap()
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::support::mount::{daemon_of, is_mounted, unmount};
-use crate::support::{archfs, can_mount_as_user, image, wait_until, work_directory};
+use crate::support::{archfs, image, skip_without_user_mounts, wait_until, work_directory};
 
 /// Starts one task, or `-n` tasks, on nodes n0, n1... A line of input goes to all tasks. Fails if a
 /// variable is set that would make srun fail. The task on node STUCK does nothing.
@@ -44,7 +44,7 @@ struct Job {
 
 impl Job {
     fn new() -> Option<Self> {
-        can_mount_as_user().then(|| {
+        (!skip_without_user_mounts()).then(|| {
             let work = work_directory();
             let srun = work.path().join("bin/srun");
             fs::create_dir(work.path().join("bin")).unwrap();

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::support::mount::is_mounted;
 use crate::support::stage::processes_about;
 use crate::support::tar::slow_archive;
-use crate::support::{archfs, can_mount, run, wait_until, work_directory};
+use crate::support::{archfs, run, skip_without_mounts, wait_until, work_directory};
 
 fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
@@ -21,7 +21,7 @@ fn pid(child: &Child) -> Pid {
 
 #[test]
 fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -18,7 +18,9 @@ use crate::support::page_cache::{PAGE, forget, resident_pages};
 use crate::support::skip::skip;
 use crate::support::snapshot::{Depth, assert_same, take};
 use crate::support::stage::{end, processes_about, shell, stop, tell};
-use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_directory};
+use crate::support::{
+    archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
+};
 
 /// Cache size for tests that measure memory.
 const CACHE: u64 = 4 << 20;
@@ -91,7 +93,7 @@ fn held(id: u32, directory: &Path) -> Vec<(u32, u64, u64)> {
 /// > A copy made by `--stage` is not affected.
 #[test]
 fn a_staged_archive_does_not_depend_on_the_original() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -136,7 +138,7 @@ fn a_staged_archive_does_not_depend_on_the_original() {
 
 #[test]
 fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -167,7 +169,7 @@ fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
 
 #[test]
 fn a_slow_copy_shows_a_progress_bar() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -207,7 +209,7 @@ fn a_slow_copy_shows_a_progress_bar() {
 
 #[test]
 fn the_copy_is_freed_when_the_daemon_is_killed() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -223,7 +225,7 @@ fn the_copy_is_freed_when_the_daemon_is_killed() {
 
 #[test]
 fn a_copy_one_page_over_the_limit_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -294,7 +296,7 @@ fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) 
 
 #[test]
 fn a_copy_one_byte_over_the_job_memory_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -338,7 +340,7 @@ fn a_copy_one_byte_over_the_job_memory_is_refused() {
 
 #[test]
 fn a_thousand_shards_become_one_copy_with_few_open_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -385,7 +387,7 @@ fn has_cachestat() -> bool {
 
 #[test]
 fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -429,7 +431,7 @@ fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
 
 #[test]
 fn a_staged_tar_uses_the_index_beside_the_original() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -465,7 +467,7 @@ fn a_staged_tar_uses_the_index_beside_the_original() {
 
 #[test]
 fn an_archive_that_grows_while_it_is_copied_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -493,7 +495,7 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
 
 #[test]
 fn a_bad_stage_directory_is_reported() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -515,7 +517,7 @@ fn a_bad_stage_directory_is_reported() {
 
 #[test]
 fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -12,14 +12,16 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 use crate::support::mount::CleanUp;
-use crate::support::{archfs, can_mount, copy_program, image, run, source, tar, work_directory};
+use crate::support::{
+    archfs, copy_program, image, run, skip_without_mounts, source, tar, work_directory,
+};
 
 /// UID of an ordinary user.
 const NOBODY: u32 = 65_534;
 
 #[test]
 fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -99,7 +101,7 @@ fn a_file_that_changes_while_it_is_packed_is_named() {
 
 #[test]
 fn a_full_disk_leaves_nothing() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

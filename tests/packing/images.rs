@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use super::*;
-use crate::support::{can_mount, mount, run, source, work_directory};
+use crate::support::{mount, run, skip_without_mounts, source, work_directory};
 
 /// Options for an image, and whether 7-Zip and squashfuse support its compressor.
 const KINDS: [&[&str]; 10] = [
@@ -23,7 +23,7 @@ const KINDS: [&[&str]; 10] = [
 
 #[test]
 fn the_kernel_and_archfs_show_the_source_of_every_kind_of_image() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -37,7 +37,7 @@ fn the_kernel_and_archfs_show_the_source_of_every_kind_of_image() {
 
 #[test]
 fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -73,7 +73,7 @@ fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
 
 #[test]
 fn a_hundred_thousand_names_and_a_sparse_file_of_5_gib() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -127,7 +127,7 @@ fn by_contents(image: &Path) -> Vec<String> {
 
 #[test]
 fn the_archive_time_is_its_latest_file_time() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -6,7 +6,7 @@ use std::fs;
 
 use super::*;
 use crate::support::mount::Mounted;
-use crate::support::{can_mount, source, work_directory};
+use crate::support::{skip_without_mounts, source, work_directory};
 
 const CLASSES: [&str; 3] = ["bird", "cat", "dog"];
 
@@ -133,7 +133,7 @@ fn labels_are_directory_numbers() {
 
 #[test]
 fn shards_mounted_together_show_the_source() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use super::*;
-use crate::support::{can_mount, image, run, source, work_directory};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
 /// Makes a tar of the contents of `directory` with GNU tar, sorted by name, with extended
 /// attributes.
@@ -22,7 +22,7 @@ fn gnu_tar(archive: &Path, directory: &Path) {
 
 #[test]
 fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -60,7 +60,7 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
 
 #[test]
 fn a_tar_of_tars_becomes_a_directory_for_each() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

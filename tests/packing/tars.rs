@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::*;
-use crate::support::{can_mount, run, source, tree, work_directory};
+use crate::support::{run, skip_without_mounts, source, tree, work_directory};
 
 /// The tree without sockets, which a tar cannot contain.
 fn without_sockets(snapshot: &Snapshot) -> Snapshot {
@@ -17,7 +17,7 @@ fn without_sockets(snapshot: &Snapshot) -> Snapshot {
 
 #[test]
 fn gnu_tar_bsdtar_and_archfs_show_the_source() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -53,7 +53,7 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
 
 #[test]
 fn the_root_is_not_a_member_and_copies_the_first_source() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -14,12 +14,12 @@ use rustix::fs::{SeekFrom, seek};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
 use crate::support::snapshot::{Depth, assert_same, take};
-use crate::support::{can_mount, image, source, work_directory};
+use crate::support::{image, skip_without_mounts, source, work_directory};
 
 const BLOCKS: [&str; 3] = ["4096", "131072", "1048576"];
 
 fn matrix(compressor: &'static str) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
@@ -69,7 +69,7 @@ fn every_zstd_image_shows_its_source() {
 
 #[test]
 fn other_mksquashfs_options_show_the_same_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
@@ -99,7 +99,7 @@ fn other_mksquashfs_options_show_the_same_tree() {
 
 #[test]
 fn the_kernel_shows_the_same_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
@@ -134,7 +134,7 @@ fn the_kernel_shows_the_same_tree() {
 
 #[test]
 fn lists_and_looks_up_a_hundred_thousand_names() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::large();
@@ -170,7 +170,7 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
 /// > `st_blocks` does not count holes.
 #[test]
 fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::large();
@@ -207,7 +207,7 @@ fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
 
 #[test]
 fn mounts_an_image_at_an_offset() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -224,7 +224,7 @@ fn mounts_an_image_at_an_offset() {
 /// > `uid=` and `gid=` show all files as owned by that user or group.
 #[test]
 fn subdir_and_uid_gid_options_change_root_and_owners() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();

@@ -15,7 +15,7 @@ use archfs::vfs::{FileKind, Tree, resolve};
 
 use crate::support::mount::{CleanUp, Mounted, is_mounted};
 use crate::support::snapshot::{Depth, Snapshot, assert_same, take};
-use crate::support::{archfs, can_mount, image, run, source, tar, tree, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, tar, tree, work_directory};
 
 /// How deep nested archives are shown.
 const NESTING_MAX: usize = 8;
@@ -66,7 +66,7 @@ fn files_of(mut snapshot: Snapshot) -> Snapshot {
 
 #[test]
 fn a_tar_of_class_tars_becomes_an_image_folder() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/imagefolder.py");
@@ -151,7 +151,7 @@ fn without_recursive_an_inner_archive_is_a_file() {
 
 #[test]
 fn an_image_in_a_tar_shows_its_whole_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -355,7 +355,7 @@ fn shards(directory: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
 
 #[test]
 fn many_processes_read_a_thousand_shards_with_few_open_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -409,7 +409,7 @@ fn many_processes_read_a_thousand_shards_with_few_open_files() {
 
 #[test]
 fn compressed_shards_are_read_with_few_open_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -480,7 +480,7 @@ fn mixed(work: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn archives_of_both_formats_merge_into_one_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -556,7 +556,7 @@ fn archives_of_both_formats_merge_into_one_tree() {
 
 #[test]
 fn a_position_in_a_merged_directory_stays_valid() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -590,7 +590,7 @@ fn a_position_in_a_merged_directory_stays_valid() {
 
 #[test]
 fn subdir_and_owner_options_apply_to_several_archives() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -719,7 +719,7 @@ fn run_takes_several_archives_and_offset_takes_one() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--offset") && text.contains("several"), "{text}");
     assert!(!mount_point.exists());
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let _clean_up = CleanUp(mount_point.clone());

@@ -106,7 +106,7 @@ fn epoch(directory: &Path) -> usize {
 /// > list (see [Older kernels](#older-kernels)).
 #[test]
 fn the_second_epoch_reads_nothing_if_opening_takes_a_request() {
-    if !support::can_mount() {
+    if support::skip_without_mounts() {
         return;
     }
     let work = support::work_directory();

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use crate::support;
 use crate::support::mount::Mounted;
-use crate::support::{can_mount, image, run, source, work_directory};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
 fn with_mount(test: impl Fn(&Path, &Path, &Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
@@ -150,7 +150,7 @@ fn sixteen_processes_in_shuffled_order_read_the_source() {
 
 #[test]
 fn an_image_folder_loader_reads_two_epochs_under_run() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

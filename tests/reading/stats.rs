@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::support::mount::{CleanUp, is_mounted, unmount};
-use crate::support::{archfs, can_mount_as_user, image, run, source, work_directory};
+use crate::support::{archfs, image, run, skip_without_user_mounts, source, work_directory};
 
 /// Files of several sizes: empty, less than a page, several blocks, several requests.
 const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
@@ -26,7 +26,7 @@ struct Stage {
 }
 
 fn stage() -> Option<Stage> {
-    if !can_mount_as_user() {
+    if skip_without_user_mounts() {
         return None;
     }
     let work = work_directory();

@@ -19,7 +19,7 @@ use crate::support::mount::Mounted;
 use crate::support::skip::skip;
 use crate::support::snapshot::{Depth, assert_same, take};
 use crate::support::tar::member;
-use crate::support::{can_mount, run, source, tree, work_directory};
+use crate::support::{run, skip_without_mounts, source, tree, work_directory};
 
 /// Packs `directory` with GNU tar, which skips what its format does not support and reports it.
 fn gnu_tar(archive: &Path, directory: &Path, options: &[&str]) {
@@ -95,7 +95,7 @@ fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
 
 #[test]
 fn every_gnu_tar_format_shows_what_gnu_tar_extracts() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -124,7 +124,7 @@ fn every_gnu_tar_format_shows_what_gnu_tar_extracts() {
 
 #[test]
 fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -176,7 +176,7 @@ fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
         let shown = python_lines(&archive).len();
         assert!(shown >= least, "{format}: {shown} members");
         assert_as_python(format, &archive);
-        if can_mount() {
+        if !skip_without_mounts() {
             assert_as_extracted(&format!("Python {format}"), &archive, work.path());
         }
     }
@@ -198,7 +198,7 @@ fn pythons_test_archive_matches_tarfile() {
 
 #[test]
 fn a_sparse_file_of_5_gib_keeps_its_size_data_and_holes() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -254,7 +254,7 @@ fn pieces(file: &File) -> Vec<(u64, u64)> {
 /// > in units of its block size, in a tar as they were packed.
 #[test]
 fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::support;
 use crate::support::mount::{CleanUp, unmount_by};
 use crate::support::node::{self, OTHER, OWNER};
-use crate::support::{archfs, can_mount, run, work_directory};
+use crate::support::{archfs, run, skip_without_mounts, work_directory};
 
 /// Members of the usual archive: enough for an index, so that only a few are sampled.
 const MEMBERS: usize = 1200;
@@ -275,7 +275,7 @@ fn an_index_is_written_beside_the_archive_and_used_afterwards() {
 /// > write to, length, time and samples are enough.
 #[test]
 fn a_mount_uses_the_index_and_serves_the_archive() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let stage = Stage::new(MEMBERS);
@@ -342,7 +342,7 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
 /// > not read yet, and never another file.
 #[test]
 fn an_index_truncated_while_mounted_gives_eio() {
-    if can_mount() {
+    if !skip_without_mounts() {
         assert_survives("cut short", &|file, len| file.set_len(len / 2).unwrap());
         assert_survives("empty", &|file, _| file.set_len(0).unwrap());
     }
@@ -350,7 +350,7 @@ fn an_index_truncated_while_mounted_gives_eio() {
 
 #[test]
 fn an_index_overwritten_while_mounted_gives_eio() {
-    if can_mount() {
+    if !skip_without_mounts() {
         assert_survives("overwritten", &|file, len| {
             file.write_all_at(&support::source::noise(3, len as usize), 0).unwrap();
         });
@@ -603,7 +603,7 @@ fn a_read_only_directory_moves_the_index_to_the_users_cache() {
 
 #[test]
 fn a_full_disk_moves_the_index_to_the_cache_and_leaves_nothing() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let stage = Stage::new(MEMBERS);
@@ -872,7 +872,7 @@ fn root_writes_no_index_into_a_users_directory() {
 /// > written beside the archive.
 #[test]
 fn a_fuse_file_system_has_no_index_beside_the_archive() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let stage = Stage::new(MEMBERS);

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, mount};
 use super::{OTHER, OWNER, Scene, done, mode, names_in, out, scene};
 use crate::support::mount::{CleanUp, is_mounted, kind_of_mount, unmount};
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, tar, wait_until, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, tar, wait_until, work_directory};
 
 /// Names planted outside the test's directory; removed when dropped.
 struct Planted(Vec<PathBuf>);
@@ -391,7 +391,7 @@ fn forged_records_never_affect_files_of_others() {
 /// As under `sudo -E`.
 #[test]
 fn root_ignores_file_paths_in_another_users_variables() {
-    if !can_mount() || !rustix::process::geteuid().is_root() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

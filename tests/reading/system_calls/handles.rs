@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use super::{Format, archives, small_tree};
 use crate::support::mount::{CleanUp, Mounted};
 use crate::support::skip::skip;
-use crate::support::{can_mount, run, work_directory};
+use crate::support::{run, skip_without_mounts, work_directory};
 
 /// Makes handles of files on one mount, makes the kernel drop their inodes, opens the handles on
 /// another mount, and prints the contents.
@@ -58,7 +58,7 @@ fn opened_by_handle(first: &Path, second: &Path) -> Output {
 /// > kernel has forgotten the inode, and at another mount.
 #[test]
 fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -102,7 +102,7 @@ fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
 /// > Therefore overlayfs accepts a mount as its lower directory with `index=on` and `xino=on`.
 #[test]
 fn an_overlay_keeps_hard_links_and_inode_numbers() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::{Format, archives, small_tree, with_each_format, with_mount};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
-use crate::support::{can_mount, image, run, source, work_directory};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
 /// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
 /// > archive. SquashFS stores mtime as unsigned 32-bit seconds since 1970; pax tars also store the
@@ -76,7 +76,7 @@ fn stat_and_statvfs_count_blocks_and_inodes() {
 /// > Python reads a whole JPEG at once.
 #[test]
 fn the_block_size_lets_python_read_a_jpeg_at_once() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -105,7 +105,7 @@ fn the_block_size_lets_python_read_a_jpeg_at_once() {
 
 #[test]
 fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -131,7 +131,7 @@ fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
 /// > archive.
 #[test]
 fn hard_links_have_one_inode_number_at_every_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -247,7 +247,7 @@ fn a_large_or_missing_attribute_gives_its_error() {
 
 /// A mount of a tree with these files, which `prepare` changes.
 fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
@@ -323,7 +323,7 @@ fn trusted_attributes_are_listed_only_to_processes_that_can_read_them() {
 /// > that the image stores, with 1 for the root.
 #[test]
 fn inode_numbers_fit_32_bits_and_match_the_kernel() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();

@@ -18,14 +18,14 @@ use std::process::Command;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, makedev, mknodat, utimensat};
 
 use crate::support::mount::Mounted;
-use crate::support::{archfs, can_mount, image, run, source, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, work_directory};
 
 /// Block size of the images of `with_mount`.
 const BLOCK: u64 = 16 << 10;
 
 /// Mounts the varied tree as an image with small blocks, for a check against that tree.
 fn with_mount(test: impl Fn(&Path, &Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
@@ -37,7 +37,7 @@ fn with_mount(test: impl Fn(&Path, &Path)) {
 
 /// Mounts a small tree as an image and then as a tar, for a check against that tree.
 fn with_each_format(test: impl Fn(Format, &Path, &Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
