@@ -156,7 +156,7 @@ fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
         assert_eq!(fs::read_to_string(stage.mount_point.join(&name)).unwrap(), name);
     }
     connections.clear();
-    wait_until("it has taken and let go of all", || open() < 64);
+    wait_until("it has opened and closed all", || open() < 64);
     // It answers again, and its holder kept its lease.
     run(archfs().arg("stats").arg(&stage.mount_point));
     connections.extend((0..100).map(|_| connect()));

@@ -275,7 +275,7 @@ fn the_grace_period_ends_a_daemon_with_open_files() {
     kill_process(daemon, Signal::TERM).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     assert!(stage.is_gone());
-    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "no daemon answers any more");
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
                 if !to_group {
                     assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
                 }
-                wait_until(&format!("{what}: nobody is left"), || {
+                wait_until(&format!("{what}: no process is left"), || {
                     processes_about(&[&name]).is_empty()
                 });
                 assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");

@@ -152,7 +152,7 @@ fn all_shards_appear_or_none() {
     samples(&tree);
     let target = directory(work.path(), "out");
     let archive = target.join("train.tar");
-    fs::write(target.join("train-000002.tar"), "somebody else's").unwrap();
+    fs::write(target.join("train-000002.tar"), "another user's").unwrap();
     let words = ["-q", "--shards", "100K", text(&tree), text(&archive)];
     let stderr = refused(&words, 1);
     assert!(stderr.contains("train-000002.tar") && stderr.contains("--force"), "{stderr}");

@@ -98,7 +98,7 @@ fn the_numbers_match_the_requests() {
     let mut reads = Vec::new();
     for passes in [1, 3] {
         stage.mount(&["--quiet"], &stage.stats);
-        assert!(!stage.stats.exists(), "it is told at the end");
+        assert!(!stage.stats.exists(), "the file is written at the end");
         for _ in 0..passes {
             stage.read_all();
         }

@@ -327,7 +327,7 @@ impl Round<'_> {
             let begun = self.results("b", "begun").len() as u64;
             begun == self.plan.readers || holder.try_wait().unwrap().is_some()
         })?;
-        self.wait_until("those who were killed have ended", || {
+        self.wait_until("all killed processes have ended", || {
             let processes = self.processes();
             !processes.iter().any(|other| other.part == "a" && other.role != Role::Daemon)
         })?;
@@ -433,7 +433,7 @@ impl Round<'_> {
             return Err(format!("COMMAND was killed, and run ended with {status}"));
         }
         if hits.count == 0 && !status.success() {
-            return Err(format!("nobody was killed, and it ended with {status}"));
+            return Err(format!("no process was killed, and it ended with {status}"));
         }
         Ok(())
     }

@@ -43,7 +43,7 @@ pub(crate) enum Naming<'n> {
 pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
-    /// Archive-level messages: damage, and what is left out of the tree.
+    /// Archive-level messages: damage, and entries left out of the tree.
     pub(crate) findings: Vec<Finding>,
 }
 

@@ -115,7 +115,7 @@ impl Case<'_> {
         // GNU tar applies it to all links that follow.
         let for_all = "global records other than owners and times";
         if what == "target" && self.ours.has_finding(for_all) {
-            return Some("a target for all members alike, which archfs leaves out and tells of");
+            return Some("a target for all members alike, which archfs leaves out and reports");
         }
         // Like GNU tar. tarfile ignores a missing newline. The header has room for a hundred bytes.
         let begins = |sound: &String| self.value.len() == 200 && sound.starts_with(self.value);

@@ -62,7 +62,7 @@ impl Verdict {
             if ours.has_finding_at(&path) {
                 *self.disputes.entry(LEFT_OUT).or_default() += 1;
             } else {
-                self.wrong.push(format!("{key} is missing, and nothing is told of it"));
+                self.wrong.push(format!("{key} is missing, and no message reports it"));
             }
         }
     }

@@ -253,7 +253,7 @@ fn log_and_statistics_are_never_written_through_planted_files() {
         done(owner, &format!("$ARCHFS mount -v --keep --log-file {log} $IMAGE mount"));
         done(owner, "$ARCHFS unmount mount");
     }
-    wait_until("the log tells of both", || {
+    wait_until("the log reports both", || {
         fs::read_to_string(owner.home.join("log")).unwrap().matches("served").count() == 2
     });
 }

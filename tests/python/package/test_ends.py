@@ -224,16 +224,16 @@ class UntilExitTest(Stage):
             assert archfs.mount_until_exit('data.sqfs') == one, 'by another name'
             assert archfs.mount_until_exit(IMAGE, subdir='folder') != one
             assert archfs.mount_until_exit(IMAGE, at=MOUNT_POINT) == archfs.mount_until_exit(IMAGE, at=MOUNT_POINT)
-            archfs.pack('source', 'anew.sqfs')
-            before = archfs.mount_until_exit('anew.sqfs')
-            mount_point = archfs.mount_until_exit('anew.sqfs', at='other')
-            archfs.pack('source/folder', 'anew.sqfs', force=True)
-            assert os.listdir(archfs.mount_until_exit('anew.sqfs')) == ['data'], 'it has changed'
+            archfs.pack('source', 'changing.sqfs')
+            before = archfs.mount_until_exit('changing.sqfs')
+            mount_point = archfs.mount_until_exit('changing.sqfs', at='other')
+            archfs.pack('source/folder', 'changing.sqfs', force=True)
+            assert os.listdir(archfs.mount_until_exit('changing.sqfs')) == ['data'], 'it has changed'
             assert not before.exists(), 'old mounts pile up'
-            assert archfs.mount_until_exit('anew.sqfs', at='other') == mount_point
+            assert archfs.mount_until_exit('changing.sqfs', at='other') == mount_point
             assert os.listdir(mount_point) == ['data']
             os.system(f'"{archfs.executable()}" unmount --lazy {one}')
-            assert sorted(os.listdir(archfs.mount_until_exit(IMAGE))) == ['folder', 'hello'], 'anew'
+            assert sorted(os.listdir(archfs.mount_until_exit(IMAGE))) == ['folder', 'hello'], 'remounted'
         """
         self.finished(self.script(code))
 

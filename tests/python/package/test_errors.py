@@ -87,7 +87,7 @@ class ErrorTest(Stage):
 
     def test_a_mount_point_of_another_user(self):
         if os.geteuid() != 0:
-            self.skipTest("needs root, to be somebody else")
+            self.skipTest("needs root, to become another user")
         code = (
             "try:\n"
             "    archfs.mount(IMAGE, at='/root/mount')\n"

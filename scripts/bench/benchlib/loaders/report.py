@@ -59,7 +59,7 @@ def summary(table, forms, facts):
     rates = [one for one in table.phases(DATASET) if one not in phases.TIMES + phases.SIZES]
     for chosen in [phases.TIMES, phases.SIZES, rates]:
         lines += [*some(table, chosen), ""]
-    lines += ["So many times as fast is archfs:", "", *tables.ratio_table(table, DATASET), "",
+    lines += ["How many times as fast archfs is:", "", *tables.ratio_table(table, DATASET), "",
               "![All phases](all.svg)"]
     return "\n".join(lines) + "\n"
 
