@@ -3,9 +3,9 @@
 //! written to cost little itself.
 //!
 //! Usage: epoch walk ROOT
-//!        epoch read ROOT LIST PROCESSES SEED      all files of LIST, complete, in shuffled order
-//!        epoch sequence FILE                      one file from start to end
-//!        epoch places FILE PROCESSES COUNT SEED   COUNT random reads of 4 KiB per process
+//!        epoch read ROOT LIST PROCESSES SEED        all files of LIST, complete, in shuffled order
+//!        epoch sequence FILE                        one file from start to end
+//!        epoch offsets FILE PROCESSES COUNT SEED   COUNT random reads of 4 KiB per process
 //!
 //! LIST holds paths below ROOT, one per line. Prints one line of numbers: files (or reads), bytes,
 //! seconds, checksum. The time runs from when all processes are ready until the last one is done.
@@ -30,8 +30,8 @@ fn main() {
         ["read", root, list, processes, seed] => {
             workers_timed(processes.parse().unwrap(), &["read-one", root, list, processes, seed]);
         }
-        ["places", file, processes, count, seed] => {
-            workers_timed(processes.parse().unwrap(), &["places-one", file, count, seed]);
+        ["offsets", file, processes, count, seed] => {
+            workers_timed(processes.parse().unwrap(), &["offsets-one", file, count, seed]);
         }
         ["read-one", root, list, processes, seed, nth] => read_one(
             Path::new(root),
@@ -40,7 +40,7 @@ fn main() {
             seed.parse().unwrap(),
             nth.parse().unwrap(),
         ),
-        ["places-one", file, count, seed, nth] => random_reads_one(
+        ["offsets-one", file, count, seed, nth] => random_reads_one(
             Path::new(file),
             count.parse().unwrap(),
             seed.parse::<u64>().unwrap() * 1000 + nth.parse::<u64>().unwrap(),

@@ -4,9 +4,9 @@
 //! every read that archfs makes is delayed. When it is unmounted, it prints how much was read, and
 //! how many reads were in flight: the maximum, and the average over all reads.
 //!
-//! Usage: slow FILE PLACE MILLISECONDS
+//! Usage: slow FILE MOUNT_POINT MILLISECONDS
 //!
-//! PLACE is the mount point, which then contains FILE under its own name. Exits when PLACE is
+//! MOUNT_POINT then contains FILE under its own name. The program exits when MOUNT_POINT is
 //! unmounted.
 
 use std::ffi::{OsStr, OsString};
@@ -46,7 +46,7 @@ struct Slow {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [file, mount_point, latency] = arguments.as_slice() else {
-        panic!("usage: slow FILE PLACE MILLISECONDS");
+        panic!("usage: slow FILE MOUNT_POINT MILLISECONDS");
     };
     let slow = Slow::new(Path::new(file), latency.parse().unwrap());
     let mut config = fuser::Config::default();

@@ -24,8 +24,8 @@ def executable() -> str:
         if _is_program(named):
             return os.path.abspath(named)
         raise ExecutableNotFound(f"{named}: not a program ({VARIABLE})", f"unset {VARIABLE}")
-    for folder in _folders():
-        program = os.path.join(folder, "archfs")
+    for directory in _directories():
+        program = os.path.join(directory, "archfs")
         if _is_program(program):
             return program
     found = shutil.which("archfs")
@@ -37,7 +37,7 @@ def executable() -> str:
     )
 
 
-def _folders() -> Iterator[str]:
+def _directories() -> Iterator[str]:
     """Directories where an installer may have put it, closest to this package first."""
     package = Path(__file__).resolve().parent
     site = package.parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
-from . import _command, _holds, _scratch
+from . import _command, _leases, _scratch
 from ._errors import Error, UsageError, missing
 from ._options import PathLike, Size, Time, path, time, words
 
@@ -30,17 +30,17 @@ class Mount:
     ) -> None:
         self._path = Path(mount_point)
         self._archives = tuple(archives)
-        self._hold = _Hold(mount_point)
+        self._lease = _Lease(mount_point)
         resolved = os.path.realpath(mount_point)
-        self._hold.mount_point = resolved
+        self._lease.mount_point = resolved
         command = ["mount", f"--until-pid={os.getpid()}", *arguments, "--", *archives, resolved]
         try:
-            _holds.take(resolved, self._hold, lambda: _mounted(command, archives, resolved, timeout))
-            self._ends = weakref.finalize(self, _dropped, self._hold)
+            _leases.take(resolved, self._lease, lambda: _mounted(command, archives, resolved, timeout))
+            self._ends = weakref.finalize(self, _dropped, self._lease)
             # At exit all mounts are given back, and a ResourceWarning would be wrong.
             self._ends.atexit = False
         except BaseException:  # For example, Ctrl-C between two of these lines.
-            _holds.give_back_or_tell(resolved, self._hold)
+            _leases.release_or_log(resolved, self._lease)
             raise
 
     @property
@@ -59,16 +59,16 @@ class Mount:
         return not self._ends.alive
 
     def unmount(self) -> None:
-        """Releases the mount. Returns when it is gone, unless others hold it. Open or mapped files stay
+        """Releases the mount. Returns when it is unmounted, unless others hold it. Open or mapped files stay
         readable until they are closed. Calling it again does nothing, or retries if it failed.
         """
         if self._ends.alive:
-            self._hold.give_back()
+            self._lease.release()
             self._ends.detach()
 
     def stats(self) -> dict[str, Any]:
         """The counters of the mount so far: requests, bytes, latencies (docs/STATS.md)."""
-        numbers: dict[str, Any] = _command.run_json(["stats", "--json", "--", self._hold.mount_point])
+        numbers: dict[str, Any] = _command.run_json(["stats", "--json", "--", self._lease.mount_point])
         return numbers
 
     def __enter__(self) -> Path:
@@ -101,16 +101,16 @@ class Mount:
         raise TypeError("a Mount cannot be passed to another process; pass its path")
 
 
-class _Hold:
-    """The hold of a Mount. It can be given back after the Mount itself was collected."""
+class _Lease:
+    """The lease of a Mount. It can be released after the Mount itself was collected."""
 
     def __init__(self, mount_point: str) -> None:
         self.mount_point = mount_point
         self.pid = os.getpid()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self.pid == os.getpid():
-            _holds.give_back(self.mount_point, self)
+            _leases.release(self.mount_point, self)
 
 
 def mount(
@@ -243,7 +243,7 @@ class _Kept:
         """The directory: the existing one if it is still up to date. The caller holds the lock."""
         archives = [_identity(name) for name in names]
         made = self._mount
-        ours = made if made is not None and made._hold.pid == os.getpid() else None
+        ours = made if made is not None and made._lease.pid == os.getpid() else None
         if made is not None and archives == self._archives:
             if ours is not None and _answers(made.path):
                 return made.path
@@ -282,11 +282,12 @@ def _mounted(command: Sequence[str], archives: Sequence[str], mount_point: str, 
         raise _command.failure(outcome, archives)
 
 
-def _dropped(hold: _Hold) -> None:
+def _dropped(lease: _Lease) -> None:
     """A Mount was collected without a call of unmount()."""
-    if hold.pid != os.getpid() or not _holds.give_back_or_tell(hold.mount_point, hold):
+    if lease.pid != os.getpid() or not _leases.release_or_log(lease.mount_point, lease):
         return
-    warnings.warn(f"{hold.mount_point}: unmounted, because its Mount was garbage-collected", ResourceWarning, stacklevel=2)
+    warnings.warn(f"{lease.mount_point}: unmounted, because its Mount was garbage-collected", ResourceWarning,
+                  stacklevel=2)
 
 
 # Variables in which batch systems pass the job's id.

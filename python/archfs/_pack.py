@@ -119,17 +119,17 @@ def _listed(
     files_from: Union[None, PathLike, Iterable[PathLike]], map: Union[None, PathLike, Mapping[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """The options for lists: files are passed on, other lists are written to files first."""
-    with _scratch.folder() as folder:
+    with _scratch.directory() as directory:
         options: dict[str, Any] = {}
         if isinstance(files_from, (str, bytes, os.PathLike)):
             options["files_from"] = files_from
         elif files_from is not None:
-            options["files_from"] = os.path.join(folder, "files")
+            options["files_from"] = os.path.join(directory, "files")
             options["null"] = True
             with open(options["files_from"], "wb") as file:
                 file.writelines(os.fsencode(path(one)) + b"\0" for one in files_from)
         if isinstance(map, Mapping):
-            options["map"] = os.path.join(folder, "map")
+            options["map"] = os.path.join(directory, "map")
             with open(options["map"], "wb") as file:
                 file.writelines(os.fsencode(f"{old}\t{new}\n") for old, new in map.items())
         elif map is not None:

@@ -27,7 +27,7 @@ def nameless() -> BinaryIO:
 
 
 @contextmanager
-def folder() -> Iterator[str]:
+def directory() -> Iterator[str]:
     """A private directory, removed at the end with its contents."""
     path = os.path.join(temporary(), unguessable())
     os.mkdir(path, 0o700)

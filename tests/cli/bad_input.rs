@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support;
 use crate::support::mount::{CleanUp, unmount};
-use crate::support::{archfs, can_mount_as_user, image, work_folder};
+use crate::support::{archfs, image, skip_without_user_mounts, work_directory};
 
 fn mount(image: &Path, mount_point: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
@@ -18,10 +18,10 @@ fn mount(image: &Path, mount_point: &Path) -> Output {
 
 /// A work directory, a mount point in it, and a guard that unmounts it first.
 fn stage() -> Option<(CleanUp, tempfile::TempDir, PathBuf)> {
-    if !can_mount_as_user() {
+    if skip_without_user_mounts() {
         return None;
     }
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
     Some((CleanUp(mount_point.clone()), work, mount_point))
 }
@@ -107,10 +107,10 @@ fn a_truncated_image_exits_with_status_3() {
 
 #[test]
 fn a_bad_mount_point_exits_with_status_1() {
-    if !can_mount_as_user() {
+    if skip_without_user_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     refuses(&image, work.path(), 1, "the directory is not empty");
     refuses(&image, &image, 1, "not a directory");
@@ -157,7 +157,7 @@ fn usage_errors_exit_with_status_2() {
 
 #[test]
 fn ls_and_cat_read_an_archive_without_mounting() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("folder/inner")).unwrap();
     fs::write(source.join("folder/file"), "contents\n").unwrap();

@@ -114,8 +114,8 @@ impl Found {
 fn assert_nothing_left() {
     wait_until("nothing is left of a trial", || {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let folders = ["/dev/shm", "/tmp"].map(|directory| fs::read_dir(directory).unwrap());
-        let mut names = folders
+        let directories = ["/dev/shm", "/tmp"].map(|directory| fs::read_dir(directory).unwrap());
+        let mut names = directories
             .into_iter()
             .flatten()
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok());

@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 
 use crate::support::pack::seekable_zstd;
-use crate::support::{archfs, image, run, source, tar, work_folder};
+use crate::support::{archfs, image, run, source, tar, work_directory};
 
 fn call(archive: &Path, options: &[&str]) -> Output {
     archfs().arg("info").args(options).arg(archive).output().unwrap()
@@ -34,7 +34,7 @@ fn number(value: &Value) -> u64 {
 
 /// The counts that `find` would give for a directory, with the keys of the JSON.
 fn counts(root: &Path) -> Value {
-    let [mut files, mut folders, mut links, mut devices, mut fifos, mut sockets] = [0_u64; 6];
+    let [mut files, mut directories, mut links, mut devices, mut fifos, mut sockets] = [0_u64; 6];
     let (mut hard_links, mut bytes, mut largest) = (0_u64, 0, 0);
     let mut inodes = BTreeSet::new();
     let mut waiting = vec![root.to_owned()];
@@ -44,7 +44,7 @@ fn counts(root: &Path) -> Value {
         let is_first = inodes.insert(found.ino());
         hard_links += u64::from(!is_first);
         if kind.is_dir() {
-            folders += 1;
+            directories += 1;
             waiting.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         } else if kind.is_file() {
             files += 1;
@@ -61,7 +61,7 @@ fn counts(root: &Path) -> Value {
         }
     }
     json!({
-        "files": files, "folders": folders, "links": links, "devices": devices, "fifos": fifos,
+        "files": files, "folders": directories, "links": links, "devices": devices, "fifos": fifos,
         "sockets": sockets, "hard_links": hard_links, "file_bytes": bytes, "file_largest": largest,
     })
 }
@@ -115,7 +115,7 @@ fn check_sums(info: &Value) {
 
 #[test]
 fn counts_of_images_match_the_source() {
-    let work = work_folder();
+    let work = work_directory();
     let source = source::varied();
     let expected = counts(&source);
     let mut odd = image::COMPRESSORS.map(|name| vec!["-comp", name]).to_vec();
@@ -148,7 +148,7 @@ fn counts_of_images_match_the_source() {
 
 #[test]
 fn the_read_cost_matches_decoding_every_block() {
-    let work = work_folder();
+    let work = work_directory();
     for source in [source::varied(), Path::new(env!("CARGO_MANIFEST_DIR")).join("src")] {
         for options in [
             &["-b", "128K"][..],
@@ -170,7 +170,7 @@ fn the_read_cost_matches_decoding_every_block() {
 
 #[test]
 fn reports_uncompressed_blocks_holes_and_duplicates() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     fs::write(source.join("noise"), source::noise(1, 200_000)).unwrap();
@@ -214,7 +214,7 @@ fn info_of_tails(image: &Path) -> Value {
 
 #[test]
 fn counts_of_tars_match_the_source_without_decoding() {
-    let work = work_folder();
+    let work = work_directory();
     let source = source::varied();
     let archive = work.path().join("info.tar");
     let script = "cd \"$1\" && tar --format=gnu --sparse --xattrs -cf \"$2\" . 2> /dev/null";
@@ -240,7 +240,7 @@ fn counts_of_tars_match_the_source_without_decoding() {
 
 #[test]
 fn a_file_in_a_compressed_tar_costs_its_chunks() {
-    let work = work_folder();
+    let work = work_directory();
     const FRAME: usize = 1_500_000;
     let sizes = [0_usize, 10, 400_000, 2_000_000, 3_000_000, 1, 1_499_000];
     let data: Vec<_> = sizes.iter().map(|&size| source::noise(size as u64, size)).collect();
@@ -271,20 +271,20 @@ fn a_file_in_a_compressed_tar_costs_its_chunks() {
     fs::write(&plain, tar::of(&[("a", &[7; 3000]), ("b", &[8; 5000])])).unwrap();
     let len = fs::metadata(&plain).unwrap().len();
     for program in ["xz -0", "bzip2", "lz4", "gzip"] {
-        let packed = work.path().join("one.tar.packed");
+        let compressed = work.path().join("one.tar.compressed");
         let script = format!("{program} < \"$1\" > \"$2\"");
-        run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
-        let info = self::info(&packed, &[]);
+        run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&compressed));
+        let info = self::info(&compressed, &[]);
         let cost = json!({ "mean": len, "p99": len, "worst": len });
         assert_eq!((&info["decoded"], &info["tar"]["chunks"]), (&cost, &json!(1)), "{program}");
         assert_eq!(info["tar"]["container"], program.split(' ').next().unwrap());
-        assert_eq!(info["bytes"], fs::metadata(&packed).unwrap().len());
+        assert_eq!(info["bytes"], fs::metadata(&compressed).unwrap().len());
     }
 }
 
 #[test]
 fn reports_that_a_giant_frame_is_decoded_at_each_mount() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("giant.tar.zst");
     let script = "cd \"$1\"; truncate -s 100M zeros; tar -cf - zeros | zstd -q -1 > \"$2\"";
     run(Command::new("sh").args(["-c", script, "sh"]).arg(work.path()).arg(&archive));
@@ -296,7 +296,7 @@ fn reports_that_a_giant_frame_is_decoded_at_each_mount() {
 
 #[test]
 fn advice_appears_only_if_it_would_help() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     for nth in 0..300 {
@@ -321,7 +321,7 @@ fn advice_appears_only_if_it_would_help() {
 
 #[test]
 fn the_text_fits_a_screen() {
-    let work = work_folder();
+    let work = work_directory();
     let source = source::varied();
     let odd = image::make(work.path(), "odd.sqfs", &source, &["-comp", "xz", "-Xbcj", "x86,arm"]);
     let large = image::make(work.path(), "large.sqfs", &source::large(), &["-comp", "gzip"]);
@@ -343,7 +343,7 @@ fn the_text_fits_a_screen() {
 
 #[test]
 fn nested_archives_are_reported_under_their_paths() {
-    let work = work_folder();
+    let work = work_directory();
     let inner = tar::of(&[("one", b"1"), ("two", b"22")]);
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -366,7 +366,7 @@ fn nested_archives_are_reported_under_their_paths() {
 
 #[test]
 fn reports_an_image_at_an_offset() {
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mut bytes = vec![7; 4096];
     bytes.extend(fs::read(&image).unwrap());
@@ -383,7 +383,7 @@ fn reports_an_image_at_an_offset() {
 
 #[test]
 fn failures_have_one_line_and_the_status_of_their_cause() {
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mut bytes = fs::read(&image).unwrap();
     let at = u64::from_le_bytes(bytes[64..72].try_into().unwrap()) as usize;
@@ -409,7 +409,7 @@ fn failures_have_one_line_and_the_status_of_their_cause() {
 #[test]
 fn hostile_archives_are_reported_or_refused_within_limits() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
-    let work = work_folder();
+    let work = work_directory();
     let text = fs::read(directory.join("MANIFEST.json")).unwrap();
     let Value::Array(cases) = serde_json::from_slice(&text).unwrap() else { panic!("no list") };
     let (mut reported, mut refused) = (0, 0);

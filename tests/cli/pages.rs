@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::support::skip::skip_part;
-use crate::support::{archfs, run, work_folder};
+use crate::support::{archfs, run, work_directory};
 
 /// The commands that --help lists, except `help`.
 fn commands() -> Vec<String> {
@@ -135,7 +135,7 @@ fn examples_use_existing_options() {
 
 #[test]
 fn every_command_has_a_manual_page_with_the_usual_sections() {
-    let work = work_folder();
+    let work = work_directory();
     let directory = work.path().join("man/man1");
     run(archfs().args(["man", "--quiet", "--dir"]).arg(&directory));
     let mut names: Vec<_> = fs::read_dir(&directory)
@@ -173,7 +173,7 @@ fn every_command_has_a_manual_page_with_the_usual_sections() {
 
 #[test]
 fn groff_and_man_accept_the_pages() {
-    let work = work_folder();
+    let work = work_directory();
     run(archfs().args(["man", "--quiet", "--dir"]).arg(work.path()));
     let pages: Vec<_> =
         fs::read_dir(work.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -250,7 +250,7 @@ fn bash_completes_commands_and_options_but_not_hidden_ones() {
 
 #[test]
 fn zsh_and_fish_accept_their_completions() {
-    let work = work_folder();
+    let work = work_directory();
     for (shell, check) in [("zsh", "-n"), ("fish", "--no-execute"), ("bash", "-n")] {
         let script = run(archfs().args(["completions", shell])).stdout;
         let text = String::from_utf8(script).unwrap();

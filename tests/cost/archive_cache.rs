@@ -8,7 +8,9 @@ use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, Mounted, unmount};
 use crate::support::page_cache::{PAGE, forget, resident_pages};
 use crate::support::skip::skip;
-use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
+use crate::support::{
+    archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
+};
 
 const FILES: u64 = 300;
 
@@ -23,15 +25,15 @@ fn contents(number: u64) -> Vec<u8> {
 
 /// A tar and an image of the files. mksquashfs does not compress noise.
 fn archives(work: &Path) -> [PathBuf; 2] {
-    let folder = work.join("files");
-    fs::create_dir(&folder).unwrap();
+    let directory = work.join("files");
+    fs::create_dir(&directory).unwrap();
     for number in 0..FILES {
-        fs::write(folder.join(number.to_string()), contents(number)).unwrap();
+        fs::write(directory.join(number.to_string()), contents(number)).unwrap();
     }
     let archive = work.join("data.tar");
-    tar::pack(&archive, &folder);
-    let image = image::make(work, "data.sqfs", &folder, &["-comp", "gzip"]);
-    fs::remove_dir_all(&folder).unwrap();
+    tar::pack(&archive, &directory);
+    let image = image::make(work, "data.sqfs", &directory, &["-comp", "gzip"]);
+    fs::remove_dir_all(&directory).unwrap();
     [archive, image]
 }
 
@@ -67,10 +69,10 @@ fn bytes_in_memory(archive: &Path) -> u64 {
 
 #[test]
 fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let Some(archives) = archives_on_disk(work.path()) else { return };
     for archive in archives {
         let mount_point = work.path().join("mount");
@@ -90,10 +92,10 @@ fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
 
 #[test]
 fn random_files_read_little_of_their_neighbours() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let Some(archives) = archives_on_disk(work.path()) else { return };
     for archive in archives {
         let mount_point = work.path().join("mount");
@@ -108,10 +110,10 @@ fn random_files_read_little_of_their_neighbours() {
 
 #[test]
 fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let Some([archive, _]) = archives_on_disk(work.path()) else { return };
     let Some(group) = Group::new(Bound::Memory) else { return };
     let mount_point = work.path().join("mount");
@@ -156,10 +158,14 @@ fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
 
 #[test]
 fn a_staged_copy_in_memory_is_never_dropped() {
-    if !can_mount() || !Path::new("/dev/shm").is_dir() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    if !Path::new("/dev/shm").is_dir() {
+        skip("/dev/shm is missing");
+        return;
+    }
+    let work = work_directory();
     let [archive, _] = archives(work.path());
     let mount_point = work.path().join("mount");
     let options = ["--archive-cache=drop", "--stage=/dev/shm"];

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, Mounted, unmount};
 use crate::support::stage::has_ended;
-use crate::support::{archfs, can_mount, image, run, wait_until, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, wait_until, work_directory};
 
 const MIB: u64 = 1 << 20;
 
@@ -33,13 +33,13 @@ fn wait_for_budget(bytes: u64, mount_points: &[PathBuf]) {
 
 /// A command prefix that runs a command in the group.
 fn within(group: &Group) -> [String; 4] {
-    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.folder().display());
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.directory().display());
     ["sh", "-c", &enter, "sh"].map(str::to_owned)
 }
 
 /// A job with LIMIT, or `None` if the test cannot run here.
 fn job() -> Option<Group> {
-    let group = can_mount().then(|| Group::new(Bound::Memory))??;
+    let group = (!skip_without_mounts()).then(|| Group::new(Bound::Memory))??;
     group.set(LIMIT);
     Some(group)
 }
@@ -57,7 +57,7 @@ fn eight_daemons_share_a_quarter_of_the_job_and_the_last_one_gets_all() {
     let Some(group) = job() else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_points: Vec<_> =
         (0..8).map(|rank| work.path().join(format!("rank-{rank}"))).collect();
@@ -87,7 +87,7 @@ fn a_private_mount_shares_the_budget() {
     let Some(group) = job() else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let _mounted = mount(&group, &image, &mount_point, &[]);
@@ -108,7 +108,7 @@ fn an_explicit_budget_is_not_shared() {
     let Some(group) = job() else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let [default, explicit] = ["default", "explicit"].map(|name| work.path().join(name));
     let _mounted = mount(&group, &image, &default, &[]);

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::support::cgroup::{Bound, Group};
-use crate::support::{can_mount, work_folder};
+use crate::support::{skip_without_mounts, work_directory};
 
 const LIMIT: u64 = 512 << 20;
 
@@ -14,7 +14,7 @@ const LIMIT: u64 = 512 << 20;
 fn cache(group: &Group, change: &str, starter: &str) -> u64 {
     let script = format!("set -e; {change} exec {starter} \"$1\" doctor --json");
     let mut command = Command::new("sh");
-    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.folder().display());
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.directory().display());
     command.args(["-c", &enter, "sh", "unshare", "-m", "sh", "-c", &script, "sh"]);
     let output = command.arg(env!("CARGO_BIN_EXE_archfs")).output().unwrap();
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
@@ -25,7 +25,7 @@ fn cache(group: &Group, change: &str, starter: &str) -> u64 {
 
 /// A group with the limit; `None` if none can be made.
 fn limited() -> Option<Group> {
-    if !can_mount() {
+    if skip_without_mounts() {
         return None;
     }
     let group = Group::new(Bound::Memory)?;
@@ -54,8 +54,8 @@ fn finds_the_limit_below_a_bind_mount_of_a_subtree() {
     let Some(group) = limited() else {
         return;
     };
-    let work = work_folder();
-    let (directory, mount_point) = (group.folder().display(), work.path().display());
+    let work = work_directory();
+    let (directory, mount_point) = (group.directory().display(), work.path().display());
     let change =
         format!("mount --bind {directory} {mount_point}; mount -t tmpfs none /sys/fs/cgroup;");
     assert_eq!(cache(&group, &change, ""), LIMIT / 4);
@@ -68,7 +68,7 @@ fn finds_the_limit_if_the_controller_is_mounted_elsewhere() {
     let Some(group) = limited() else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("a b");
     std::fs::create_dir(&mount_point).unwrap();
     let words = group.mount_words();

@@ -41,8 +41,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Sends requests to a tree with the files of `source_folder`, counted as in `fuse`. Returns bytes
-/// read and names listed.
+/// Sends requests to a tree with the files of `source_directory`, counted as in `fuse`. Returns
+/// bytes read and names listed.
 fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, usize) {
     let mut bytes = 0;
     for name in ["text", "noise", "small"] {
@@ -71,7 +71,7 @@ fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, us
 
 #[test]
 fn a_cached_request_allocates_nothing() {
-    let work = support::work_folder();
+    let work = support::work_directory();
     let source = work.path().join("source");
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("text"), "a line that compresses\n".repeat(30_000)).unwrap();
@@ -155,7 +155,7 @@ fn look_up(tree: &dyn Tree, paths: &[(String, String)]) -> (usize, u64) {
 
 #[test]
 fn a_request_with_cached_index_blocks_allocates_and_reads_nothing() {
-    let work = support::work_folder();
+    let work = support::work_directory();
     let tar = work.path().join("many.tar");
     let index = work.path().join("many.tar.archfs-index");
     std::fs::write(&tar, tar_of_many()).unwrap();

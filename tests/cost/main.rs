@@ -5,9 +5,9 @@ mod support;
 
 mod archive_cache;
 mod budget_share;
+mod compressed_tar_cost;
+mod compressed_tar_spool;
 mod control_group;
 mod hot_path;
 mod memory_limit;
-mod packed_cost;
-mod packed_spool;
 mod release;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, daemon_of, is_mounted, unmount};
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, source, tar, work_directory};
 
 /// Number of files and their length: together many times the memory of the group.
 const FILES: u64 = 192;
@@ -28,7 +28,7 @@ fn contents(number: u64) -> Vec<u8> {
     source::noise(number + 1, LEN / 16).iter().flat_map(|byte| [*byte; 16]).collect()
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     let make = |path: &Path| {
         fs::create_dir(path).unwrap();
         for number in 0..FILES {
@@ -42,7 +42,7 @@ fn folder() -> PathBuf {
 fn archives() -> [PathBuf; 2] {
     let image = source::made_file("memory.sqfs", |path| {
         let options = ["-comp", "zstd", "-Xcompression-level", "1", "-b", "1M"];
-        let made = image::make(path.parent().unwrap(), "memory-made", &folder(), &options);
+        let made = image::make(path.parent().unwrap(), "memory-made", &directory(), &options);
         fs::rename(made, path).unwrap();
     });
     [image, source::made_file("memory.tar.xz", |path| pack(path, "*", 8))]
@@ -52,7 +52,7 @@ fn archives() -> [PathBuf; 2] {
 fn pack(path: &Path, files: &str, block: u32) {
     let line =
         format!("cd \"$1\" && tar -cf - {files} | xz -0 -T2 --block-size={block}MiB -c > \"$2\"");
-    run(Command::new("sh").args(["-ec", &line, "sh"]).arg(folder()).arg(path));
+    run(Command::new("sh").args(["-ec", &line, "sh"]).arg(directory()).arg(path));
 }
 
 /// Reads whole files and parts of them at random with `readers` threads. All bytes must be right.
@@ -82,13 +82,13 @@ fn load(mount_point: &Path, readers: u64, rounds: usize) {
 /// > survives full load in a control group of 128 MiB.
 #[test]
 fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(group) = Group::new(Bound::Memory) else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     let rounds = if std::env::var_os("ARCHFS_LONG_TESTS").is_some() { 100 } else { 8 };
@@ -125,7 +125,7 @@ fn table() -> Vec<(&'static str, PathBuf)> {
     let packed = |name: &'static str, program: &str| {
         let line = format!("cd \"$1\" && tar -cf - * | {program} > \"$2\"");
         let make = |path: &Path| {
-            run(Command::new("bash").args(["-ec", &line, "bash"]).arg(folder()).arg(path));
+            run(Command::new("bash").args(["-ec", &line, "bash"]).arg(directory()).arg(path));
         };
         (name, source::made_file(&format!("memory.{name}"), make))
     };
@@ -149,7 +149,7 @@ impl Holder {
         let script = format!(
             "echo $$ > {}/cgroup.procs; exec python3 -c \"import sys; held = b'x' * {bytes}; \
              print('held', flush=True); sys.stdin.read()\"",
-            group.folder().display()
+            group.directory().display()
         );
         let mut command = Command::new("sh");
         command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -192,11 +192,11 @@ fn peak(process: i32) -> u64 {
 /// > job that already uses half of its memory is not killed.
 #[test]
 fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let is_long = std::env::var_os("ARCHFS_LONG_TESTS").is_some();
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     for (name, archive) in table() {
@@ -254,10 +254,10 @@ fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
 /// > archfs reduces a budget that does not fit into the job, and prints a warning.
 #[test]
 fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     for (name, archive) in
@@ -288,13 +288,13 @@ fn a_budget_above_the_job_limit_is_clamped_with_a_warning() {
 /// > archfs refuses a compressed tar with parts that do not fit into the memory of the job.
 #[test]
 fn an_archive_with_parts_larger_than_the_job_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(group) = Group::new(Bound::Memory) else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     let archive = work.path().join("large.tar.xz");
@@ -325,13 +325,13 @@ fn an_archive_with_parts_larger_than_the_job_is_refused() {
 /// > refuses a tar whose index does not fit into the job.
 #[test]
 fn an_index_larger_than_the_job_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(group) = Group::new(Bound::Memory) else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     let archive = work.path().join("members.tar");

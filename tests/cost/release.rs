@@ -17,7 +17,7 @@ use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
 use crate::support::mount::Mounted;
-use crate::support::{archfs, can_mount, image, run, tree, wait_until, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, tree, wait_until, work_directory};
 
 /// Bytes that compress and differ in every page.
 fn text(seed: usize, len: usize) -> Vec<u8> {
@@ -33,7 +33,7 @@ fn text(seed: usize, len: usize) -> Vec<u8> {
 
 /// Small files that share blocks, a file of several blocks, and a file whose block list has
 /// checkpoints if blocks have 4 KiB.
-fn source_folder(work: &Path) -> PathBuf {
+fn source_directory(work: &Path) -> PathBuf {
     let directory = work.join("source");
     fs::create_dir_all(directory.join("sub")).unwrap();
     for number in 0..50 {
@@ -45,7 +45,7 @@ fn source_folder(work: &Path) -> PathBuf {
 }
 
 /// A tar of `directory`, made by a shell line.
-fn packed(directory: &Path, name: &str, line: &str) -> PathBuf {
+fn compressed(directory: &Path, name: &str, line: &str) -> PathBuf {
     let target = directory.with_file_name(name);
     let mut shell = Command::new("sh");
     shell.args(["-ec", &format!("tar -C \"$1\" --sort=name -cf - . | {line} > \"$2\""), "sh"]);
@@ -55,17 +55,17 @@ fn packed(directory: &Path, name: &str, line: &str) -> PathBuf {
 
 /// Every kind of archive, and the options to open it.
 fn archives(work: &Path) -> Vec<(&'static str, Vec<PathBuf>, bool)> {
-    let directory = source_folder(work);
+    let directory = source_directory(work);
     let small = image::make(work, "small.sqfs", &directory, &["-comp", "gzip", "-b", "4096"]);
     let usual = image::make(work, "usual.sqfs", &directory, &["-comp", "zstd"]);
-    let gzip = packed(&directory, "source.tar.gz", "gzip -1 -c");
-    let xz = packed(&directory, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
+    let gzip = compressed(&directory, "source.tar.gz", "gzip -1 -c");
+    let xz = compressed(&directory, "source.tar.xz", "xz -0 -T0 --block-size=1MiB -c");
     let outer = work.join("outer");
     fs::create_dir_all(&outer).unwrap();
     fs::copy(&usual, outer.join("inner.sqfs")).unwrap();
     fs::write(outer.join("beside"), text(200, 300_000)).unwrap();
     let nested = image::make(work, "nested.sqfs", &outer, &["-comp", "zstd"]);
-    let nested_packed = packed(&outer, "nested.tar.gz", "gzip -1 -c");
+    let nested_gzip = compressed(&outer, "nested.tar.gz", "gzip -1 -c");
     vec![
         ("an image", vec![usual.clone()], false),
         ("an image of small blocks", vec![small.clone()], false),
@@ -73,7 +73,7 @@ fn archives(work: &Path) -> Vec<(&'static str, Vec<PathBuf>, bool)> {
         ("a tar.xz", vec![xz.clone()], false),
         ("several", vec![small, xz, gzip, usual], false),
         ("an image in an image", vec![nested], true),
-        ("an image in a tar.gz", vec![nested_packed], true),
+        ("an image in a tar.gz", vec![nested_gzip], true),
     ]
 }
 
@@ -112,7 +112,7 @@ fn nibble(tree: &dyn Tree, directory: Ino, scratch: &mut Scratch) {
 
 #[test]
 fn reads_return_the_same_bytes_after_a_release() {
-    let work = work_folder();
+    let work = work_directory();
     for (what, archives, recursive) in archives(work.path()) {
         let (fresh, _) = open(&archives, recursive);
         let expected = tree::lines(&*fresh);
@@ -134,8 +134,8 @@ fn reads_return_the_same_bytes_after_a_release() {
 
 #[test]
 fn a_subdirectory_view_is_released_with_its_archive() {
-    let work = work_folder();
-    let directory = source_folder(work.path());
+    let work = work_directory();
+    let directory = source_directory(work.path());
     let archive = image::make(work.path(), "data.sqfs", &directory, &["-comp", "zstd"]);
     let (whole, stats) = open(&[archive], false);
     let options = ViewOptions { subdir: Some(b"sub".to_vec()), ..ViewOptions::default() };
@@ -148,7 +148,7 @@ fn a_subdirectory_view_is_released_with_its_archive() {
 
 #[test]
 fn a_release_does_not_disturb_readers() {
-    let work = work_folder();
+    let work = work_directory();
     for (what, archives, recursive) in archives(work.path()) {
         let (tree, _) = open(&archives, recursive);
         let expected = tree::lines(&*tree);
@@ -181,10 +181,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Option<Self> {
-        if !can_mount() {
+        if skip_without_mounts() {
             return None;
         }
-        let work = work_folder();
+        let work = work_directory();
         let directory = work.path().join("source");
         fs::create_dir(&directory).unwrap();
         let bytes = text(1, BLOCK * BLOCKS);

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::support::mount::{CleanUp, Mounted, is_mounted};
 use crate::support::skip::skip_part;
-use crate::support::{can_mount, run, wait_until, work_folder};
+use crate::support::{run, skip_without_mounts, wait_until, work_directory};
 
 /// CPU time that a command may use, in seconds; far more than any needs. Wall-clock time depends on
 /// the load of the machine, so SECONDS only ends a command that hangs.
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const EIO: i32 = 5;
 const STATUS: i32 = 3;
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad")
 }
 
@@ -53,9 +53,9 @@ struct Fault<'c> {
 impl Case {
     /// All cases, with their files copied to `work` and given the times of the manifest.
     fn all(work: &Path) -> Vec<Self> {
-        let text = fs::read(folder().join("MANIFEST.json")).unwrap();
+        let text = fs::read(directory().join("MANIFEST.json")).unwrap();
         let Value::Array(list) = serde_json::from_slice(&text).unwrap() else { panic!("no list") };
-        for entry in fs::read_dir(folder()).unwrap() {
+        for entry in fs::read_dir(directory()).unwrap() {
             let path = entry.unwrap().path();
             fs::copy(&path, work.join(path.file_name().unwrap())).unwrap();
         }
@@ -166,9 +166,9 @@ impl Case {
     fn check_mounted(&self, mount_point: &Path) {
         let name = self.name();
         let log = mount_point.with_extension("log");
-        let place_text = mount_point.to_str().unwrap();
+        let mount_point_text = mount_point.to_str().unwrap();
         let log_text = log.to_str().unwrap();
-        let options = [place_text, "--keep", "-v", "--log-file", log_text, "--cache", "64M"];
+        let options = [mount_point_text, "--keep", "-v", "--log-file", log_text, "--cache", "64M"];
         let output = self.call("mount", &options);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         if self.is_refused() {
@@ -202,8 +202,8 @@ impl Case {
             assert_eq!(found, (length, sum), "{name}: {path} has other bytes");
         }
         // Walks the whole tree, as `find` does. Every error must be EIO.
-        let mut folders = vec![mount_point.to_owned()];
-        while let Some(directory) = folders.pop() {
+        let mut directories = vec![mount_point.to_owned()];
+        while let Some(directory) = directories.pop() {
             let entries = match fs::read_dir(&directory) {
                 Ok(entries) => entries,
                 Err(error) => {
@@ -213,7 +213,7 @@ impl Case {
             };
             for entry in entries {
                 match entry.and_then(|entry| Ok((entry.path(), entry.file_type()?))) {
-                    Ok((path, kind)) if kind.is_dir() => folders.push(path),
+                    Ok((path, kind)) if kind.is_dir() => directories.push(path),
                     Ok(_) => {}
                     Err(error) => assert_eq!(error.raw_os_error(), Some(EIO), "{name}: {error}"),
                 }
@@ -280,10 +280,10 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn make_bad_reproduces_the_corpus() {
-    let work = work_folder();
+    let work = work_directory();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/make-bad");
     run(Command::new("python3").arg(script).arg(work.path()));
-    let (made, kept) = (files(work.path()), files(&folder()));
+    let (made, kept) = (files(work.path()), files(&directory()));
     assert_eq!(made.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>());
     let different: Vec<_> = made.iter().filter(|&(name, bytes)| kept[name] != *bytes).collect();
     let names: Vec<_> = different.iter().map(|(name, _)| name).collect();
@@ -292,17 +292,17 @@ fn make_bad_reproduces_the_corpus() {
 
 #[test]
 fn commands_report_the_damage_and_its_path_within_limits() {
-    let work = work_folder();
+    let work = work_directory();
     let count = each(Case::all(work.path()), Case::check_commands);
     assert!(count > 100, "{count} cases");
 }
 
 #[test]
 fn mounts_return_eio_for_damage_and_correct_bytes_elsewhere() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     each(Case::all(work.path()), |case| {
         let mount_point = work.path().join(format!("{}.mount", case.name()));
         let _clean_up = CleanUp(mount_point.clone());
@@ -323,7 +323,7 @@ fn mounts_return_eio_for_damage_and_correct_bytes_elsewhere() {
 
 #[test]
 fn other_programs_accept_the_undamaged_archives() {
-    let work = work_folder();
+    let work = work_directory();
     let mut checked = 0;
     for case in Case::all(work.path()) {
         if case.manifest["sound"] != Value::Bool(true) {
@@ -347,7 +347,7 @@ fn other_programs_accept_the_undamaged_archives() {
         let mut command = Command::new("unsquashfs");
         run(command.args(["-quiet", "-no-progress", "-d"]).arg(&target).arg(&case.archive));
         compare(&target);
-        if !can_mount() {
+        if skip_without_mounts() {
             continue;
         }
         let mount_point = work.path().join("kernel");

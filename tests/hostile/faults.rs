@@ -21,7 +21,7 @@ use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{CleanUp, Mounted, is_mounted, unmount};
 use crate::support::skip::skip;
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, source, tar, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, source, tar, work_directory};
 
 /// Length of each packed file: a few blocks of an image and a tail.
 const LEN: usize = 300_000;
@@ -106,10 +106,10 @@ fn read_all(mount_point: &Path, files: &Files) -> usize {
 
 /// Each kind of archive, mounted from a file system that can fail.
 fn on_a_faulty_file_system(check: impl Fn(&str, &Faulty, &Mounted, &Files)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let (directory, files) = packed(work.path());
     for kind in KINDS {
         let archive = archive(work.path(), &directory, kind);
@@ -256,7 +256,7 @@ fn plain(kind: &str) -> Plain {
 }
 
 fn plain_with(kind: &str, options: &[&str]) -> Plain {
-    let work = work_folder();
+    let work = work_directory();
     let (directory, files) = packed(work.path());
     let archive = archive(work.path(), &directory, kind);
     let log = work.path().join("log");
@@ -270,7 +270,7 @@ fn plain_with(kind: &str, options: &[&str]) -> Plain {
 /// > With `--allow-changes` only the line in the log remains.
 #[test]
 fn a_truncated_archive_still_serves_remaining_and_cached_data() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in KINDS {
@@ -286,7 +286,7 @@ fn a_truncated_archive_still_serves_remaining_and_cached_data() {
         let failed = read_all(mount.path(), files);
         assert!(failed > 0, "{kind}: what is not there is not made up");
         if kind != "sqfs" {
-            assert!(failed < READERS * files.len(), "{kind}: what is there can be read");
+            assert!(failed < READERS * files.len(), "{kind}: some files can be read");
         }
         file.write_all_at(&bytes, 0).unwrap();
         assert_eq!(read_all(mount.path(), files), 0, "{kind}: it has recovered");
@@ -297,12 +297,12 @@ fn a_truncated_archive_still_serves_remaining_and_cached_data() {
 /// > Data that the kernel or archfs has cached can still be read.
 #[test]
 fn decoded_data_stays_readable_after_truncation_or_rewriting() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     // Decoded data is cached in blocks of this size.
     for kind in ["sqfs", "tar.gz", "tar.xz"] {
-        let work = work_folder();
+        let work = work_directory();
         let (directory, files) = packed(work.path());
         let archive = archive(work.path(), &directory, kind);
         let mount = Mounted::archfs(&archive, &work.path().join("mount"), &["--cache", "64M"]);
@@ -344,7 +344,7 @@ fn other(work: &Path, kind: &str) -> (PathBuf, Files) {
 /// > mount point the new archive is mounted.
 #[test]
 fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in ["sqfs", "tar", "tar.gz"] {
@@ -358,7 +358,11 @@ fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
         assert_eq!(shared.status.code(), Some(1), "{}", said(&shared));
         assert!(said(&shared).contains("has changed since it was mounted"), "{}", said(&shared));
         let again = Mounted::archfs(&archive, &work.path().join("again"), &[]);
-        assert_eq!(read_all(again.path(), &new_files), 0, "{kind}: the new one at another place");
+        assert_eq!(
+            read_all(again.path(), &new_files),
+            0,
+            "{kind}: the new one at another mount point"
+        );
         assert_eq!(read_all(mount.path(), &files), 0, "{kind}");
     }
 }
@@ -366,7 +370,7 @@ fn a_replaced_archive_is_still_served_and_the_new_one_needs_a_new_mount() {
 /// > **Replaced or deleted**: the mount keeps reading the file that was opened.
 #[test]
 fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in ["sqfs", "tar", "tar.gz"] {
@@ -380,7 +384,7 @@ fn a_deleted_archive_stays_readable_and_cannot_be_mounted_again() {
     }
 }
 
-/// Overwrites bytes in several places of `archive` and returns its new contents.
+/// Overwrites bytes at several offsets of `archive` and returns its new contents.
 fn rewrite(archive: &Path) -> Vec<u8> {
     let bytes = fs::read(archive).unwrap();
     let file = OpenOptions::new().write(true).open(archive).unwrap();
@@ -396,7 +400,7 @@ fn rewrite(archive: &Path) -> Vec<u8> {
 /// > the old bytes and time return.
 #[test]
 fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in KINDS {
@@ -432,7 +436,7 @@ fn an_archive_rewritten_in_place_never_gives_wrong_bytes() {
 /// > checksum). A name may disappear (ENOENT).
 #[test]
 fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     for kind in KINDS {
@@ -477,10 +481,10 @@ fn allow_changes_gives_bytes_or_errors_and_keeps_the_mount() {
 /// > back.
 #[test]
 fn a_replaced_archive_is_noticed_when_it_is_reopened() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tars: Vec<_> = (0..80)
         .map(|number| {
             let path = work.path().join(format!("{number}.tar"));
@@ -561,12 +565,12 @@ impl Disk {
 /// > archfs writes only a saved index there. If that fails, archfs prints a note.
 #[test]
 fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     // A log that is open for writing there would prevent remounting read-only.
     for log in ["disk/log", "log"] {
-        let work = work_folder();
+        let work = work_directory();
         let disk = Disk::new(work.path(), "64M");
         let (directory, files) = packed(work.path());
         let archive = disk.mount_point.join("data.tar.gz");
@@ -601,10 +605,10 @@ fn a_full_read_only_or_unmounted_file_system_changes_nothing() {
 /// > archfs writes only a saved index there. If that fails, archfs prints a note.
 #[test]
 fn no_room_for_an_index_is_a_note_and_the_mount_works() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let disk = Disk::new(work.path(), "8M");
     let archive = disk.mount_point.join("many.tar");
     let members: Vec<_> = (0..3000).map(|number| format!("member-{number}")).collect();
@@ -627,10 +631,10 @@ fn no_room_for_an_index_is_a_note_and_the_mount_works() {
 /// > **Truncated**: the missing part gives EIO, and nothing is filled with zeros.
 #[test]
 fn a_loop_device_of_a_truncated_file_gives_eio() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let (directory, files) = packed(work.path());
     let archive = archive(work.path(), &directory, "sqfs");
     let bytes = fs::read(&archive).unwrap();

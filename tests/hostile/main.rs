@@ -5,10 +5,10 @@
 mod support;
 
 mod bad_archives;
+mod compressed_tar_damage;
 mod faults;
 mod killing;
 mod mutants;
-mod packed_damage;
 mod panics;
 mod permissions;
 mod scarce;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, is_mounted, unmount};
 use crate::support::stage::{Stage, has_ended, said, shell, stage, stage_with, tell};
-use crate::support::{archfs, run, tar, wait_until, work_folder};
+use crate::support::{archfs, run, tar, wait_until, work_directory};
 
 /// `archfs mount --keep` with a limit on open files.
 fn mount_within(
@@ -114,8 +114,8 @@ fn socket_of(stage: &Stage) -> PathBuf {
     let mount_point = fs::canonicalize(&stage.mount_point).unwrap();
     let line = format!("mount-point {}\n", mount_point.display());
     let user = rustix::process::geteuid().as_raw();
-    let folders = ["/tmp", "/dev/shm", "/var/tmp"].map(|root| format!("{root}/archfs-{user}"));
-    let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+    let directories = ["/tmp", "/dev/shm", "/var/tmp"].map(|root| format!("{root}/archfs-{user}"));
+    let files = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
     let record = files
         .map(|entry| entry.unwrap().path())
         .find(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&line)));
@@ -135,8 +135,8 @@ fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
     let output = mount_within(64, &tars, &stage.mount_point, &["--cache-idle", "0"]);
     assert!(output.status.success(), "{}", said(&output));
     let daemon = stage.daemon();
-    let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
-    let open = || fs::read_dir(&folder).unwrap().count();
+    let directory = format!("/proc/{}/fd", daemon.as_raw_nonzero());
+    let open = || fs::read_dir(&directory).unwrap().count();
     let socket = socket_of(&stage);
     // More connections than the daemon may have open; each stays open.
     let connect = || UnixStream::connect(&socket).unwrap();
@@ -156,7 +156,7 @@ fn a_daemon_out_of_descriptors_idles_serves_recovers_and_unmounts() {
         assert_eq!(fs::read_to_string(stage.mount_point.join(&name)).unwrap(), name);
     }
     connections.clear();
-    wait_until("it has taken and let go of all", || open() < 64);
+    wait_until("it has opened and closed all", || open() < 64);
     // It answers again, and its holder kept its lease.
     run(archfs().arg("stats").arg(&stage.mount_point));
     connections.extend((0..100).map(|_| connect()));
@@ -180,8 +180,8 @@ fn the_holder_of_a_daemon_out_of_descriptors_still_ends_it() {
     let daemon = stage.daemon();
     let socket = socket_of(&stage);
     let connections: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-    let folder = format!("/proc/{}/fd", daemon.as_raw_nonzero());
-    wait_until("all descriptors are taken", || fs::read_dir(&folder).unwrap().count() >= 64);
+    let directory = format!("/proc/{}/fd", daemon.as_raw_nonzero());
+    wait_until("all descriptors are taken", || fs::read_dir(&directory).unwrap().count() >= 64);
     holder.kill().unwrap();
     holder.wait().unwrap();
     wait_until("the mount is gone", || stage.is_gone() && has_ended(daemon));
@@ -239,7 +239,7 @@ fn many_archives_are_opened_without_extra_threads() {
     let Some(pids) = Group::new(Bound::Threads) else {
         return;
     };
-    let work = work_folder();
+    let work = work_directory();
     let tars: Vec<_> = (0..20).map(|number| work.path().join(format!("{number}.tar"))).collect();
     tars.iter().enumerate().for_each(|(number, path)| small_tar(path, number));
     let archive = tars[7].display();

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::support::pack::seekable_zstd;
-use crate::support::{archfs, image, run, source, tar, tree, wait_until, work_folder};
+use crate::support::{archfs, image, run, source, tar, tree, wait_until, work_directory};
 
 fn options() -> OpenOptions {
     OpenOptions { cache_bytes: 64 << 20, ..OpenOptions::default() }
@@ -158,7 +158,7 @@ fn small_tree(root: &Path) {
 
 #[test]
 fn sound_images_pass_and_their_contents_are_counted() {
-    let work = work_folder();
+    let work = work_directory();
     let source = source::varied();
     let expected = counts(&source);
     let mut odd = image::COMPRESSORS.map(|name| vec!["-comp", name]).to_vec();
@@ -190,7 +190,7 @@ fn sound_images_pass_and_their_contents_are_counted() {
 
 #[test]
 fn sound_tars_pass_and_their_contents_are_counted() {
-    let work = work_folder();
+    let work = work_directory();
     let source = source::varied();
     let plain = work.path().join("sound.tar");
     let script = "cd \"$1\" && tar --format=gnu --sparse --xattrs -cf \"$2\" . 2> /dev/null";
@@ -199,7 +199,7 @@ fn sound_tars_pass_and_their_contents_are_counted() {
     let expected = counts(&source);
     let expected = Counts { others: expected.others - 1, ..expected };
     let bytes = fs::read(&plain).unwrap();
-    let packed = work.path().join("sound.tar.packed");
+    let compressed = work.path().join("sound.tar.compressed");
     for program in [
         "cat",
         "gzip -1",
@@ -211,19 +211,19 @@ fn sound_tars_pass_and_their_contents_are_counted() {
         "seekable",
     ] {
         if program == "seekable" {
-            fs::write(&packed, seekable_zstd(&bytes, 300_000)).unwrap();
+            fs::write(&compressed, seekable_zstd(&bytes, 300_000)).unwrap();
         } else {
             let script = format!("{program} < \"$1\" > \"$2\"");
-            run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
+            run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&compressed));
         }
-        let Verified { counts, findings } = verify(&packed).unwrap();
+        let Verified { counts, findings } = verify(&compressed).unwrap();
         assert_eq!((findings, counts), (vec![], expected), "{program}");
     }
 }
 
 #[test]
 fn a_damaged_image_reports_exactly_its_unreadable_paths() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     small_tree(&source);
     let known = paths(&source);
@@ -270,7 +270,7 @@ fn a_damaged_image_reports_exactly_its_unreadable_paths() {
 
 #[test]
 fn every_name_of_every_file_in_a_damaged_block_is_reported() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     small_tree(&source);
     let sound = image::make(work.path(), "sound.sqfs", &source, &["-comp", "gzip", "-no-exports"]);
@@ -312,7 +312,7 @@ fn every_name_of_every_file_in_a_damaged_block_is_reported() {
 
 #[test]
 fn contradicting_tables_are_reported() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("folder")).unwrap();
     for (name, text) in [("a", "one"), ("folder/b", "two")] {
@@ -364,7 +364,7 @@ fn contradicting_tables_are_reported() {
 
 #[test]
 fn names_that_are_not_utf_8_are_exact_in_json() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     let name = std::ffi::OsStr::from_bytes(b"a\xff\nb");
@@ -382,7 +382,7 @@ fn names_that_are_not_utf_8_are_exact_in_json() {
 
 /// Checks that `verify` reports damage of `bytes` in these words and for these paths.
 fn assert_finding(name: &str, bytes: &[u8], text: &str, paths: &[&str]) {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join(name);
     fs::write(&archive, bytes).unwrap();
     let findings = verify(&archive).unwrap().findings;
@@ -421,28 +421,28 @@ fn damage_of_a_tar_is_reported_with_its_member_if_known() {
 
 #[test]
 fn damage_anywhere_in_a_compressed_tar_is_reported() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     small_tree(&source);
     let plain = work.path().join("plain.tar");
     tar::pack(&plain, &source);
-    let packed = work.path().join("packed");
+    let compressed = work.path().join("compressed");
     for program in
         ["gzip", "bzip2", "xz -T1", "xz -T2 --block-size=200KiB", "zstd", "lz4", "lz4 -BD"]
     {
         let script = format!("{program} < \"$1\" > \"$2\"");
-        run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&packed));
-        let sound = fs::read(&packed).unwrap();
+        run(Command::new("sh").args(["-c", &script, "sh"]).arg(&plain).arg(&compressed));
+        let sound = fs::read(&compressed).unwrap();
         let assert_reported = |what: &str, bytes: &[u8]| {
-            fs::write(&packed, bytes).unwrap();
-            let is_reported = match verify(&packed) {
+            fs::write(&compressed, bytes).unwrap();
+            let is_reported = match verify(&compressed) {
                 Ok(Verified { findings, .. }) => {
                     findings.iter().any(|finding| finding.severity == Severity::Damage)
                 }
                 Err(error) => error.is_damage(),
             };
             assert!(is_reported, "{program}: {what}");
-            assert_eq!(reported(&packed).0.status.code(), Some(3), "{program}: {what}");
+            assert_eq!(reported(&compressed).0.status.code(), Some(3), "{program}: {what}");
         };
         let len = sound.len();
         assert_reported("cut", &sound[..len * 2 / 3]);
@@ -459,24 +459,25 @@ fn damage_anywhere_in_a_compressed_tar_is_reported() {
             let damaged = changed.take(10).find(|bytes| !unpacks(program, bytes, &plain));
             assert_reported(what, &damaged.unwrap());
         }
-        fs::write(&packed, &sound).unwrap();
-        assert_eq!(verify(&packed).unwrap().findings, [], "{program}");
+        fs::write(&compressed, &sound).unwrap();
+        assert_eq!(verify(&compressed).unwrap().findings, [], "{program}");
     }
 }
 
 /// Whether the compressor decompresses `bytes` to the file `plain` without an error.
 fn unpacks(program: &str, bytes: &[u8], plain: &Path) -> bool {
-    let packed = plain.with_extension("changed");
-    fs::write(&packed, bytes).unwrap();
+    let compressed = plain.with_extension("changed");
+    fs::write(&compressed, bytes).unwrap();
     let name = program.split(' ').next().unwrap();
-    let output = Command::new(name).args(["-dc"]).stdin(fs::File::open(packed).unwrap()).output();
+    let output =
+        Command::new(name).args(["-dc"]).stdin(fs::File::open(compressed).unwrap()).output();
     let output = output.unwrap();
     output.status.success() && output.stdout == fs::read(plain).unwrap()
 }
 
 #[test]
 fn verify_compares_a_saved_index_and_writes_none() {
-    let work = work_folder();
+    let work = work_directory();
     let with = |fiftieth: &str| {
         let names: Vec<_> = (0..100).map(|n| format!("f{n:03}")).collect();
         let name = |n: usize| if n == 50 { fiftieth } else { names[n].as_str() };
@@ -514,7 +515,7 @@ fn verify_compares_a_saved_index_and_writes_none() {
 
 #[test]
 fn nested_archives_are_verified_under_their_directories() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     small_tree(&source);
     let image = image::make(work.path(), "inner.sqfs", &source, &["-comp", "gzip"]);
@@ -546,7 +547,7 @@ fn nested_archives_are_verified_under_their_directories() {
 
 #[test]
 fn every_outcome_has_its_exit_status() {
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let status = |arguments: &[&str]| {
         let output = archfs().arg("verify").args(arguments).output().unwrap();
@@ -582,7 +583,7 @@ fn every_outcome_has_its_exit_status() {
 
 #[test]
 fn verify_shows_a_progress_bar_and_ends_at_once_on_a_signal() {
-    let work = work_folder();
+    let work = work_directory();
     // Without the end-of-archive marker.
     let archive = tar::slow_archive(work.path(), 20);
     let line = format!("{} verify {}", env!("CARGO_BIN_EXE_archfs"), archive.display());
@@ -612,7 +613,7 @@ fn verify_shows_a_progress_bar_and_ends_at_once_on_a_signal() {
 
 #[test]
 fn memory_does_not_grow_with_the_archive() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     let script = "seq 1 100000000 | head -c 400000000 | split -b 40000000 - \"$1/part\"";

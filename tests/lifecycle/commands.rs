@@ -393,7 +393,7 @@ fn quiet_leaves_out_notes_and_keeps_warnings_and_errors() {
 /// `-v`: also print the format, the index, threads and cache, how it was mounted, how long each
 /// step took
 #[test]
-fn verbose_tells_how_an_archive_is_mounted_and_how_long_it_took() {
+fn verbose_reports_how_an_archive_is_mounted_and_how_long_it_took() {
     let Some(stage) = stage_as_user() else { return };
     let tar = "tar -cf data.tar -C /etc hostname; $ARCHFS index -q --index data.index data.tar; ";
     let how = match rustix::process::geteuid().is_root() {

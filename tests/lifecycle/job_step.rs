@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::support::mount::{daemon_of, is_mounted, unmount};
-use crate::support::{archfs, can_mount_as_user, image, wait_until, work_folder};
+use crate::support::{archfs, image, skip_without_user_mounts, wait_until, work_directory};
 
 /// Starts one task, or `-n` tasks, on nodes n0, n1... A line of input goes to all tasks. Fails if a
 /// variable is set that would make srun fail. The task on node STUCK does nothing.
@@ -20,19 +20,20 @@ if [ -n "$SLURM_EXCLUSIVE" ] || [ "$SLURM_OVERLAP" != 1 ]; then
 fi
 for word; do case $word in -n*) count=${word#-n} ;; esac; done
 while [ "${1#/}" = "$1" ]; do shift; done
-mkfifo "$FOLDER/out"
+mkfifo "$DIRECTORY/out"
 task=0
 while [ "$task" -lt "$count" ]; do
-    mkfifo "$FOLDER/in$task"
+    mkfifo "$DIRECTORY/in$task"
     ( (SLURMD_NODENAME=n$task && export SLURMD_NODENAME
         [ "$STUCK" != "n$task" ] || set -- sh -c "echo archfs-step $STUCK started; exec cat > /dev/null"
-        "$@" < "$FOLDER/in$task" 2> "$FOLDER/err$task" | sed -u "s/^/$task: /" > "$FOLDER/out" &) )
+        "$@" < "$DIRECTORY/in$task" 2> "$DIRECTORY/err$task" |
+            sed -u "s/^/$task: /" > "$DIRECTORY/out" &) )
     task=$((task + 1))
 done
 exec 3<&0
-( cd "$FOLDER" && exec tee in* <&3 > /dev/null ) &
-cat "$FOLDER/out"
-cat "$FOLDER"/err* >&2
+( cd "$DIRECTORY" && exec tee in* <&3 > /dev/null ) &
+cat "$DIRECTORY/out"
+cat "$DIRECTORY"/err* >&2
 "#;
 
 struct Job {
@@ -43,14 +44,14 @@ struct Job {
 
 impl Job {
     fn new() -> Option<Self> {
-        can_mount_as_user().then(|| {
-            let work = work_folder();
+        (!skip_without_user_mounts()).then(|| {
+            let work = work_directory();
             let srun = work.path().join("bin/srun");
             fs::create_dir(work.path().join("bin")).unwrap();
             fs::write(&srun, SRUN).unwrap();
             fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
             let image = image::small(work.path());
-            let mount_point = work.path().join("place");
+            let mount_point = work.path().join("mount");
             Self { work, image, mount_point }
         })
     }
@@ -62,7 +63,7 @@ impl Job {
         let mut command = archfs();
         command
             .env("PATH", path)
-            .env("FOLDER", self.work.path())
+            .env("DIRECTORY", self.work.path())
             .env("SLURM_JOB_ID", "12")
             .env("SLURMD_NODENAME", "n0")
             .env("SLURM_JOB_NUM_NODES", nodes.to_string())

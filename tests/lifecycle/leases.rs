@@ -302,7 +302,7 @@ fn the_grace_period_ends_a_mount_held_by_a_script() {
     wait_until("the daemon has ended", || has_ended(daemon));
     assert!(before.elapsed() >= Duration::from_millis(990), "{:?}", before.elapsed());
     assert!(stage.is_gone());
-    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "no daemon answers any more");
     end(script);
 }
 
@@ -479,7 +479,10 @@ fn misbehaving_clients_do_not_disturb_the_mount() {
     let mut deaf = UnixStream::connect(&socket).unwrap();
     deaf.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
     let many = "status\n".repeat(1000);
-    assert!((0..10_000).any(|_| deaf.write_all(many.as_bytes()).is_err()), "it is let go of");
+    assert!(
+        (0..10_000).any(|_| deaf.write_all(many.as_bytes()).is_err()),
+        "the connection is closed"
+    );
     let one_byte = |byte: u8| {
         let mut stream = UnixStream::connect(&socket).unwrap();
         stream.write_all(&[byte]).unwrap();

@@ -9,14 +9,14 @@ use std::process::{Command, Output};
 use crate::support::mount::{CleanUp, daemon_of, is_mounted};
 use crate::support::skip::skip;
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, wait_until, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, wait_until, work_directory};
 
 /// Runs the test `name` again in a mount namespace with archfs in /usr/local/bin. mount(8) resets
 /// PATH for the helpers it executes, so the shell of mount.fuse searches only the usual
 /// directories. Returns whether that was done, so that the outer test is over.
 fn ran_where_archfs_is_installed(name: &str) -> bool {
     const MARK: &str = "ARCHFS_IS_INSTALLED";
-    if std::env::var_os(MARK).is_some() || !can_mount() {
+    if std::env::var_os(MARK).is_some() || skip_without_mounts() {
         return false;
     }
     let script = "mount -t tmpfs none /usr/local/bin && ln -s \"$0\" /usr/local/bin/archfs && \
@@ -61,10 +61,10 @@ struct Scene {
 }
 
 fn scene() -> Option<Scene> {
-    if !can_mount() {
+    if skip_without_mounts() {
         return None;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     fs::create_dir(&mount_point).unwrap();

@@ -28,7 +28,7 @@ fn a_mount_ends_with_its_script() {
     stage.assert_readable();
     drop(script.stdin.take());
     script.wait().unwrap();
-    wait_until("the mount and its folder are gone", || stage.is_gone());
+    wait_until("the mount and its directory are gone", || stage.is_gone());
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_mount_ends_when_its_script_is_killed() {
     assert_eq!(tell(&mut script, "$ARCHFS mount -q small.sqfs mount"), "done 0\n");
     script.kill().unwrap();
     script.wait().unwrap();
-    wait_until("the mount and its folder are gone", || stage.is_gone());
+    wait_until("the mount and its directory are gone", || stage.is_gone());
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn the_grace_period_ends_a_daemon_with_open_files() {
     kill_process(daemon, Signal::TERM).unwrap();
     wait_until("the daemon has ended", || has_ended(daemon));
     assert!(stage.is_gone());
-    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "no daemon answers any more");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn umount_ends_the_daemon_and_removes_the_directory() {
     let Some(stage) = stage() else { return };
     assert!(stage.mount(&["--keep", "-q"]).status.success());
     run(Command::new("umount").arg(&stage.mount_point));
-    wait_until("the folder is gone", || stage.is_gone());
+    wait_until("the directory is gone", || stage.is_gone());
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn a_covered_mount_is_unmounted_once_uncovered() {
         "not ours to take away"
     );
     run(Command::new("umount").arg(&stage.mount_point));
-    wait_until("the mount and its folder are gone", || stage.is_gone());
+    wait_until("the mount and its directory are gone", || stage.is_gone());
     wait_until("the daemon has ended", || has_ended(daemon));
 }
 

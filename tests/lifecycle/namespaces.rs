@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::mount::{CleanUp, is_mounted};
 use crate::support::stage::{Talker, has_ended, processes_about, said, stage};
 use crate::support::user::{OpenDevice, User};
-use crate::support::{can_mount, wait_until};
+use crate::support::{skip_without_mounts, wait_until};
 
 fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -103,7 +103,7 @@ fn a_pid_namespace_with_the_outer_proc_keeps_the_mount_for_its_caller() {
 /// With `hidepid=2` a user cannot see /proc/PID of other users' processes.
 #[test]
 fn a_caller_hidden_by_hidepid_holds_its_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let Some(stage) = stage() else { return };

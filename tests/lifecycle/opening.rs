@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::support::mount::is_mounted;
 use crate::support::stage::processes_about;
 use crate::support::tar::slow_archive;
-use crate::support::{archfs, can_mount, run, wait_until, work_folder};
+use crate::support::{archfs, run, skip_without_mounts, wait_until, work_directory};
 
 fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
@@ -21,10 +21,10 @@ fn pid(child: &Child) -> Pid {
 
 #[test]
 fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     // Opening takes a minute or more, so only a signal ends it within ten seconds.
     let archive = slow_archive(work.path(), 200);
     let name = archive.to_str().unwrap().to_owned();
@@ -62,7 +62,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
                 if !to_group {
                     assert_eq!(status.signal(), Some(signal.as_raw()), "{what}: {status}");
                 }
-                wait_until(&format!("{what}: nobody is left"), || {
+                wait_until(&format!("{what}: no process is left"), || {
                     processes_about(&[&name]).is_empty()
                 });
                 assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");
@@ -75,7 +75,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
 
 #[test]
 fn the_progress_bar_appears_only_on_a_terminal() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = slow_archive(work.path(), 40);
     let output = run(archfs().arg("index").arg(&archive));
     let stderr = String::from_utf8(output.stderr).unwrap();

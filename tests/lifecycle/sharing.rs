@@ -218,7 +218,7 @@ fn the_next_mount_joins_a_lingering_daemon() {
     let Some(stage) = stage_as_user() else { return };
     let linger = "$ARCHFS mount -q --linger 1h small.sqfs mount; exit $?";
     run(&mut stage.bash(linger));
-    wait_until("nobody holds it", || holders(&stage.mount_point) == (vec![], false));
+    wait_until("the mount has no holder", || holders(&stage.mount_point) == (vec![], false));
     stage.assert_readable();
     let daemon = stage.daemon();
     finish(long_run(&stage));

@@ -438,5 +438,5 @@ fn the_default_grace_ends_before_slurm_kills() {
     let took = before.elapsed();
     assert!(took >= Duration::from_millis(1990) && took < Duration::from_secs(10), "{took:?}");
     assert!(stage.is_gone());
-    assert!(file.read_to_end(&mut Vec::new()).is_err(), "nobody answers any more");
+    assert!(file.read_to_end(&mut Vec::new()).is_err(), "no daemon answers any more");
 }

@@ -18,7 +18,9 @@ use crate::support::page_cache::{PAGE, forget, resident_pages};
 use crate::support::skip::skip;
 use crate::support::snapshot::{Depth, assert_same, take};
 use crate::support::stage::{end, processes_about, shell, stop, tell};
-use crate::support::{archfs, can_mount, image, run, source, tar, wait_until, work_folder};
+use crate::support::{
+    archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
+};
 
 /// Cache size for tests that measure memory.
 const CACHE: u64 = 4 << 20;
@@ -77,12 +79,12 @@ fn refused(archive: &Path, mount_point: &Path, options: &[&str]) -> String {
     said
 }
 
-/// Mode, link count and size of the files below `folder` that process `id` has open.
-fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
+/// Mode, link count and size of the files below `directory` that process `id` has open.
+fn held(id: u32, directory: &Path) -> Vec<(u32, u64, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
     let paths = descriptors.map(|entry| entry.unwrap().path());
     paths
-        .filter(|path| fs::read_link(path).is_ok_and(|target| target.starts_with(folder)))
+        .filter(|path| fs::read_link(path).is_ok_and(|target| target.starts_with(directory)))
         .map(|path| fs::metadata(path).unwrap())
         .map(|found| (found.mode() & 0o7777, found.nlink(), found.len()))
         .collect()
@@ -91,10 +93,10 @@ fn held(id: u32, folder: &Path) -> Vec<(u32, u64, u64)> {
 /// > A copy made by `--stage` is not affected.
 #[test]
 fn a_staged_archive_does_not_depend_on_the_original() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = tree(work.path());
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let stored = work.path().join("stored.tar");
@@ -136,10 +138,10 @@ fn a_staged_archive_does_not_depend_on_the_original() {
 
 #[test]
 fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let len = fs::metadata(&image).unwrap().len();
     let mount_point = work.path().join("mount");
@@ -167,10 +169,10 @@ fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
 
 #[test]
 fn a_slow_copy_shows_a_progress_bar() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     // It turns out not to be an archive.
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(1 << 30).unwrap();
@@ -207,10 +209,10 @@ fn a_slow_copy_shows_a_progress_bar() {
 
 #[test]
 fn the_copy_is_freed_when_the_daemon_is_killed() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let tmpfs = Tmpfs::new(work.path().join("near"), 16 << 20);
@@ -223,10 +225,10 @@ fn the_copy_is_freed_when_the_daemon_is_killed() {
 
 #[test]
 fn a_copy_one_page_over_the_limit_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let len = fs::metadata(&image).unwrap().len();
@@ -294,10 +296,10 @@ fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) 
 
 #[test]
 fn a_copy_one_byte_over_the_job_memory_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let len = fs::metadata(&image).unwrap().len();
     let mount_point = work.path().join("mount");
@@ -338,10 +340,10 @@ fn a_copy_one_byte_over_the_job_memory_is_refused() {
 
 #[test]
 fn a_thousand_shards_become_one_copy_with_few_open_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let contents = |number: u64| source::noise(number + 1, 100 + number as usize * 7 % 9000);
     let shards: Vec<_> = (0..1000)
         .map(|number| {
@@ -385,10 +387,10 @@ fn has_cachestat() -> bool {
 
 #[test]
 fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives: Vec<_> = ["a", "b"]
         .map(|name| {
             let path = work.path().join(name);
@@ -429,10 +431,10 @@ fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
 
 #[test]
 fn a_staged_tar_uses_the_index_beside_the_original() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("data.tar");
     let names: Vec<_> = (0..1500).map(|number| format!("{number:04}")).collect();
     let files: Vec<_> = names.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
@@ -465,10 +467,10 @@ fn a_staged_tar_uses_the_index_beside_the_original() {
 
 #[test]
 fn an_archive_that_grows_while_it_is_copied_is_refused() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("data.tar");
     fs::write(&archive, tar::of(&[("file", &source::noise(1, 64 << 20))])).unwrap();
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
@@ -493,10 +495,10 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
 
 #[test]
 fn a_bad_stage_directory_is_reported() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
     let missing = work.path().join("missing");
@@ -515,10 +517,10 @@ fn a_bad_stage_directory_is_reported() {
 
 #[test]
 fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     // Takes a second or more, and turns out not to be an archive.
     let archive = work.path().join("huge");
     File::create(&archive).unwrap().set_len(2 << 30).unwrap();

@@ -12,19 +12,21 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 use crate::support::mount::CleanUp;
-use crate::support::{archfs, can_mount, copy_program, image, run, source, tar, work_folder};
+use crate::support::{
+    archfs, copy_program, image, run, skip_without_mounts, source, tar, work_directory,
+};
 
 /// UID of an ordinary user.
 const NOBODY: u32 = 65_534;
 
 #[test]
 fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let home = folder(work.path(), "home");
-    let tree = folder(&home, "tree");
+    let work = work_directory();
+    let home = directory(work.path(), "home");
+    let tree = directory(&home, "tree");
     write_all(
         &tree,
         &[
@@ -75,8 +77,8 @@ fn unreadable_files_are_named_and_nothing_is_written_unless_errors_are_skipped()
 
 #[test]
 fn a_file_that_changes_while_it_is_packed_is_named() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("steady", b"steady"), ("growing", &source::noise(1, 40 << 20))]);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -99,13 +101,13 @@ fn a_file_that_changes_while_it_is_packed_is_named() {
 
 #[test]
 fn a_full_disk_leaves_nothing() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("noise", &source::noise(1, 6 << 20))]);
-    let small = folder(work.path(), "small");
+    let small = directory(work.path(), "small");
     let _unmounted = CleanUp(small.clone());
     run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "none"]).arg(&small));
     for name in ["a.sqfs", "a.tar"] {
@@ -122,8 +124,8 @@ fn a_full_disk_leaves_nothing() {
 /// The system kills a program that writes past this limit, unless it handles SIGXFSZ.
 #[test]
 fn a_file_size_limit_leaves_nothing() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("noise", &source::noise(1, 6 << 20))]);
     for name in ["a.sqfs", "a.tar"] {
         let mut limited = Command::new("bash");
@@ -138,8 +140,8 @@ fn a_file_size_limit_leaves_nothing() {
 
 #[test]
 fn an_existing_file_is_replaced_only_by_force_and_a_complete_archive() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
     for name in ["a.sqfs", "a.tar"] {
         let made = work.path().join(name);
@@ -158,8 +160,8 @@ fn an_existing_file_is_replaced_only_by_force_and_a_complete_archive() {
 
 #[test]
 fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     // Takes the slowest compressor several seconds.
     let line = |number: u64| format!("{number} {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let slow: String = (0..1_500_000).map(line).collect();
@@ -170,7 +172,7 @@ fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
         (Signal::KILL, "a.sqfs"),
         (Signal::HUP, "a.sqfs"),
     ] {
-        let target = folder(work.path(), "target");
+        let target = directory(work.path(), "target");
         let made = target.join(name);
         let mut child = archfs()
             .args(["pack", "-q", "-c", "xz", text(&tree), text(&made)])
@@ -194,9 +196,9 @@ fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
 
 /// Waits until the process has opened its output, so that it could leave a file behind.
 fn wait_for_output(pid: Pid) {
-    let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    let directory = format!("/proc/{}/fd", pid.as_raw_nonzero());
     for _ in 0..1000 {
-        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
         let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
         if targets.map(|path| path.to_string_lossy().into_owned()).any(|it| it.contains("/target/"))
         {
@@ -209,7 +211,7 @@ fn wait_for_output(pid: Pid) {
 
 #[test]
 fn damaged_archives_and_other_files_are_distinguished() {
-    let work = work_folder();
+    let work = work_directory();
     let made = work.path().join("made.sqfs");
     let bad = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad");
     let stderr = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
@@ -219,7 +221,7 @@ fn damaged_archives_and_other_files_are_distinguished() {
     assert!(stderr.contains("block-garbage.sqfs"), "{stderr}");
     assert!(!made.exists());
     // So is a directory that cannot be listed, including the root.
-    let tree = folder(work.path(), "tree");
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("the-name", b"bytes")]);
     let image = image::make(work.path(), "root.sqfs", &tree, &["-noI"]);
     let mut bytes = fs::read(&image).unwrap();
@@ -244,8 +246,8 @@ fn contents_of(image: &Path, file: &str) -> String {
 
 #[test]
 fn missing_parts_of_a_source_archive_are_an_error() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     for number in 0..30 {
         write_all(&tree, &[(&format!("file-{number:02}"), &source::noise(number, 9_000))]);
     }
@@ -277,11 +279,11 @@ fn missing_parts_of_a_source_archive_are_an_error() {
 
 #[test]
 fn an_unreadable_nested_archive_loses_only_its_own_files() {
-    let work = work_folder();
-    let inner = folder(work.path(), "inner");
+    let work = work_directory();
+    let inner = directory(work.path(), "inner");
     for number in 0..4 {
         let name = format!("n{number:02}");
-        let tree = folder(work.path(), &name);
+        let tree = directory(work.path(), &name);
         write_all(&tree, &[("file", &source::noise(number, 9_000))]);
         packed(&inner, &format!("{name}.sqfs"), &tree, &[]);
     }
@@ -332,8 +334,8 @@ fn long_member(path: &[u8]) -> Vec<u8> {
 
 #[test]
 fn an_empty_list_is_refused() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
     let list = work.path().join("list");
     fs::write(&list, "\n").unwrap();
@@ -344,7 +346,7 @@ fn an_empty_list_is_refused() {
 
 #[test]
 fn a_sparse_file_with_too_many_blocks_is_refused_without_using_memory() {
-    let work = work_folder();
+    let work = work_directory();
     let tar = work.path().join("data.tar");
     // A map without data, as GNU tar writes it (pax, version 1.0).
     let make = "import sys, tarfile, io

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use super::*;
-use crate::support::{can_mount, mount, run, source, work_folder};
+use crate::support::{mount, run, skip_without_mounts, source, work_directory};
 
 /// Options for an image, and whether 7-Zip and squashfuse support its compressor.
 const KINDS: [&[&str]; 10] = [
@@ -23,10 +23,10 @@ const KINDS: [&[&str]; 10] = [
 
 #[test]
 fn the_kernel_and_archfs_show_the_source_of_every_kind_of_image() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     let expected = take(&tree, Depth::Everything);
     for options in KINDS {
@@ -37,16 +37,16 @@ fn the_kernel_and_archfs_show_the_source_of_every_kind_of_image() {
 
 #[test]
 fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     let expected = take(&tree, Depth::Everything);
     for options in [KINDS[0], KINDS[2], KINDS[4], KINDS[7]] {
         let what = format!("{options:?}");
         let image = packed(work.path(), "a.sqfs", &tree, options);
-        let extracted = folder(work.path(), "extracted");
+        let extracted = directory(work.path(), "extracted");
         let mut unsquashfs = Command::new("unsquashfs");
         run(unsquashfs
             .args(["-quiet", "-no-progress", "-force", "-dest"])
@@ -58,7 +58,7 @@ fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
             &take(&extracted, Depth::Everything),
         );
 
-        let mount_point = folder(work.path(), "squashfuse");
+        let mount_point = directory(work.path(), "squashfuse");
         let _unmounted = mount::CleanUp(mount_point.clone());
         run(Command::new("squashfuse_ll").arg(&image).arg(&mount_point));
         let found = take(&mount_point, Depth::NoXattrs);
@@ -73,10 +73,10 @@ fn unsquashfs_squashfuse_and_7_zip_read_the_images() {
 
 #[test]
 fn a_hundred_thousand_names_and_a_sparse_file_of_5_gib() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::large();
     let expected = take(&tree, Depth::NoXattrs);
     let image = packed(work.path(), "a.sqfs", &tree, &[]);
@@ -92,7 +92,7 @@ fn a_hundred_thousand_names_and_a_sparse_file_of_5_gib() {
 
 #[test]
 fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     for options in [KINDS[0], KINDS[1], KINDS[7]] {
         let first = packed(work.path(), "1.sqfs", &tree, &[options, &["--threads", "1"]].concat());
@@ -106,7 +106,7 @@ fn the_same_source_gives_the_same_bytes_on_any_number_of_threads() {
         }
     }
     // A copy that is listed in another order gives the same bytes as well.
-    let copy = folder(work.path(), "copy");
+    let copy = directory(work.path(), "copy");
     let script = "cd \"$1\" && find . -depth -print0 | cpio --null --pass-through --preserve-modification-time \
                   --make-directories --quiet \"$2\"";
     if Command::new("cpio").arg("--version").output().is_ok() {
@@ -127,11 +127,11 @@ fn by_contents(image: &Path) -> Vec<String> {
 
 #[test]
 fn the_archive_time_is_its_latest_file_time() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("a", b"a"), ("b/c", b"c")]);
     let image = work.path().join("a.sqfs");
     let command = || {
@@ -152,8 +152,8 @@ fn the_archive_time_is_its_latest_file_time() {
 
 #[test]
 fn duplicates_are_stored_once() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     let (small, large) = (source::noise(1, 30_000), source::noise(2, 3_000_000));
     write_all(&tree, &[("a", &small), ("b/large", &large)]);
     let once = fs::metadata(packed(work.path(), "1.sqfs", &tree, &[])).unwrap().len();
@@ -186,8 +186,8 @@ fn words(seed: u64) -> String {
 
 #[test]
 fn incompressible_data_stays_uncompressed_and_fragments_respect_the_read_cost() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     for number in 0..200_u64 {
         write_all(
             &tree,

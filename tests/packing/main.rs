@@ -58,11 +58,11 @@ fn by_archfs(archive: &Path, work: &Path) -> Snapshot {
 }
 
 /// A new, empty directory in `work`.
-fn folder(work: &Path, name: &str) -> PathBuf {
-    let folder = work.join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir(&folder).unwrap();
-    folder
+fn directory(work: &Path, name: &str) -> PathBuf {
+    let directory = work.join(name);
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir(&directory).unwrap();
+    directory
 }
 
 /// Writes files with these contents, and their directories.
@@ -75,8 +75,8 @@ fn write_all(root: &Path, files: &[(&str, &[u8])]) {
 }
 
 /// The names in a directory, sorted, including hidden ones.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<_> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();

@@ -6,7 +6,7 @@ use std::fs;
 
 use super::*;
 use crate::support::mount::Mounted;
-use crate::support::{can_mount, source, work_folder};
+use crate::support::{skip_without_mounts, source, work_directory};
 
 const CLASSES: [&str; 3] = ["bird", "cat", "dog"];
 
@@ -45,13 +45,13 @@ fn key(member: &str) -> &str {
     &member[..base + dot]
 }
 
-fn shards(folder: &Path) -> Vec<PathBuf> {
-    let tars = names(folder).into_iter().filter(|name| name.ends_with(".tar"));
-    tars.map(|name| folder.join(name)).collect()
+fn shards(directory: &Path) -> Vec<PathBuf> {
+    let tars = names(directory).into_iter().filter(|name| name.ends_with(".tar"));
+    tars.map(|name| directory.join(name)).collect()
 }
 
 fn made(work: &Path, name: &str, tree: &Path, options: &[&str]) -> (PathBuf, Vec<PathBuf>) {
-    let target = folder(work, name);
+    let target = directory(work, name);
     let archive = target.join("train.tar");
     pack(&[options, &["-q", "--shards", "100K", text(tree), text(&archive)]].concat());
     let found = shards(&target);
@@ -60,8 +60,8 @@ fn made(work: &Path, name: &str, tree: &Path, options: &[&str]) -> (PathBuf, Vec
 
 #[test]
 fn samples_are_not_split_and_shards_respect_their_size() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     samples(&tree);
     let (_, shards) = made(work.path(), "out", &tree, &["--shuffle", "1"]);
     assert!(shards.len() > 5, "{shards:?}");
@@ -92,8 +92,8 @@ fn names_of(path: &Path) -> String {
 
 #[test]
 fn the_seed_determines_the_order() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     samples(&tree);
     let order = |name: &str, options: &[&str]| -> Vec<String> {
         let (_, shards) = made(work.path(), name, &tree, options);
@@ -114,8 +114,8 @@ fn the_seed_determines_the_order() {
 
 #[test]
 fn labels_are_directory_numbers() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     samples(&tree);
     let (_, shards) = made(work.path(), "out", &tree, &["--shuffle", "1", "--labels"]);
     let mut labels = BTreeMap::new();
@@ -133,11 +133,11 @@ fn labels_are_directory_numbers() {
 
 #[test]
 fn shards_mounted_together_show_the_source() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     samples(&tree);
     let (_, shards) = made(work.path(), "out", &tree, &["--shuffle", "3"]);
     let mounted = Mounted::several(&[], &shards, &work.path().join("mount"), &[]);
@@ -147,12 +147,12 @@ fn shards_mounted_together_show_the_source() {
 
 #[test]
 fn all_shards_appear_or_none() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     samples(&tree);
-    let target = folder(work.path(), "out");
+    let target = directory(work.path(), "out");
     let archive = target.join("train.tar");
-    fs::write(target.join("train-000002.tar"), "somebody else's").unwrap();
+    fs::write(target.join("train-000002.tar"), "another user's").unwrap();
     let words = ["-q", "--shards", "100K", text(&tree), text(&archive)];
     let stderr = refused(&words, 1);
     assert!(stderr.contains("train-000002.tar") && stderr.contains("--force"), "{stderr}");
@@ -163,8 +163,8 @@ fn all_shards_appear_or_none() {
 
 #[test]
 fn shards_beside_their_source_are_not_packed_again() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     samples(&tree);
     let archive = tree.join("out.tar");
     let words = ["-q", "--force", "--labels", "--shards", "1G", text(&tree), text(&archive)];

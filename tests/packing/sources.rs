@@ -5,21 +5,27 @@ use std::fs;
 use std::process::Command;
 
 use super::*;
-use crate::support::{can_mount, image, run, source, work_folder};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
-/// Makes a tar of the contents of `folder` with GNU tar: sorted by name, with extended attributes.
-fn gnu_tar(archive: &Path, folder: &Path) {
+/// Makes a tar of the contents of `directory` with GNU tar, sorted by name, with extended
+/// attributes.
+fn gnu_tar(archive: &Path, directory: &Path) {
     let mut command = Command::new("tar");
-    command.arg("-C").arg(folder).args(["--sort=name", "--format=posix", "--xattrs", "--sparse"]);
+    command.arg("-C").arg(directory).args([
+        "--sort=name",
+        "--format=posix",
+        "--xattrs",
+        "--sparse",
+    ]);
     run(command.arg("-cf").arg(archive).arg("."));
 }
 
 #[test]
 fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     let expected = take(&tree, Depth::Everything);
     let stored = work.path().join("stored.tar");
@@ -54,11 +60,11 @@ fn a_tar_compressed_or_not_and_an_image_become_the_same_tree() {
 
 #[test]
 fn a_tar_of_tars_becomes_a_directory_for_each() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let (tree, tars) = (folder(work.path(), "tree"), folder(work.path(), "tars"));
+    let work = work_directory();
+    let (tree, tars) = (directory(work.path(), "tree"), directory(work.path(), "tars"));
     for class in ["n01440764", "n01443537", "n02391049"] {
         let inner = tree.join(class);
         for number in 0..30 {
@@ -92,8 +98,8 @@ fn a_tar_of_tars_becomes_a_directory_for_each() {
 
 #[test]
 fn a_map_moves_files_to_other_directories() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("val_1.JPEG", b"one"), ("val_2.JPEG", b"two"), ("val 3.JPEG", b"three")]);
     let archive = work.path().join("val.tar");
     gnu_tar(&archive, &tree);
@@ -128,8 +134,8 @@ fn a_map_moves_files_to_other_directories() {
 
 #[test]
 fn a_list_selects_files_and_every_missing_one_is_named() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(
         &tree,
         &[("a/1", b"1"), ("a/2", b"2"), ("b/3", b"3"), ("c/d/4", b"4"), ("c/5", b"5")],
@@ -159,8 +165,8 @@ fn a_list_selects_files_and_every_missing_one_is_named() {
 
 #[test]
 fn several_directories_keep_their_names_and_archives_merge() {
-    let work = work_folder();
-    let (one, two) = (folder(work.path(), "one"), folder(work.path(), "two"));
+    let work = work_directory();
+    let (one, two) = (directory(work.path(), "one"), directory(work.path(), "two"));
     write_all(&one, &[("x/1", b"first"), ("x/2", b"second")]);
     write_all(&two, &[("x/2", b"hides"), ("y/3", b"third")]);
     let made = work.path().join("a.tar");
@@ -171,12 +177,12 @@ fn several_directories_keep_their_names_and_archives_merge() {
     };
     pack(&["-q", text(&one), text(&two), text(&made)]);
     assert_eq!(list(&made), ["one/x/1", "one/x/2", "two/x/2", "two/y/3"]);
-    let inside = |folder: &Path| format!("{}/.", text(folder));
+    let inside = |directory: &Path| format!("{}/.", text(directory));
     pack(&["-q", "--force", &inside(&one), &inside(&two), text(&made)]);
     assert_eq!(list(&made), ["x/1", "x/2", "y/3"]);
-    let tars = [&one, &two].map(|folder| {
-        let archive = folder.with_extension("tar");
-        gnu_tar(&archive, folder);
+    let tars = [&one, &two].map(|directory| {
+        let archive = directory.with_extension("tar");
+        gnu_tar(&archive, directory);
         archive
     });
     let output = pack(&["--force", text(&tars[0]), text(&tars[1]), text(&made)]);
@@ -188,8 +194,8 @@ fn several_directories_keep_their_names_and_archives_merge() {
 
 #[test]
 fn owner_options_apply_to_all_files() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("a/1", b"1")]);
     let made = packed(work.path(), "a.sqfs", &tree, &["--owner", "1234:5678"]);
     let listed = said(&["unsquashfs", "-lln", text(&made)]);
@@ -200,8 +206,8 @@ fn owner_options_apply_to_all_files() {
 
 #[test]
 fn the_archive_is_not_packed_into_itself() {
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("a", b"a")]);
     let made = tree.join("made.sqfs");
     pack(&["-q", text(&tree), text(&made)]);

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::*;
-use crate::support::{can_mount, run, source, tree, work_folder};
+use crate::support::{run, skip_without_mounts, source, tree, work_directory};
 
 /// The tree without sockets, which a tar cannot contain.
 fn without_sockets(snapshot: &Snapshot) -> Snapshot {
@@ -17,10 +17,10 @@ fn without_sockets(snapshot: &Snapshot) -> Snapshot {
 
 #[test]
 fn gnu_tar_bsdtar_and_archfs_show_the_source() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     // The root is not a member.
     let mut expected = without_sockets(&take(&tree, Depth::Everything));
@@ -30,7 +30,7 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
         ("tar", &["--xattrs", "--xattrs-include=*", "--numeric-owner", "-S"][..]),
         ("bsdtar", &["--xattrs", "--numeric-owner"]),
     ] {
-        let extracted = folder(work.path(), "extracted");
+        let extracted = directory(work.path(), "extracted");
         run(Command::new(program)
             .args(options)
             .arg("-xpf")
@@ -53,11 +53,11 @@ fn gnu_tar_bsdtar_and_archfs_show_the_source() {
 
 #[test]
 fn the_root_is_not_a_member_and_copies_the_first_source() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let tree = folder(work.path(), "tree");
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
     write_all(&tree, &[("a", b"a"), ("b", b"b")]);
     fs::set_permissions(&tree, Permissions::from_mode(0o700)).unwrap();
     for (path, user) in [(&tree, 1), (&tree.join("a"), 2), (&tree.join("b"), 3)] {
@@ -75,7 +75,7 @@ fn the_root_is_not_a_member_and_copies_the_first_source() {
 
 #[test]
 fn pythons_tarfile_reads_the_same_names_times_and_bytes() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = packed(work.path(), "a.tar", &source::varied(), &[]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/tar_tree.py");
     let lines = said(&["python3", text(&script), text(&archive)]);
@@ -94,7 +94,7 @@ fn pythons_tarfile_reads_the_same_names_times_and_bytes() {
 
 #[test]
 fn the_same_source_gives_the_same_bytes() {
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     let first = packed(work.path(), "1.tar", &tree, &["--threads", "1"]);
     let other = packed(work.path(), "2.tar", &tree, &["--threads", "7"]);
@@ -103,7 +103,7 @@ fn the_same_source_gives_the_same_bytes() {
 
 #[test]
 fn a_sparse_file_of_5_gib_takes_only_its_data() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = packed(work.path(), "a.tar", &source::large(), &[]);
     let size = fs::metadata(&archive).unwrap().len();
     // A header of 512 bytes for each of 100,000 names, and a second one for some.

@@ -33,8 +33,8 @@ def decoded(image, start, word):
 
 def fragments(image, table, count):
     blocks = -(-count // 512)
-    places = struct.unpack_from(f"<{blocks}Q", image, table)
-    records = b"".join(metadata(image, place, place + 1) for place in places)
+    offsets = struct.unpack_from(f"<{blocks}Q", image, table)
+    records = b"".join(metadata(image, offset, offset + 1) for offset in offsets)
     for number in range(count):
         start, word, _ = struct.unpack_from("<QII", records, 16 * number)
         yield decoded(image, start, word)

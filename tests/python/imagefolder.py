@@ -4,7 +4,7 @@ It follows torchvision's ImageFolder with a DataLoader (sorted classes, one os.s
 epoch, several worker processes), using only the standard library. Prints what each epoch read, so that two runs can
 be compared.
 
-Usage: imagefolder.py FOLDER [EPOCHS] [WORKERS]
+Usage: imagefolder.py DIRECTORY [EPOCHS] [WORKERS]
 """
 
 import hashlib
@@ -18,8 +18,8 @@ def find_samples(root):
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     samples = []
     for index, name in enumerate(classes):
-        for folder, _, files in sorted(os.walk(os.path.join(root, name))):
-            samples.extend((os.path.join(folder, file), index) for file in sorted(files))
+        for directory, _, files in sorted(os.walk(os.path.join(root, name))):
+            samples.extend((os.path.join(directory, file), index) for file in sorted(files))
     return classes, samples
 
 

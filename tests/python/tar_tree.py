@@ -71,8 +71,8 @@ def main(path):
 if __name__ == "__main__":
     if sys.argv[1] == "--find":
         import test
-        for place in ["testtar.tar", "archivetestdata/testtar.tar"]:
-            candidate = os.path.join(list(test.__path__)[0], place)
+        for name in ["testtar.tar", "archivetestdata/testtar.tar"]:
+            candidate = os.path.join(list(test.__path__)[0], name)
             if os.path.exists(candidate):
                 print(candidate)
                 break

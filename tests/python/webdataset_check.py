@@ -4,7 +4,7 @@ Each sample must appear once, with all its files and nothing else. With --labels
 top directory. Prints the number of samples and a checksum of their order. Exit status 1 if something differs, 77 if
 the package is missing.
 
-Usage: webdataset_check.py FOLDER OUT.tar [--labels] [--bytes N]
+Usage: webdataset_check.py DIRECTORY OUT.tar [--labels] [--bytes N]
 """
 
 import argparse
@@ -23,10 +23,10 @@ except ImportError:
 def expected_samples(root):
     """Keys and the bytes of each extension, grouped without webdataset."""
     samples = {}
-    for folder, _, names in os.walk(root):
-        below = os.path.relpath(folder, root)
+    for directory, _, names in os.walk(root):
+        below = os.path.relpath(directory, root)
         for name in names:
-            path = os.path.join(folder, name)
+            path = os.path.join(directory, name)
             key, dot, extension = name.partition(".")
             if not dot or not key or os.path.islink(path) or not os.path.isfile(path):
                 continue
@@ -38,15 +38,15 @@ def expected_samples(root):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
+    parser.add_argument("directory")
     parser.add_argument("out")
     parser.add_argument("--labels", action="store_true")
     parser.add_argument("--bytes", type=int)
     options = parser.parse_args()
     stem = options.out.removesuffix(".tar")
     shards = sorted(glob.glob(glob.escape(stem) + "-[0-9]*.tar"))
-    expected = expected_samples(options.folder)
-    classes = sorted(os.fsencode(entry.name) for entry in os.scandir(options.folder) if entry.is_dir())
+    expected = expected_samples(options.directory)
+    classes = sorted(os.fsencode(entry.name) for entry in os.scandir(options.directory) if entry.is_dir())
     wrong = []
     if options.labels:
         with open(stem + "-classes.txt", "rb") as file:

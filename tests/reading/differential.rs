@@ -14,17 +14,17 @@ use rustix::fs::{SeekFrom, seek};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
 use crate::support::snapshot::{Depth, assert_same, take};
-use crate::support::{can_mount, image, source, work_folder};
+use crate::support::{image, skip_without_mounts, source, work_directory};
 
 const BLOCKS: [&str; 3] = ["4096", "131072", "1048576"];
 
 fn matrix(compressor: &'static str) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
     let expected = [Depth::Everything, Depth::NoXattrs].map(|depth| take(&tree, depth));
-    let work = work_folder();
+    let work = work_directory();
     for options in image::matrix(compressor) {
         let image = image::of_varied(&options);
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
@@ -69,12 +69,12 @@ fn every_zstd_image_shows_its_source() {
 
 #[test]
 fn other_mksquashfs_options_show_the_same_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
     let expected = take(&tree, Depth::Everything);
-    let work = work_folder();
+    let work = work_directory();
     for options in [
         "-comp zstd -noI -noD -noF -noX",
         "-comp gzip -noI",
@@ -99,11 +99,11 @@ fn other_mksquashfs_options_show_the_same_tree() {
 
 #[test]
 fn the_kernel_shows_the_same_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let mut compared = 0;
     for compressor in image::COMPRESSORS {
         let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", compressor]);
@@ -134,7 +134,7 @@ fn the_kernel_shows_the_same_tree() {
 
 #[test]
 fn lists_and_looks_up_a_hundred_thousand_names() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::large();
@@ -143,7 +143,7 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
         fs::read_dir(root.join(directory)).unwrap().map(|e| e.unwrap().file_name()).collect()
     };
     let expected: BTreeSet<_> = names(&tree).into_iter().collect();
-    let work = work_folder();
+    let work = work_directory();
     for compressor in image::COMPRESSORS {
         let options = ["-comp", compressor];
         let image = image::make(work.path(), "image.sqfs", &tree.join(directory), &options);
@@ -170,11 +170,11 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
 /// > `st_blocks` does not count holes.
 #[test]
 fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::large();
-    let work = work_folder();
+    let work = work_directory();
     for (nth, compressor) in image::COMPRESSORS.into_iter().enumerate() {
         let options = ["-comp", compressor, "-b", BLOCKS[nth % 3], "-e", "hundred-thousand"];
         let image = image::make(work.path(), "image.sqfs", &tree, &options);
@@ -207,10 +207,10 @@ fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
 
 #[test]
 fn mounts_an_image_at_an_offset() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let image = image::small(work.path());
     let bytes = fs::read(&image).unwrap();
     for (offset, option) in [(1, "--offset=1"), (4096, "--offset=4K"), (70_000, "-ooffset=70000")] {
@@ -224,11 +224,11 @@ fn mounts_an_image_at_an_offset() {
 /// > `uid=` and `gid=` show all files as owned by that user or group.
 #[test]
 fn subdir_and_uid_gid_options_change_root_and_owners() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let mount_point = work.path().join("mount");
     for option in ["--subdir=many", "-osubdir=/deep/../link-folder/"] {

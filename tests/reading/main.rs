@@ -3,13 +3,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod compressed_tar;
 mod differential;
 mod kernel_calls;
 mod linux_source;
 mod many;
 mod negotiation;
 mod oracle;
-mod packed;
 mod programs;
 mod stats;
 mod system_calls;

@@ -15,7 +15,7 @@ use archfs::vfs::{FileKind, Tree, resolve};
 
 use crate::support::mount::{CleanUp, Mounted, is_mounted};
 use crate::support::snapshot::{Depth, Snapshot, assert_same, take};
-use crate::support::{archfs, can_mount, image, run, source, tar, tree, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, source, tar, tree, work_directory};
 
 /// How deep nested archives are shown.
 const NESTING_MAX: usize = 8;
@@ -66,13 +66,13 @@ fn files_of(mut snapshot: Snapshot) -> Snapshot {
 
 #[test]
 fn a_tar_of_class_tars_becomes_an_image_folder() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/imagefolder.py");
     // Fewer and more archives than are scanned in parallel.
     for classes in [5, 40] {
-        let work = work_folder();
+        let work = work_directory();
         let [parts, extracted] = ["parts", "extracted"].map(|name| work.path().join(name));
         fs::create_dir(&parts).unwrap();
         for class in 0..classes {
@@ -111,7 +111,7 @@ fn a_tar_of_class_tars_becomes_an_image_folder() {
 
 #[test]
 fn archives_nested_deeper_than_the_limit_are_files() {
-    let work = work_folder();
+    let work = work_directory();
     for depth in [NESTING_MAX, NESTING_MAX + 1] {
         let mut bytes = tar::of(&[("file", b"innermost")]);
         let innermost = bytes.clone();
@@ -137,7 +137,7 @@ fn archives_nested_deeper_than_the_limit_are_files() {
 
 #[test]
 fn without_recursive_an_inner_archive_is_a_file() {
-    let work = work_folder();
+    let work = work_directory();
     let inner = tar::of(&[("file", b"inside")]);
     let archive = work.path().join("outer.tar");
     fs::write(&archive, tar::of(&[("class.tar", &inner)])).unwrap();
@@ -151,10 +151,10 @@ fn without_recursive_an_inner_archive_is_a_file() {
 
 #[test]
 fn an_image_in_a_tar_shows_its_whole_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let parts = work.path().join("parts");
     fs::create_dir_all(parts.join("folder")).unwrap();
     image::make(&parts, "folder/data.sqfs", &source::varied(), &["-comp", "zstd"]);
@@ -174,7 +174,7 @@ fn an_image_in_a_tar_shows_its_whole_tree() {
 
 #[test]
 fn an_image_in_an_image_is_decoded_through_both() {
-    let work = work_folder();
+    let work = work_directory();
     let (inner, outer) = (work.path().join("inner"), work.path().join("outer"));
     fs::create_dir(&inner).unwrap();
     fs::create_dir(&outer).unwrap();
@@ -191,7 +191,7 @@ fn an_image_in_an_image_is_decoded_through_both() {
 
 #[test]
 fn only_archives_become_directories() {
-    let work = work_folder();
+    let work = work_directory();
     let inner = tar::of(&[("file", b"inside")]);
     let archive = work.path().join("outer.tar");
     let files: &[(&str, &[u8])] = &[
@@ -217,7 +217,7 @@ fn only_archives_become_directories() {
 
 #[test]
 fn members_of_a_nested_archive_stay_in_its_directory() {
-    let work = work_folder();
+    let work = work_directory();
     let odd = tar::of(&[
         ("../up", b"1"),
         ("../../../far/up", b"2"),
@@ -254,7 +254,7 @@ fn members_of_a_nested_archive_stay_in_its_directory() {
 
 #[test]
 fn hard_links_in_a_nested_archive_stay_within_it() {
-    let work = work_folder();
+    let work = work_directory();
     let inner = [
         tar::member("first", b'0', "", b"inner"),
         tar::member("second", b'1', "first", b""),
@@ -278,7 +278,7 @@ fn hard_links_in_a_nested_archive_stay_within_it() {
 
 #[test]
 fn a_truncated_nested_archive_shows_its_intact_files_with_a_note() {
-    let work = work_folder();
+    let work = work_directory();
     let inner = tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700]), ("c", b"c")]);
     let whole = tar::of(&[("d", b"d")]);
     let archive = work.path().join("outer.tar");
@@ -299,7 +299,7 @@ fn a_truncated_nested_archive_shows_its_intact_files_with_a_note() {
 
 #[test]
 fn a_nested_archive_merges_with_a_directory_of_its_name() {
-    let work = work_folder();
+    let work = work_directory();
     let inner = tar::of(&[("both", b"inner"), ("inner", b"inner")]);
     let archive = work.path().join("outer.tar");
     // Before and after the archive.
@@ -355,10 +355,10 @@ fn shards(directory: &Path, count: usize, samples: usize) -> Vec<PathBuf> {
 
 #[test]
 fn many_processes_read_a_thousand_shards_with_few_open_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives = shards(work.path(), 1000, 10);
     // Each process reads a part of all names, in steps of a stride, and prints the checksums.
     let reader = "import hashlib, os, sys\n\
@@ -409,10 +409,10 @@ fn many_processes_read_a_thousand_shards_with_few_open_files() {
 
 #[test]
 fn compressed_shards_are_read_with_few_open_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives = shards(work.path(), 300, 2);
     let mut packed = Vec::new();
     for (parts, (program, suffix)) in
@@ -480,10 +480,10 @@ fn mixed(work: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn archives_of_both_formats_merge_into_one_tree() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives = mixed(work.path());
     let mount_point = work.path().join("mount");
     let mut mount = archfs();
@@ -556,10 +556,10 @@ fn archives_of_both_formats_merge_into_one_tree() {
 
 #[test]
 fn a_position_in_a_merged_directory_stays_valid() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives = mixed(work.path());
     let mounted = Mounted::several(&[], &archives, &work.path().join("mount"), &[]);
     // telldir and seekdir, called from Python through libc.
@@ -570,30 +570,30 @@ fn a_position_in_a_merged_directory_stays_valid() {
         c.opendir.argtypes = [ctypes.c_char_p]\n\
         c.readdir.argtypes = c.telldir.argtypes = [ctypes.c_void_p]\n\
         c.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]\n\
-        folder = c.opendir(os.fsencode(sys.argv[1]))\n\
+        directory = c.opendir(os.fsencode(sys.argv[1]))\n\
         def name():\n\
-        \x20   entry = c.readdir(folder)\n\
+        \x20   entry = c.readdir(directory)\n\
         \x20   return ctypes.string_at(entry + 19) if entry else None\n\
-        mount_points, names = [], []\n\
+        positions, names = [], []\n\
         while True:\n\
-        \x20   mount_points.append(c.telldir(folder))\n\
+        \x20   positions.append(c.telldir(directory))\n\
         \x20   names.append(name())\n\
         \x20   if names[-1] is None: break\n\
         assert len(names) == len(set(names)) == 5003, len(names)\n\
         order = list(range(len(names)))\n\
         random.Random(1).shuffle(order)\n\
         for nth in order:\n\
-        \x20   c.seekdir(folder, mount_points[nth])\n\
+        \x20   c.seekdir(directory, positions[nth])\n\
         \x20   assert name() == names[nth], nth\n";
     run(Command::new("python3").args(["-c", program]).arg(mounted.path().join("many")));
 }
 
 #[test]
 fn subdir_and_owner_options_apply_to_several_archives() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archives = mixed(work.path());
     let options = ["--subdir=shared", "-o", "uid=4711,gid=4712"];
     let mounted = Mounted::several(&[], &archives, &work.path().join("mount"), &options);
@@ -609,7 +609,7 @@ fn subdir_and_owner_options_apply_to_several_archives() {
 
 #[test]
 fn the_same_archive_twice_shows_its_files_once() {
-    let work = work_folder();
+    let work = work_directory();
     let archives = shards(work.path(), 1, 50);
     let once = tree::lines(&*tree::open(&archives, OpenOptions::default()).unwrap());
     let archives = [archives.clone(), archives].concat();
@@ -624,7 +624,7 @@ fn the_same_archive_twice_shows_its_files_once() {
 
 #[test]
 fn archives_in_an_image_become_directories() {
-    let work = work_folder();
+    let work = work_directory();
     let [parts, outer] = ["parts", "outer"].map(|name| work.path().join(name));
     fs::create_dir_all(outer.join("deep")).unwrap();
     fs::create_dir_all(parts.join("folder")).unwrap();
@@ -677,7 +677,7 @@ fn archives_in_an_image_become_directories() {
 
 #[test]
 fn an_image_in_one_of_several_archives_merges_with_the_others() {
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir_all(source.join("sub")).unwrap();
     fs::write(source.join("sub/image"), "image").unwrap();
@@ -708,7 +708,7 @@ fn an_image_in_one_of_several_archives_merges_with_the_others() {
 
 #[test]
 fn run_takes_several_archives_and_offset_takes_one() {
-    let work = work_folder();
+    let work = work_directory();
     let archives = shards(work.path(), 2, 1);
     let image = image::small(work.path());
     let mount_point = work.path().join("mount");
@@ -719,7 +719,7 @@ fn run_takes_several_archives_and_offset_takes_one() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--offset") && text.contains("several"), "{text}");
     assert!(!mount_point.exists());
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let _clean_up = CleanUp(mount_point.clone());
@@ -738,7 +738,7 @@ fn run_takes_several_archives_and_offset_takes_one() {
 
 #[test]
 fn an_unreadable_archive_is_named_and_nothing_is_mounted() {
-    let work = work_folder();
+    let work = work_directory();
     let mut archives = shards(work.path(), 30, 1);
     let mount_point = work.path().join("mount");
     let no_archive = work.path().join("notes.txt");

@@ -46,7 +46,7 @@ fn assert_serves(kernel: &mut Kernel, directory: Option<u64>, file: Option<u64>)
 
 #[test]
 fn an_old_kernel_opens_by_request_and_keeps_its_caches() {
-    let work = support::work_folder();
+    let work = support::work_directory();
     let tree = tree(work.path());
     // 7.22 is Linux 3.10, 7.27 is 4.18, 7.31 is 5.4.
     for minor in [22, 26, 27, 31] {
@@ -69,7 +69,7 @@ fn an_old_kernel_opens_by_request_and_keeps_its_caches() {
 
 #[test]
 fn a_kernel_before_5_1_opens_directories_by_request_and_files_without() {
-    let work = support::work_folder();
+    let work = support::work_directory();
     let mut kernel = Kernel::new(tree(work.path()), 27, ALL & !NO_OPENDIR);
     assert_eq!(kernel.agreed & (NO_OPEN | NO_OPENDIR), NO_OPEN);
     assert_eq!(kernel.open(OPENDIR, ROOT), Ok((0, KEEP_CACHE | CACHE_DIR)));
@@ -82,7 +82,7 @@ fn a_kernel_before_5_1_opens_directories_by_request_and_files_without() {
 
 #[test]
 fn a_kernel_that_offers_everything_opens_without_a_request() {
-    let work = support::work_folder();
+    let work = support::work_directory();
     let mut kernel = Kernel::new(tree(work.path()), 31, ALL);
     assert_eq!(kernel.agreed & (NO_OPEN | NO_OPENDIR), NO_OPEN | NO_OPENDIR);
     let hello = kernel.lookup(ROOT, "hello");
@@ -106,10 +106,10 @@ fn epoch(directory: &Path) -> usize {
 /// > list (see [Older kernels](#older-kernels)).
 #[test]
 fn the_second_epoch_reads_nothing_if_opening_takes_a_request() {
-    if !support::can_mount() {
+    if support::skip_without_mounts() {
         return;
     }
-    let work = support::work_folder();
+    let work = support::work_directory();
     let mount_point = work.path().join("mount");
     let relay = Relay::new(tree(work.path()), &mount_point);
     assert_eq!(epoch(&mount_point), 300_013);

@@ -71,7 +71,7 @@ fn ours(image: &Path) -> Listing {
 fn walk_ours(tree: &dyn Tree, attr: &Attr, path: Vec<u8>, listing: &mut Listing) {
     let (kind, content) = match attr.kind {
         FileKind::Regular => ("file", read_ours(tree, attr)),
-        FileKind::Directory => ("folder", Vec::new()),
+        FileKind::Directory => ("directory", Vec::new()),
         FileKind::Symlink => ("link", tree.read_link(attr.ino).unwrap()),
         FileKind::BlockDevice => ("block", device(attr.device)),
         FileKind::CharDevice => ("char", device(attr.device)),
@@ -132,7 +132,7 @@ fn walk_theirs(node: Node<'_>, path: Vec<u8>, listing: &mut Listing) {
     let data = node.data().unwrap();
     let (kind, content) = match &data {
         Data::File(_) => ("file", node.as_file().unwrap().to_bytes().unwrap()),
-        Data::Dir(_) => ("folder", Vec::new()),
+        Data::Dir(_) => ("directory", Vec::new()),
         Data::Symlink(target) => ("link", target.as_os_str().as_bytes().to_vec()),
         Data::BlockDev(major, minor) => ("block", numbers(*major, *minor)),
         Data::CharDev(major, minor) => ("char", numbers(*major, *minor)),

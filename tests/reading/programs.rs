@@ -9,14 +9,14 @@ use std::process::{Command, Stdio};
 
 use crate::support;
 use crate::support::mount::Mounted;
-use crate::support::{can_mount, image, run, source, work_folder};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
 fn with_mount(test: impl Fn(&Path, &Path, &Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
     test(mounted.path(), &tree, work.path());
@@ -150,10 +150,10 @@ fn sixteen_processes_in_shuffled_order_read_the_source() {
 
 #[test]
 fn an_image_folder_loader_reads_two_epochs_under_run() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let dataset = work.path().join("dataset");
     for class in 0..10 {
         let directory = dataset.join(format!("class{class}"));

@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::support::mount::{CleanUp, is_mounted, unmount};
-use crate::support::{archfs, can_mount_as_user, image, run, source, work_folder};
+use crate::support::{archfs, image, run, skip_without_user_mounts, source, work_directory};
 
 /// Files of several sizes: empty, less than a page, several blocks, several requests.
 const SIZES: [usize; 6] = [0, 1, 5000, 131_072, 300_000, 2_000_000];
@@ -26,10 +26,10 @@ struct Stage {
 }
 
 fn stage() -> Option<Stage> {
-    if !can_mount_as_user() {
+    if skip_without_user_mounts() {
         return None;
     }
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     for (number, size) in SIZES.into_iter().enumerate() {
@@ -98,7 +98,7 @@ fn the_numbers_match_the_requests() {
     let mut reads = Vec::new();
     for passes in [1, 3] {
         stage.mount(&["--quiet"], &stage.stats);
-        assert!(!stage.stats.exists(), "it is told at the end");
+        assert!(!stage.stats.exists(), "the file is written at the end");
         for _ in 0..passes {
             stage.read_all();
         }
@@ -155,9 +155,9 @@ fn damage_is_counted_and_logged() {
 fn an_unwritable_statistics_file_is_only_a_warning() {
     let Some(stage) = stage() else { return };
     let dataset = fs::read(&stage.archive).unwrap();
-    let no_folder = stage.work.path().join("none/stats.json");
+    let no_directory = stage.work.path().join("none/stats.json");
     for (mount_point, why) in [
-        (&no_folder, "none/stats.json: cannot write"),
+        (&no_directory, "none/stats.json: cannot write"),
         (&stage.archive, "data.sqfs: not overwritten"),
     ] {
         let output = stage.mount(&[], mount_point);

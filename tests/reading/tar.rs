@@ -19,7 +19,7 @@ use crate::support::mount::Mounted;
 use crate::support::skip::skip;
 use crate::support::snapshot::{Depth, assert_same, take};
 use crate::support::tar::member;
-use crate::support::{can_mount, run, source, tree, work_folder};
+use crate::support::{run, skip_without_mounts, source, tree, work_directory};
 
 /// Packs `directory` with GNU tar, which skips what its format does not support and reports it.
 fn gnu_tar(archive: &Path, directory: &Path, options: &[&str]) {
@@ -83,18 +83,22 @@ fn assert_as_extracted(what: &str, archive: &Path, work: &Path) {
     if what.starts_with("bsdtar") {
         // bsdtar packs a directory, others, then the contents of the first. GNU tar loses the mtime
         // of a directory that it returns to.
-        let folders = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
-        expected.values_mut().chain(found.values_mut()).filter(folders).for_each(|n| n.seconds = 0);
+        let directories = |node: &&mut support::snapshot::Node| node.mode & 0o170_000 == 0o040_000;
+        expected
+            .values_mut()
+            .chain(found.values_mut())
+            .filter(directories)
+            .for_each(|n| n.seconds = 0);
     }
     assert_same(what, &expected, &found);
 }
 
 #[test]
 fn every_gnu_tar_format_shows_what_gnu_tar_extracts() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
     for format in ["v7", "oldgnu", "gnu", "ustar", "posix"] {
         gnu_tar(&archive, &source::varied(), &[&format!("--format={format}")]);
@@ -120,10 +124,10 @@ fn every_gnu_tar_format_shows_what_gnu_tar_extracts() {
 
 #[test]
 fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
     for format in ["ustar", "pax", "gnutar", "v7"] {
         let mut command = Command::new("bsdtar");
@@ -144,13 +148,13 @@ fn archives_of_bsdtar_show_what_gnu_tar_extracts() {
 
 #[test]
 fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
     // Prints the paths that the format does not support.
     let program = "import os, sys, tarfile\n\
         top = os.fsencode(sys.argv[2])\n\
         with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
-        \x20   for folder, folders, files in os.walk(top):\n\
+        \x20   for directory, directories, files in os.walk(top):\n\
         \x20       for path in [folder] + [os.path.join(folder, n) for n in files + folders]:\n\
         \x20           is_link = os.path.islink(path)\n\
         \x20           if path != folder and os.path.isdir(path) and not is_link:\n\
@@ -172,7 +176,7 @@ fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
         let shown = python_lines(&archive).len();
         assert!(shown >= least, "{format}: {shown} members");
         assert_as_python(format, &archive);
-        if can_mount() {
+        if !skip_without_mounts() {
             assert_as_extracted(&format!("Python {format}"), &archive, work.path());
         }
     }
@@ -194,10 +198,10 @@ fn pythons_test_archive_matches_tarfile() {
 
 #[test]
 fn a_sparse_file_of_5_gib_keeps_its_size_data_and_holes() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
     let tree = source::large();
     for options in [
@@ -250,11 +254,11 @@ fn pieces(file: &File) -> Vec<(u64, u64)> {
 /// > in units of its block size, in a tar as they were packed.
 #[test]
 fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
-    let directory = work.path().join("folder");
+    let work = work_directory();
+    let directory = work.path().join("directory");
     fs::create_dir(&directory).unwrap();
     let source = File::create_new(directory.join("sparse")).unwrap();
     // Octal numbers end at 8 GiB.
@@ -307,7 +311,7 @@ fn a_sparse_file_of_20_gib_uses_base_256_offsets() {
 #[test]
 fn a_file_over_8_gib_uses_a_base_256_size() {
     // Octal sizes end at 8 GiB. The archive itself is sparse, so the zeros are never written.
-    let work = work_folder();
+    let work = work_directory();
     let big = work.path().join("big");
     File::create(&big).unwrap().set_len(9 << 30).unwrap();
     fs::write(work.path().join("small"), "behind").unwrap();
@@ -338,8 +342,8 @@ fn a_file_over_8_gib_uses_a_base_256_size() {
 
 #[test]
 fn appended_updated_and_concatenated_archives_show_the_latest() {
-    let work = work_folder();
-    let directory = work.path().join("folder");
+    let work = work_directory();
+    let directory = work.path().join("directory");
     fs::create_dir_all(directory.join("sub")).unwrap();
     let write = |name: &str, text: &str| fs::write(directory.join(name), text).unwrap();
     write("a", "old");
@@ -408,7 +412,7 @@ fn paths(archive: &Path) -> Vec<String> {
 
 #[test]
 fn no_member_escapes_the_mount_and_odd_paths_are_normalized() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("odd.tar");
     by_hand(
         &archive,
@@ -453,9 +457,9 @@ fn no_member_escapes_the_mount_and_odd_paths_are_normalized() {
 
 #[test]
 fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("whole.tar");
-    let directory = work.path().join("folder");
+    let directory = work.path().join("directory");
     fs::create_dir(&directory).unwrap();
     for number in 0..20 {
         fs::write(directory.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
@@ -487,9 +491,9 @@ fn a_truncated_archive_serves_its_intact_files_and_reports_the_rest() {
 
 #[test]
 fn a_damaged_header_loses_only_its_member() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
-    let directory = work.path().join("folder");
+    let directory = work.path().join("directory");
     fs::create_dir(&directory).unwrap();
     for number in 0..20 {
         fs::write(directory.join(format!("f{number:02}")), source::noise(number, 700)).unwrap();
@@ -517,7 +521,7 @@ fn a_damaged_header_loses_only_its_member() {
 
 #[test]
 fn an_empty_archive_is_an_empty_directory() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("empty.tar");
     run(Command::new("tar").arg("-cf").arg(&archive).args(["-T", "/dev/null"]));
     assert_eq!(tree::lines(tree::open_one(&archive).as_ref()).len(), 1);
@@ -525,7 +529,7 @@ fn an_empty_archive_is_an_empty_directory() {
 
 #[test]
 fn a_tar_at_an_offset_is_found_there() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
     by_hand(&archive, &[("x", b'0', "", "data")]);
     let inside = work.path().join("inside");
@@ -538,14 +542,14 @@ fn a_tar_at_an_offset_is_found_there() {
 
 #[test]
 fn a_hundred_thousand_members_are_scanned_in_parallel() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("archive.tar");
     // Members whose data looks like headers, to fool a scan that starts in the middle.
     let decoy = work.path().join("decoy.tar");
     by_hand(&decoy, &[("decoy", b'0', "", "x"), ("decoy2", b'0', "", "y")]);
     let decoy = fs::read(&decoy).unwrap();
     let decoy = &decoy[..2048];
-    let directory = work.path().join("folder");
+    let directory = work.path().join("directory");
     fs::create_dir(&directory).unwrap();
     for number in 0..30_000_u64 {
         let len = (number * 7919 % 5000) as usize;
@@ -559,7 +563,7 @@ fn a_hundred_thousand_members_are_scanned_in_parallel() {
 
 #[test]
 fn a_trailing_slash_does_not_change_the_kind_of_a_member() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("slashes.tar");
     by_hand(
         &archive,
@@ -575,7 +579,7 @@ fn a_trailing_slash_does_not_change_the_kind_of_a_member() {
 
 #[test]
 fn a_sparse_file_without_pieces_is_one_hole() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("hole.tar");
     let words = [("GNU.sparse.size", "3000"), ("GNU.sparse.numblocks", "0")];
     write_members(&archive, &[pax(b'x', &words), member("hole", b'0', "", b"")]);
@@ -587,7 +591,7 @@ fn a_sparse_file_without_pieces_is_one_hole() {
 
 #[test]
 fn global_pax_records_set_only_owners_and_times() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("global.tar");
     let value = "v".repeat(60_000);
     let records = [
@@ -608,7 +612,7 @@ fn global_pax_records_set_only_owners_and_times() {
 
 #[test]
 fn a_pax_path_wins_over_a_gnu_long_name_in_any_order() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("names.tar");
     let said = |keyword, value| pax(b'x', &[(keyword, value)]);
     let long = |kind, name: &str| member("././@LongLink", kind, "", format!("{name}\0").as_bytes());
@@ -654,7 +658,7 @@ fn a_pax_path_wins_over_a_gnu_long_name_in_any_order() {
 
 #[test]
 fn extension_headers_are_read_up_to_the_limit() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("extensions.tar");
     for (count, shown) in [(64, true), (65, false)] {
         let mut members = vec![pax(b'x', &[("comment", "nothing")]); count - 1];
@@ -667,18 +671,18 @@ fn extension_headers_are_read_up_to_the_limit() {
 
 #[test]
 fn directories_are_shown_down_to_the_depth_limit() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("deep.tar");
     for (depth, count) in [(1024, 1026), (1025, 1)] {
         let path = format!("{}file", "d/".repeat(depth));
         write_members(&archive, &[pax(b'x', &[("path", &path)]), member("x", b'0', "", b"")]);
-        assert_eq!(paths(&archive).len(), count, "{depth} folders");
+        assert_eq!(paths(&archive).len(), count, "{depth} directories");
     }
 }
 
 #[test]
 fn a_damaged_sparse_map_reads_alike_with_and_without_compression() {
-    let work = work_folder();
+    let work = work_directory();
     let archive = work.path().join("map.tar");
     // Blocks of an old sparse map, each announcing another, up to where a stream is decoded in
     // another chunk. There a valid header follows instead of a map block.
@@ -716,14 +720,14 @@ fn a_damaged_sparse_map_reads_alike_with_and_without_compression() {
 
 #[test]
 fn ten_thousand_directories_read_alike_with_and_without_compression() {
-    let work = work_folder();
-    let archive = work.path().join("folders.tar");
-    let folders = (0..10_000).map(|number| member(&format!("{number:05}/"), b'5', "", b""));
-    write_members(&archive, &folders.collect::<Vec<_>>());
+    let work = work_directory();
+    let archive = work.path().join("directories.tar");
+    let directories = (0..10_000).map(|number| member(&format!("{number:05}/"), b'5', "", b""));
+    write_members(&archive, &directories.collect::<Vec<_>>());
     let expected = tree::lines(tree::open_one(&archive).as_ref());
     assert_eq!(expected.len(), 10_001);
     // bzip2 blocks do not end at tar block boundaries.
     run(Command::new("bzip2").arg("-1k").arg(&archive));
-    let found = tree::lines(tree::open_one(&work.path().join("folders.tar.bz2")).as_ref());
+    let found = tree::lines(tree::open_one(&work.path().join("directories.tar.bz2")).as_ref());
     assert_eq!(found, expected);
 }

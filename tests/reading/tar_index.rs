@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::support;
 use crate::support::mount::{CleanUp, unmount_by};
 use crate::support::node::{self, OTHER, OWNER};
-use crate::support::{archfs, can_mount, run, work_folder};
+use crate::support::{archfs, run, skip_without_mounts, work_directory};
 
 /// Members of the usual archive: enough for an index, so that only a few are sampled.
 const MEMBERS: usize = 1200;
@@ -64,7 +64,7 @@ fn tar(count: usize) -> Vec<u8> {
 
 /// An archive in its own directory, and directories for the user's home and cache.
 struct Stage {
-    folder: PathBuf,
+    directory: PathBuf,
     archive: PathBuf,
     index: PathBuf,
     home: PathBuf,
@@ -77,14 +77,14 @@ impl Stage {
     }
 
     fn of(name: &str, bytes: &[u8]) -> Self {
-        let work = work_folder();
-        let [folder, home] = ["folder", "home"].map(|name| work.path().join(name));
-        fs::create_dir(&folder).unwrap();
+        let work = work_directory();
+        let [directory, home] = ["directory", "home"].map(|name| work.path().join(name));
+        fs::create_dir(&directory).unwrap();
         fs::create_dir(&home).unwrap();
-        let archive = folder.join(name);
+        let archive = directory.join(name);
         fs::write(&archive, bytes).unwrap();
-        let index = folder.join(format!("{name}.archfs-index"));
-        Self { folder, archive, index, home, work }
+        let index = directory.join(format!("{name}.archfs-index"));
+        Self { directory, archive, index, home, work }
     }
 
     fn command(&self, mut command: Command) -> Command {
@@ -163,19 +163,19 @@ impl Stage {
     }
 
     fn assert_archive_alone(&self) {
-        assert_eq!(names_in(&self.folder), slice::from_ref(&self.archive));
+        assert_eq!(names_in(&self.directory), slice::from_ref(&self.archive));
     }
 
     /// Checks that there is nothing but the archive and its index.
     fn assert_nothing_else(&self, what: &str) {
-        assert_eq!(names_in(&self.folder), [self.archive.clone(), self.index.clone()], "{what}");
+        assert_eq!(names_in(&self.directory), [self.archive.clone(), self.index.clone()], "{what}");
     }
 }
 
 /// The files in a directory, sorted.
-fn names_in(folder: &Path) -> Vec<PathBuf> {
+fn names_in(directory: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths
 }
@@ -275,7 +275,7 @@ fn an_index_is_written_beside_the_archive_and_used_afterwards() {
 /// > and the owner of the archive can write there.
 #[test]
 fn a_mount_uses_the_index_and_serves_the_archive() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let stage = Stage::new(MEMBERS);
@@ -342,7 +342,7 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
 /// > another file.
 #[test]
 fn an_index_truncated_while_mounted_gives_eio() {
-    if can_mount() {
+    if !skip_without_mounts() {
         assert_survives("cut short", &|file, len| file.set_len(len / 2).unwrap());
         assert_survives("empty", &|file, _| file.set_len(0).unwrap());
     }
@@ -350,7 +350,7 @@ fn an_index_truncated_while_mounted_gives_eio() {
 
 #[test]
 fn an_index_overwritten_while_mounted_gives_eio() {
-    if can_mount() {
+    if !skip_without_mounts() {
         assert_survives("overwritten", &|file, len| {
             file.write_all_at(&support::source::noise(3, len as usize), 0).unwrap();
         });
@@ -482,8 +482,8 @@ fn a_damaged_index_is_rebuilt_with_a_note() {
     for len in lens.chain([3, 4, 8, 12, tail - 1, tail, tail + 1, good.len() - 1]) {
         check(&format!("cut at {len}"), &good[..len]);
     }
-    let places = (0..start + 24).step_by(3).chain((start + 24..good.len()).step_by(3001));
-    for at in places.chain((tail - 8..good.len()).step_by(5)).chain([good.len() - 1]) {
+    let positions = (0..start + 24).step_by(3).chain((start + 24..good.len()).step_by(3001));
+    for at in positions.chain((tail - 8..good.len()).step_by(5)).chain([good.len() - 1]) {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << (at % 8);
         check(&format!("byte {at}"), &bytes);
@@ -572,7 +572,7 @@ fn a_directory_with_the_name_of_the_index_moves_it_to_the_cache() {
     let cached = names_in(&stage.home.join("cache/archfs"));
     assert_eq!(cached.len(), 1);
     stage.assert_used(&cached[0], &|| (stage.ls().0, String::new()));
-    stage.assert_nothing_else("a folder");
+    stage.assert_nothing_else("a directory");
 }
 
 /// > archfs uses an index only if root, the user or the owner of the archive wrote it.
@@ -603,7 +603,7 @@ fn a_read_only_directory_moves_the_index_to_the_users_cache() {
 
 #[test]
 fn a_full_disk_moves_the_index_to_the_cache_and_leaves_nothing() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let stage = Stage::new(MEMBERS);
@@ -641,16 +641,16 @@ fn archives_with_the_same_name_have_separate_indexes_in_the_cache() {
 #[test]
 fn a_relative_or_linked_path_uses_the_index_beside_the_archive() {
     let stage = Stage::new(MEMBERS);
-    let listed_in = |folder: &Path, name: &str| {
+    let listed_in = |directory: &Path, name: &str| {
         let mut command = stage.command(archfs());
-        listed(command.args(["ls", "-lR", name]).current_dir(folder))
+        listed(command.args(["ls", "-lR", name]).current_dir(directory))
     };
-    let (expected, said) = listed_in(&stage.folder, "data.tar");
+    let (expected, said) = listed_in(&stage.directory, "data.tar");
     assert_eq!((expected.lines().count(), said.as_str()), (MEMBERS, ""));
-    stage.assert_nothing_else("named from its folder");
+    stage.assert_nothing_else("named from its directory");
     stage.rename_unsampled();
     assert_eq!(stage.ls(), (expected.clone(), String::new()), "named in full");
-    assert_eq!(listed_in(&stage.home, "../folder/data.tar"), (expected, String::new()));
+    assert_eq!(listed_in(&stage.home, "../directory/data.tar"), (expected, String::new()));
 
     symlink(&stage.archive, stage.home.join("link.tar")).unwrap();
     assert!(listed_in(&stage.home, "link.tar").0.contains(OLD_NAME));
@@ -665,7 +665,7 @@ fn without_a_writable_directory_for_the_index_it_works_with_a_note() {
     for home in [None, Some("relative"), Some("/dev/null")] {
         let mut command = stage.ls_as(OWNER);
         command.env_remove("HOME").env_remove("XDG_CACHE_HOME");
-        command.envs(home.map(|home| ("HOME", home))).current_dir(&stage.folder);
+        command.envs(home.map(|home| ("HOME", home))).current_dir(&stage.directory);
         let (found, said) = listed(&mut command);
         assert_eq!(found.lines().count(), MEMBERS, "{home:?}");
         assert!(said.contains("cannot write"), "{home:?}: {said}");
@@ -723,7 +723,7 @@ fn an_index_written_by_another_user_is_not_used() {
     stage.assert_used(&stage.index, &ls);
 
     // As in /tmp: everyone may add files, and may not replace those of others.
-    fs::set_permissions(&stage.folder, Permissions::from_mode(0o1777)).unwrap();
+    fs::set_permissions(&stage.directory, Permissions::from_mode(0o1777)).unwrap();
     stage.assert_used(&stage.index, &ls);
     chown(&stage.index, Some(OTHER), Some(OTHER)).unwrap();
     let (found, said) = ls();
@@ -731,19 +731,19 @@ fn an_index_written_by_another_user_is_not_used() {
     assert!(found.contains(OLD_NAME));
     assert!(fs::read(&stage.index).unwrap() == theirs, "it was replaced");
     assert_eq!(names_in(&stage.home.join("cache/archfs")).len(), 1);
-    stage.assert_nothing_else("a sticky folder");
+    stage.assert_nothing_else("a sticky directory");
     // The owner of an archive decides its contents anyway.
     chown(&stage.archive, Some(OTHER), Some(OTHER)).unwrap();
-    fs::set_permissions(&stage.folder, Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&stage.directory, Permissions::from_mode(0o755)).unwrap();
     stage.assert_used(&stage.index, &ls);
 }
 
 /// A copy of the archive of `stage` in a directory of `owner`, with the same length and mtime, in
 /// which the names of two unsampled members are exchanged.
 fn forged_copy(stage: &Stage, owner: u32) -> PathBuf {
-    let folder = stage.work.path().join("forged");
-    fs::create_dir(&folder).unwrap();
-    let copy = folder.join("data.tar");
+    let directory = stage.work.path().join("forged");
+    fs::create_dir(&directory).unwrap();
+    let copy = directory.join("data.tar");
     let mut bytes = fs::read(&stage.archive).unwrap();
     for (at, named) in [(10, 11), (11, 10)] {
         bytes[at * 1024..][..512].copy_from_slice(&header(&name(named), "data 10".len()));
@@ -751,7 +751,7 @@ fn forged_copy(stage: &Stage, owner: u32) -> PathBuf {
     fs::write(&copy, bytes).unwrap();
     let time = fs::metadata(&stage.archive).unwrap().modified().unwrap();
     File::options().write(true).open(&copy).unwrap().set_modified(time).unwrap();
-    for path in [&folder, &copy] {
+    for path in [&directory, &copy] {
         chown(path, Some(owner), Some(owner)).unwrap();
     }
     copy
@@ -791,7 +791,7 @@ fn an_index_of_a_forged_copy_is_not_used_for_the_original() {
     assert_eq!(found, "data 10");
     assert!(said.contains("made of another file"), "{said}");
     // Another user renames the user's index of the copy to the name beside the original.
-    fs::set_permissions(&stage.folder, Permissions::from_mode(0o1777)).unwrap();
+    fs::set_permissions(&stage.directory, Permissions::from_mode(0o1777)).unwrap();
     let _ = fs::remove_file(&stage.index);
     fs::write(&stage.index, &of_copy).unwrap();
     chown(&stage.index, Some(OWNER), Some(OWNER)).unwrap();
@@ -816,12 +816,12 @@ fn a_directory_swapped_for_a_link_redirects_no_index() {
         let exchange = scope.spawn(|| {
             let mut count = 0_u64;
             while !done.load(Ordering::Relaxed) {
-                renameat_with(CWD, &stage.folder, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+                renameat_with(CWD, &stage.directory, CWD, &link, RenameFlags::EXCHANGE).unwrap();
                 std::thread::sleep(Duration::from_micros(300));
                 count += 1;
             }
             if count % 2 == 1 {
-                renameat_with(CWD, &stage.folder, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+                renameat_with(CWD, &stage.directory, CWD, &link, RenameFlags::EXCHANGE).unwrap();
             }
         });
         for _ in 0..40 {
@@ -832,7 +832,7 @@ fn a_directory_swapped_for_a_link_redirects_no_index() {
         exchange.join().unwrap();
     });
     assert_eq!(names_in(&precious), [""; 0].map(PathBuf::from));
-    assert!(fs::symlink_metadata(&stage.folder).unwrap().is_dir());
+    assert!(fs::symlink_metadata(&stage.directory).unwrap().is_dir());
 }
 
 /// > An index has the group of its archive, and no wider permissions.
@@ -849,7 +849,7 @@ fn an_index_has_the_permissions_of_its_archive() {
         assert!(expected & 0o040 == 0 || found.gid() == OTHER, "{mode:o}");
     }
     // Only the owner can enter the directory.
-    fs::set_permissions(&stage.folder, Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(&stage.directory, Permissions::from_mode(0o700)).unwrap();
     stage.make_index();
     assert_eq!(mode(&stage.index) & 0o007, 0);
 }
@@ -859,7 +859,7 @@ fn an_index_has_the_permissions_of_its_archive() {
 fn root_writes_no_index_into_a_users_directory() {
     let Some(()) = node::enter() else { return };
     let stage = Stage::new(MEMBERS);
-    chown(&stage.folder, Some(OWNER), Some(OWNER)).unwrap();
+    chown(&stage.directory, Some(OWNER), Some(OWNER)).unwrap();
     chown(&stage.archive, Some(OWNER), Some(OWNER)).unwrap();
     for command in [["ls", "-lR"], ["index", "--quiet"]] {
         run(&mut stage.archfs(&command));
@@ -872,7 +872,7 @@ fn root_writes_no_index_into_a_users_directory() {
 /// > no index beside the archive.
 #[test]
 fn a_fuse_file_system_has_no_index_beside_the_archive() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let stage = Stage::new(MEMBERS);
@@ -881,7 +881,7 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
     other[at..][..OLD_NAME.len()].copy_from_slice(NAME_IN_INDEX.as_bytes());
     fs::write(&stage.index, sealed(&other)).unwrap();
     assert!(stage.ls().0.contains(NAME_IN_INDEX), "used on another file system");
-    let image = support::image::make(stage.work.path(), "image.sqfs", &stage.folder, &[]);
+    let image = support::image::make(stage.work.path(), "image.sqfs", &stage.directory, &[]);
     let mount_point = stage.work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
     run(archfs().args(["mount", "--keep", "-q"]).arg(&image).arg(&mount_point));
@@ -896,7 +896,7 @@ fn a_fuse_file_system_has_no_index_beside_the_archive() {
 #[test]
 fn a_group_writable_directory_gets_an_index_only_on_request_of_the_owner() {
     let stage = Stage::new(MEMBERS);
-    fs::set_permissions(&stage.folder, Permissions::from_mode(0o775)).unwrap();
+    fs::set_permissions(&stage.directory, Permissions::from_mode(0o775)).unwrap();
     stage.ls();
     stage.assert_archive_alone();
     stage.make_index();
@@ -997,7 +997,7 @@ fn a_process_killed_while_writing_leaves_no_partial_index() {
     let good = stage.make_index();
     assert!(good.len() > 2 << 20, "written in several steps");
     let temporary = || {
-        let mut paths = names_in(&stage.folder);
+        let mut paths = names_in(&stage.directory);
         paths.retain(|path| *path != stage.archive && *path != stage.index);
         paths
     };
@@ -1029,7 +1029,9 @@ fn a_process_killed_while_writing_leaves_no_partial_index() {
             let entries = fs::read_dir(&descriptors).into_iter().flatten().flatten();
             let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
             links.any(|link| {
-                link.starts_with(&stage.folder) && link != stage.folder && link != stage.archive
+                link.starts_with(&stage.directory)
+                    && link != stage.directory
+                    && link != stage.archive
             })
         };
         let mut met_it = false;
@@ -1084,8 +1086,8 @@ fn recursive_mounts_have_a_separate_index() {
     bytes.resize(bytes.len().next_multiple_of(512) + 1024, 0);
     fs::write(&stage.archive, bytes).unwrap();
     run(&mut stage.archfs(&["index", "--recursive"]));
-    let recursive = stage.folder.join("data.tar.recursive.archfs-index");
-    assert_eq!(names_in(&stage.folder), [stage.archive.clone(), recursive.clone()]);
+    let recursive = stage.directory.join("data.tar.recursive.archfs-index");
+    assert_eq!(names_in(&stage.directory), [stage.archive.clone(), recursive.clone()]);
     stage.make_index();
     stage.rename_unsampled();
     let (flat, said) = stage.ls();

@@ -21,7 +21,7 @@ pub enum Bound {
 
 /// A control group. Dropping it removes the group once all its processes have exited.
 pub struct Group {
-    folder: PathBuf,
+    directory: PathBuf,
     bound: Bound,
     is_first_version: bool,
 }
@@ -39,17 +39,17 @@ impl Group {
         let root = Path::new("/sys/fs/cgroup");
         // In version 2 a group gets only the controllers that its parent enables.
         let _ = fs::write(root.join("cgroup.subtree_control"), format!("+{controller}"));
-        for (folder, file, is_first_version) in
+        for (directory, file, is_first_version) in
             [(root.join(controller), first, true), (root.to_owned(), second, false)]
         {
-            let folder = folder.join(&name);
-            if fs::create_dir(&folder).is_err() {
+            let directory = directory.join(&name);
+            if fs::create_dir(&directory).is_err() {
                 continue;
             }
-            if folder.join(file).exists() {
-                return Some(Self { folder, bound, is_first_version });
+            if directory.join(file).exists() {
+                return Some(Self { directory, bound, is_first_version });
             }
-            let _ = fs::remove_dir(&folder);
+            let _ = fs::remove_dir(&directory);
         }
         assert!(std::env::var_os("CI").is_none(), "CI must have control groups for {controller}");
         skip(&format!("this machine has no control groups for {controller}"));
@@ -58,7 +58,7 @@ impl Group {
 
     /// Sets the limit: bytes, or a number of processes and threads.
     pub fn set(&self, limit: u64) {
-        let set = |file: &str| fs::write(self.folder.join(file), limit.to_string());
+        let set = |file: &str| fs::write(self.directory.join(file), limit.to_string());
         match (self.bound, self.is_first_version) {
             (Bound::Threads, _) => set("pids.max").unwrap(),
             (Bound::Memory, true) => {
@@ -70,14 +70,14 @@ impl Group {
             }
             (Bound::Memory, false) => {
                 set("memory.max").unwrap();
-                let _ = fs::write(self.folder.join("memory.swap.max"), "0");
+                let _ = fs::write(self.directory.join("memory.swap.max"), "0");
             }
         }
     }
 
     /// The directory of the group.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Arguments of mount(8) that mount the group's hierarchy.
@@ -91,28 +91,28 @@ impl Group {
 
     /// Runs `line` in a shell in the group.
     pub fn run(&self, line: &str) -> Output {
-        let script = format!("echo $$ > {}/cgroup.procs; {line}", self.folder.display());
+        let script = format!("echo $$ > {}/cgroup.procs; {line}", self.directory.display());
         Command::new("sh").args(["-c", &script]).output().unwrap()
     }
 
     /// Number of processes of the group killed for lack of memory.
     pub fn killed(&self) -> u64 {
         let file = if self.is_first_version { "memory.oom_control" } else { "memory.events" };
-        let text = fs::read_to_string(self.folder.join(file)).unwrap();
+        let text = fs::read_to_string(self.directory.join(file)).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         line.expect("a count of kills").parse().unwrap()
     }
 
     /// Whether all processes of the group have exited.
     pub fn is_empty(&self) -> bool {
-        fs::read_to_string(self.folder.join("cgroup.procs")).is_ok_and(|text| text.is_empty())
+        fs::read_to_string(self.directory.join("cgroup.procs")).is_ok_and(|text| text.is_empty())
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while fs::remove_dir(&self.folder).is_err() && Instant::now() < deadline {
+        while fs::remove_dir(&self.directory).is_err() && Instant::now() < deadline {
             thread::yield_now();
         }
     }

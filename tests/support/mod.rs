@@ -1,6 +1,7 @@
-//! What all tests share: source trees, images of them, mounts that always go, snapshots of both.
+//! What all tests share: source trees, images of them, mounts that are always unmounted, snapshots
+//! of both.
 //!
-//! Owns the rule on skipping: a test that cannot mount reports that, and fails where CI is set.
+//! A test that cannot mount is reported as skipped. With CI set it fails.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
 
 use std::path::{Path, PathBuf};
@@ -33,47 +34,47 @@ pub fn archfs() -> Command {
     Command::new(env!("CARGO_BIN_EXE_archfs"))
 }
 
-/// Where trees that take long to make are kept from run to run.
-pub fn cache_folder() -> PathBuf {
+/// The directory that keeps trees from run to run, because they take long to make.
+pub fn cache_directory() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A folder of this test alone, removed at its end.
-pub fn work_folder() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary folder")
+/// A private directory of this test, removed at its end.
+pub fn work_directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary directory")
 }
 
-/// Whether this machine lets tests mount as root. If not, the test is reported as skipped; with CI
-/// set it fails.
-pub fn can_mount() -> bool {
+/// Returns true, and reports the test as skipped, if this machine does not let tests mount as root.
+/// With CI set, the test fails instead.
+pub fn skip_without_mounts() -> bool {
     turn::take();
     let is_root = rustix::process::geteuid().is_root();
     let has_device = Path::new("/dev/fuse").exists();
     if is_root && has_device {
-        return true;
+        return false;
     }
     assert!(std::env::var_os("CI").is_none(), "CI must mount: needs root and /dev/fuse");
     skip("mounting needs root and /dev/fuse");
-    false
+    true
 }
 
-/// Whether the user who runs the tests can mount: an ordinary user does so through fusermount3. If
-/// not, the test is reported as skipped; with CI set it fails.
-pub fn can_mount_as_user() -> bool {
+/// Returns true, and reports the test as skipped, if the user who runs the tests cannot mount. An
+/// ordinary user mounts through fusermount3. With CI set, the test fails instead.
+pub fn skip_without_user_mounts() -> bool {
     turn::take();
     if rustix::process::geteuid().is_root() {
-        return can_mount();
+        return skip_without_mounts();
     }
     let device = rustix::fs::access("/dev/fuse", Access::READ_OK | Access::WRITE_OK);
     let helper = Command::new("fusermount3").arg("--version").output();
     let reason = match (device, helper) {
-        (Ok(()), Ok(_)) => return true,
+        (Ok(()), Ok(_)) => return false,
         (Err(error), _) => format!("mounting needs /dev/fuse: {error}"),
         (_, Err(error)) => format!("mounting as a user needs fusermount3: {error}"),
     };
     assert!(std::env::var_os("CI").is_none(), "CI must mount: {reason}");
     skip(&reason);
-    false
+    true
 }
 
 /// Copies the program to `copy`. `cp` does it, because a child forked by another test would inherit
@@ -95,8 +96,8 @@ pub fn run(command: &mut Command) -> Output {
     output
 }
 
-/// Waits until `condition` holds, at most half a minute: tests run beside each other, and on busy
-/// machines. What is waited for needs the processors, too.
+/// Waits until `condition` holds, at most half a minute. Tests run beside each other and on busy
+/// machines, and the processes they wait for also need CPU time.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {

@@ -22,7 +22,7 @@ pub const OTHER: u32 = 47_012;
 
 /// Moves the calling thread to a private node; `None` if this machine cannot mount.
 pub fn enter() -> Option<()> {
-    super::can_mount().then(make)
+    (!super::skip_without_mounts()).then(make)
 }
 
 #[expect(unsafe_code, reason = "rustix has no safe call that leaves a namespace")]

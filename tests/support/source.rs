@@ -15,7 +15,7 @@ use rustix::fs::{
     chownat, flock, lsetxattr, makedev, mknodat, setxattr, utimensat,
 };
 
-use super::cache_folder;
+use super::cache_directory;
 
 /// Increase when the contents made here change.
 const VERSION: u32 = 3;
@@ -57,8 +57,8 @@ fn text(len: usize) -> Vec<u8> {
 }
 
 fn made_once(name: &str, make: fn(&Path)) -> PathBuf {
-    let directory = cache_folder().join(format!("{name}-{VERSION}"));
-    let lock = File::create(cache_folder().join(format!("{name}.lock"))).unwrap();
+    let directory = cache_directory().join(format!("{name}-{VERSION}"));
+    let lock = File::create(cache_directory().join(format!("{name}.lock"))).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     let done = directory.join("done");
     if !done.exists() {
@@ -72,11 +72,11 @@ fn made_once(name: &str, make: fn(&Path)) -> PathBuf {
 
 /// The file `name`, made once for all runs by `make`, which gets its path.
 pub fn made_file(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
-    let file = cache_folder().join(format!("{VERSION}-{name}"));
-    let lock = File::create(cache_folder().join(format!("{name}.lock"))).unwrap();
+    let file = cache_directory().join(format!("{VERSION}-{name}"));
+    let lock = File::create(cache_directory().join(format!("{name}.lock"))).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     if !file.exists() {
-        let unfinished = cache_folder().join(format!("unfinished-{name}"));
+        let unfinished = cache_directory().join(format!("unfinished-{name}"));
         make(&unfinished);
         fs::rename(unfinished, &file).unwrap();
     }

@@ -11,7 +11,9 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::mount::{CleanUp, daemon_of, is_mounted};
-use super::{archfs, can_mount, can_mount_as_user, image, run, wait_until, work_folder};
+use super::{
+    archfs, image, run, skip_without_mounts, skip_without_user_mounts, wait_until, work_directory,
+};
 
 /// A small image and its mount point, in a directory of their own.
 pub struct Stage {
@@ -24,21 +26,21 @@ pub struct Stage {
 
 /// `None` unless the tests run as root and root can mount.
 pub fn stage() -> Option<Stage> {
-    can_mount().then(|| make(image::small))
+    (!skip_without_mounts()).then(|| make(image::small))
 }
 
 /// The same for tests that need no root. `None` if the user who runs them cannot mount.
 pub fn stage_as_user() -> Option<Stage> {
-    can_mount_as_user().then(|| make(image::small))
+    (!skip_without_user_mounts()).then(|| make(image::small))
 }
 
 /// `stage` with another image.
 pub fn stage_with(image: impl FnOnce(&Path) -> PathBuf) -> Option<Stage> {
-    can_mount().then(|| make(image))
+    (!skip_without_mounts()).then(|| make(image))
 }
 
 fn make(image: impl FnOnce(&Path) -> PathBuf) -> Stage {
-    let work = work_folder();
+    let work = work_directory();
     let image = image(work.path());
     let mount_point = work.path().join("mount");
     Stage { image, _clean_up: CleanUp(mount_point.clone()), mount_point, work }

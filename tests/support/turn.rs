@@ -1,9 +1,9 @@
 //! Keeps the tests of different modules of a test program apart.
 //!
-//! Cargo runs all tests of a program on threads of one process. The tests of one module may run at
-//! the same time, but those of another may not expect what they do: some clear all stale mounts of
-//! a user, copy the table of mounts into a namespace, or change /dev/fuse. Here, the modules take
-//! turns. scripts/test-programs starts a process for each module, so nothing waits there.
+//! Cargo runs all tests of a program on threads of one process. Some tests clear all stale mounts
+//! of a user, copy the mount table into a namespace, or change /dev/fuse. Other tests of the same
+//! module allow for that, but tests of other modules do not. So the modules take turns.
+//! scripts/test-programs starts a process for each module, so nothing waits there.
 
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -30,8 +30,8 @@ impl Drop for Running {
     }
 }
 
-/// Waits until no test of another module runs, and keeps others waiting until this test ends. A test
-/// calls this before it takes a lock that tests of several modules take.
+/// Waits until no test of another module runs. Those of other modules then wait until this test
+/// ends. A test calls this before it takes a lock that tests of several modules take.
 pub fn take() {
     let thread = thread::current();
     // The harness names the thread of a test after it. All of `packing` may run together.

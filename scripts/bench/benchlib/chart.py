@@ -100,9 +100,9 @@ def panel(drawing, table, dataset, phase, results, left, top):
         bar(drawing, system, values, zero, top + HEAD + ROW * number, scale)
     drawing.line(zero, start, zero, end, FAINT)
     if needed:
-        place = zero + needed * scale
-        drawing.line(place, start, place, end, VERMILLION, 1.5, "4 3")
-        drawing.text(place, end + 10, f"target of archfs: {tables.short(needed)}", 10, VERMILLION,
+        position = zero + needed * scale
+        drawing.line(position, start, position, end, VERMILLION, 1.5, "4 3")
+        drawing.text(position, end + 10, f"target of archfs: {tables.short(needed)}", 10, VERMILLION,
                      "middle" if needed * scale > 60 else "start")
     for number, (system, values) in enumerate(rows.items()):
         name_and_figure(drawing, system, values, zero, top + HEAD + ROW * number, scale)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from benchlib.programs import call
 
 BIG_BYTES, BIG_BYTES_QUICK = 2 << 30, 128 << 20
-MANY_FOLDERS, MANY_FOLDERS_QUICK = 1300, 100
+MANY_DIRECTORIES, MANY_DIRECTORIES_QUICK = 1300, 100
 
 
 class Dataset(NamedTuple):
@@ -63,11 +63,11 @@ class Dataset(NamedTuple):
         call("tar", "-C", self.source, "-c", *compress, "-f", part, "--sort=name",
              "--", *(self.packed or sorted(os.listdir(self.source))))
 
-    def part(self, folders):
-        """The first `folders` directories, for a tar of a part of them."""
-        names = tuple(sorted(os.listdir(self.source))[:folders])
+    def part(self, count):
+        """The first `count` directories, for a tar of a part of them."""
+        names = tuple(sorted(os.listdir(self.source))[:count])
         files = [file for file in self.files() if file.split("/")[0] in names]
-        stem = f"{self.listing.stem}-{folders}-folders"
+        stem = f"{self.listing.stem}-{count}-directories"
         return self._replace(listing=listed(self.work / f"{stem}.list", files), packed=names)
 
     def sample(self, count):
@@ -95,9 +95,9 @@ def listed(path, files):
     return path
 
 
-def of_folder(name, source, work, compressor="zstd"):
-    files = [os.path.relpath(os.path.join(folder, file), source)
-             for folder, _, names in os.walk(source) for file in names]
+def of_directory(name, source, work, compressor="zstd"):
+    files = [os.path.relpath(os.path.join(directory, file), source)
+             for directory, _, names in os.walk(source) for file in names]
     regular = [file for file in files if "\n" not in file and
                os.path.isfile(source / file) and not os.path.islink(source / file)]
     return Dataset(name, source, listed(work / f"{source.name}.list", regular), work, compressor)
@@ -108,18 +108,18 @@ def of_folder(name, source, work, compressor="zstd"):
 def j(work, quick):
     count = 4_000 if quick else 20_000
     source = made(work / ("J-quick" if quick else "J"), lambda part: make_j(part, count))
-    return of_folder("J", source, work)
+    return of_directory("J", source, work)
 
 
-def make_j(folder, count):
+def make_j(directory, count):
     """Files of 80 KB on average: a short compressible header as in a JPEG, then noise."""
     rng = random.Random(1)
     for number in range(count):
-        place = folder / f"n{number % 100:08d}"
-        place.mkdir(parents=True, exist_ok=True)
+        class_directory = directory / f"n{number % 100:08d}"
+        class_directory.mkdir(parents=True, exist_ok=True)
         size = max(2000, int(rng.gauss(80_000, 25_000)))
         head = b"\xff\xd8\xff\xe0" + bytes(596)
-        (place / f"n{number % 100:08d}_{number}.JPEG").write_bytes(head + rng.randbytes(size - 600))
+        (class_directory / f"n{number % 100:08d}_{number}.JPEG").write_bytes(head + rng.randbytes(size - 600))
 
 
 def s(work, quick, compressor, tree=None):
@@ -127,30 +127,30 @@ def s(work, quick, compressor, tree=None):
     if tree:
         # Named after the tree, so that its archives are found again. A changed tree needs another work
         # directory.
-        return of_folder(name, tree, work, compressor)
+        return of_directory(name, tree, work, compressor)
     count = 10_000 if quick else None
     source = made(work / ("S-quick" if quick else "S"), lambda part: make_s(part, count))
-    return of_folder(name, source, work, compressor)
+    return of_directory(name, source, work, compressor)
 
 
-def make_s(folder, count):
+def make_s(directory, count):
     archives = sorted(glob.glob("/usr/src/linux-source-*.tar.xz"))
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     if archives and not count:
-        call("tar", "-C", folder, "-xf", archives[0])
+        call("tar", "-C", directory, "-xf", archives[0])
         return
     if archives:
         with tarfile.open(archives[0], "r|xz") as stream:
             regular = (member for member in stream if member.isreg())
             for member, _ in zip(regular, range(count)):
-                stream.extract(member, folder)
+                stream.extract(member, directory)
         return
     print("linux-source is not installed (scripts/install-deps bench does): S is /usr/include and "
           "/usr/share of this machine", flush=True)
     for source in ["/usr/include", "/usr/share"]:
-        call("cp", "-a", source, folder)
+        call("cp", "-a", source, directory)
     if count:
-        for file in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())[count:]:
+        for file in sorted(p for p in directory.rglob("*") if p.is_file() and not p.is_symlink())[count:]:
             file.unlink()
 
 
@@ -159,46 +159,46 @@ def make_s(folder, count):
 def big(work, quick):
     source = made(work / ("big-quick" if quick else "big"),
                   lambda part: make_big(part, BIG_BYTES_QUICK if quick else BIG_BYTES))
-    return of_folder("big file", source, work)
+    return of_directory("big file", source, work)
 
 
-def make_big(folder, size):
+def make_big(directory, size):
     """Lines of words with frequencies like those of a language; blocks share almost no lines."""
     rng = random.Random(2)
     words = [bytes(rng.choices(b"etaoinshrdlucmfwypvbgkjqxz", k=rng.randint(2, 9))) for _ in range(3_000)]
     often = list(itertools.accumulate((rank + 1) ** -1.1 for rank in range(len(words))))
     lines = [b" ".join(rng.choices(words, cum_weights=often, k=12)) + b"\n" for _ in range(200_000)]
-    folder.mkdir(parents=True)
-    with open(folder / "text", "wb") as stream:
+    directory.mkdir(parents=True)
+    with open(directory / "text", "wb") as stream:
         while (left := size - stream.tell()) > 0:
             stream.write(b"".join(rng.choices(lines, k=100_000))[:left])
 
 
 # 1.3 million small files.
 
-def many_folder(number):
+def many_directory(number):
     return f"train/n{1_440_764 + 7 * number:08d}"
 
 
-def many_image(work, folders):
+def many_image(work, directories):
     def make(part):
         command = ["mksquashfs", "-", part, "-tar", "-comp", "zstd", "-quiet", "-no-progress"]
         packer = subprocess.Popen(command, stdin=subprocess.PIPE)
         with packer.stdin as stream:
-            write_many(stream, folders)
+            write_many(stream, directories)
         if packer.wait():
             raise subprocess.CalledProcessError(packer.returncode, "mksquashfs")
-    return made(work / f"many-{folders}.sqfs", make)
+    return made(work / f"many-{directories}.sqfs", make)
 
 
-def many_tar(work, folders):
+def many_tar(work, directories):
     def make(part):
         with open(part, "wb", buffering=1 << 22) as stream:
-            write_many(stream, folders)
-    return made(work / f"many-{folders}.tar", make)
+            write_many(stream, directories)
+    return made(work / f"many-{directories}.tar", make)
 
 
-def write_many(stream, folders):
+def write_many(stream, directories):
     """A tar of directories with 1,000 small members each, as GNU tar would write it, but without creating
     files.
     """
@@ -207,12 +207,12 @@ def write_many(stream, folders):
               for size in range(0, 600, 7)]
     nothing = bodies[0][0]
     stream.write(header(b"train/", b"0000755\0", nothing, b"5"))
-    for number in range(folders):
-        place = many_folder(number).encode()
-        written = bytearray(header(b"%b/" % place, b"0000755\0", nothing, b"5"))
+    for number in range(directories):
+        directory = many_directory(number).encode()
+        written = bytearray(header(b"%b/" % directory, b"0000755\0", nothing, b"5"))
         for image in rng.sample(range(30_000), 1000):
             size, body = bodies[image % len(bodies)]
-            name = b"%b/%b_%d.JPEG" % (place, place.split(b"/")[1], image)
+            name = b"%b/%b_%d.JPEG" % (directory, directory.split(b"/")[1], image)
             written += header(name, b"0000644\0", size, b"0")
             written += body
         stream.write(written)

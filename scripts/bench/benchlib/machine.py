@@ -16,7 +16,7 @@ def facts(systems, work):
         "date": time.strftime("%Y-%m-%d"),
         "processors": f"{os.cpu_count()} ({processor()})",
         "memory": f"{memory / 2**30:.0f} GiB",
-        "work folder": output("stat", "-f", "-c", "%T", work).strip(),
+        "work directory": output("stat", "-f", "-c", "%T", work).strip(),
         "kernel": os.uname().release,
         "its squashfs": kernel_squashfs(),
         "archfs": commit(),

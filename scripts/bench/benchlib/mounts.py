@@ -10,9 +10,9 @@ import time
 from benchlib.programs import call
 
 
-def is_mounted(place):
+def is_mounted(mount_point):
     """Whether it is mounted, including stale mounts, which os.path.ismount does not report."""
-    escaped = str(place.resolve().parent / place.name)
+    escaped = str(mount_point.resolve().parent / mount_point.name)
     for character in ["\\", " ", "\t", "\n"]:
         escaped = escaped.replace(character, f"\\{ord(character):03o}")
     # Names of mount points are bytes, which are not always valid text.
@@ -21,28 +21,28 @@ def is_mounted(place):
 
 
 @contextlib.contextmanager
-def mounted(place, mount, unmount):
-    """Yields `place` between the commands `mount` and `unmount`; `unmount` always runs."""
-    place.mkdir(exist_ok=True)
+def mounted(mount_point, mount, unmount):
+    """Yields `mount_point` between the commands `mount` and `unmount`; `unmount` always runs."""
+    mount_point.mkdir(exist_ok=True)
     try:
         call(*mount, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if not is_mounted(place):
-            sys.exit(f"bench: nothing is mounted at {place} after: {' '.join(map(str, mount))}")
-        yield place
+        if not is_mounted(mount_point):
+            sys.exit(f"bench: nothing is mounted at {mount_point} after: {' '.join(map(str, mount))}")
+        yield mount_point
     finally:
-        if is_mounted(place):
-            take_down(place, [str(word) for word in unmount])
+        if is_mounted(mount_point):
+            take_down(mount_point, [str(word) for word in unmount])
 
 
-def take_down(place, unmount):
+def take_down(mount_point, unmount):
     """Retries, because readers that were just killed may still have files open."""
     deadline = time.monotonic() + 5
     while True:
         output = subprocess.run(unmount, check=False, capture_output=True, text=True)
-        if not is_mounted(place):
+        if not is_mounted(mount_point):
             return
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    print(f"bench: {place} is detached while in use: {output.stderr.strip()}", file=sys.stderr)
-    call(*(["fusermount3", "-u", "-z"] if os.geteuid() else ["umount", "--lazy"]), place)
+    print(f"bench: {mount_point} is detached while in use: {output.stderr.strip()}", file=sys.stderr)
+    call(*(["fusermount3", "-u", "-z"] if os.geteuid() else ["umount", "--lazy"]), mount_point)

@@ -118,8 +118,8 @@ class Packed:
     def begin(self, _dataset):
         return self.system.begin(Only(self.image))
 
-    def shown(self, began, place):
-        return self.system.shown(began, place)
+    def shown(self, began, mount_point):
+        return self.system.shown(began, mount_point)
 
 
 class Only:

@@ -84,22 +84,22 @@ def resident(file):
 
 # Daemons.
 
-def archfs_daemon(program, place):
+def archfs_daemon(program, mount_point):
     rows = call(program, "list", "--json", capture_output=True, text=True).stdout.splitlines()
     for row in map(json.loads, rows):
-        if row["mountpoint"] == str(place.resolve()):
+        if row["mountpoint"] == str(mount_point.resolve()):
             return row["daemon"]
-    return sys.exit(f"bench: archfs list has no {place}")
+    return sys.exit(f"bench: archfs list has no {mount_point}")
 
 
 def daemon(words, archive):
     """The process of one of these programs that has the archive among its arguments."""
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    for directory in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found = (folder / "cmdline").read_bytes().split(b"\0")
+            found = (directory / "cmdline").read_bytes().split(b"\0")
             names = [os.path.basename(one) for one in found[:5]]
             if any(name in words for name in map(os.fsdecode, names)) and bytes(archive) in found:
-                return int(folder.name)
+                return int(directory.name)
     return sys.exit(f"bench: found no process of {', '.join(words)} for {archive}")
 
 

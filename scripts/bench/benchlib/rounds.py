@@ -81,7 +81,7 @@ def one_group(bench, dataset, began, group, wanted, number, systems):
     print(f"{dataset.name}, round {number + 1}: {', '.join(wanted)}", file=sys.stderr, flush=True)
     read = {}
     for system in systems:
-        with system.shown(began[system], bench.place) as root:
+        with system.shown(began[system], bench.mount_point) as root:
             visit = Visit(bench.epoch, dataset, system, root, number)
             for phase, figures in group.measure(visit):
                 if phase not in wanted:

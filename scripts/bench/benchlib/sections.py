@@ -19,9 +19,9 @@ MOUNT_CACHE = 256 << 20
 
 
 class Bench(NamedTuple):
-    """What the sections share. `place` is the mount point."""
+    """What the sections share. `mount_point` is the mount point."""
     work: pathlib.Path
-    place: pathlib.Path
+    mount_point: pathlib.Path
     quick: bool
     rounds: int
     tree: pathlib.Path
@@ -127,14 +127,14 @@ def at_random(visit, reads):
     The pages of a plain directory or a tmpfs are kept, because below them there is only a disk or nothing.
     """
     file = visit.root / "text"
-    places = ("places", file, 4, reads, visit.seed(0))
-    yield COLD, reader.measure(visit.epoch, *places)
-    if visit.system.form != "folder":
+    offsets = ("offsets", file, 4, reads, visit.seed(0))
+    yield COLD, reader.measure(visit.epoch, *offsets)
+    if visit.system.form != "directory":
         reader.forget(file)
         left = reader.resident(file)
         if left:
             raise OSError(f"{left} bytes of {file} ({visit.system.name}) cannot be dropped")
-    yield CACHED, reader.measure(visit.epoch, *places)
+    yield CACHED, reader.measure(visit.epoch, *offsets)
 
 
 def big_file(bench):
@@ -144,7 +144,7 @@ def big_file(bench):
     size = (dataset.source / "text").stat().st_size
     bench.table.note(dataset.name, f"One file of {size / 2**20:.0f} MiB, compressed "
                      f"{size / dataset.archive('squashfs').stat().st_size:.1f}:1 by zstd; at random: "
-                     f"{reads} reads by each of 4 processes, twice at the same places.")
+                     f"{reads} reads by each of 4 processes, twice at the same offsets.")
     groups = [Group((IN_ORDER,), in_order), Group((COLD, CACHED), lambda visit: at_random(visit, reads))]
     taking_part = [system for system in bench.systems if system.form != "tar"]
     with bench.begun(dataset, taking_part) as began:
@@ -154,13 +154,13 @@ def big_file(bench):
 # Mounting.
 
 def mount(bench):
-    folders = datasets.MANY_FOLDERS_QUICK if bench.quick else datasets.MANY_FOLDERS
-    image = datasets.many_image(bench.work, folders)
+    directories = datasets.MANY_DIRECTORIES_QUICK if bench.quick else datasets.MANY_DIRECTORIES
+    image = datasets.many_image(bench.work, directories)
     reader.warm_archive(image)
     name = "mount"
     bench.table.note(name, (
-        f"An image of {1000 * folders} small files in folders of 1,000, {image.stat().st_size / 1e6:.0f} MB; "
-        "from the start of the command that mounts until the names of one folder are listed. archfs has "
+        f"An image of {1000 * directories} small files in directories of 1,000, {image.stat().st_size / 1e6:.0f} MB; "
+        "from the start of the command that mounts until the names of one directory are listed. archfs has "
         f"--cache {MOUNT_CACHE >> 20}M; its memory is the most that its daemon had after a walk with stat of "
         "everything (VmHWM)."))
     taking_part = [limited(bench, system) for system in bench.systems if system.form == "squashfs"]
@@ -185,8 +185,8 @@ def limited(bench, system):
 @contextlib.contextmanager
 def first_listing(bench, name, system, archive, number):
     start = time.perf_counter()
-    with system.mounted(archive, bench.place) as root:
-        names = os.listdir(root / datasets.many_folder(0))
+    with system.mounted(archive, bench.mount_point) as root:
+        names = os.listdir(root / datasets.many_directory(0))
         bench.table.add(name, system.name, LISTED, number, time.perf_counter() - start, 0, len(names))
         if len(names) != 1000:
             raise OSError(f"{system.name} lists {len(names)} names, not 1000")

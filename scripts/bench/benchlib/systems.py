@@ -24,18 +24,18 @@ KERNEL, EROFS = "kernel squashfs", "kernel EROFS"
 LOW_LEVEL = "squashfuse_ll"
 
 
-class Folder(NamedTuple):
+class Directory(NamedTuple):
     """The files themselves, with names, attributes and pages in the kernel's caches."""
     name: str = PLAIN
     version: str = ""
-    form: str = "folder"
+    form: str = "directory"
 
     @contextlib.contextmanager
     def begin(self, dataset):
         reader.warm(*(dataset.source / file for file in dataset.files()))
         yield dataset.source
 
-    def shown(self, began, _place):
+    def shown(self, began, _mount_point):
         return contextlib.nullcontext(began)
 
 
@@ -43,28 +43,28 @@ class Memory(NamedTuple):
     """A copy of them in a separate tmpfs."""
     name: str = TMPFS
     version: str = ""
-    form: str = "folder"
+    form: str = "directory"
 
     @contextlib.contextmanager
     def begin(self, dataset):
-        with tempfile.TemporaryDirectory() as folder:
-            place = pathlib.Path(folder) / "tmpfs"
-            mount = ["mount", "-t", "tmpfs", "-o", "size=75%", "archfs-bench", place]
-            with mounts.mounted(place, mount, ["umount", place]):
-                call("cp", "-a", f"{dataset.source}/.", place)
-                yield place
+        with tempfile.TemporaryDirectory() as directory:
+            mount_point = pathlib.Path(directory) / "tmpfs"
+            mount = ["mount", "-t", "tmpfs", "-o", "size=75%", "archfs-bench", mount_point]
+            with mounts.mounted(mount_point, mount, ["umount", mount_point]):
+                call("cp", "-a", f"{dataset.source}/.", mount_point)
+                yield mount_point
 
-    def shown(self, began, _place):
+    def shown(self, began, _mount_point):
         return contextlib.nullcontext(began)
 
 
 class Mount(NamedTuple):
-    """A command that mounts an archive; {archive} and {place} are replaced."""
+    """A command that mounts an archive; {archive} and {mount_point} are replaced."""
     name: str
     version: str
     form: str
     command: tuple
-    unmount: tuple = ("umount", "{place}")
+    unmount: tuple = ("umount", "{mount_point}")
     index: tuple = ()
     index_path: str = ""
 
@@ -76,13 +76,13 @@ class Mount(NamedTuple):
         reader.warm_archive(archive)
         yield archive
 
-    def shown(self, archive, place):
+    def shown(self, archive, mount_point):
         reader.warm(archive)
-        return self.mounted(archive, place)
+        return self.mounted(archive, mount_point)
 
-    def mounted(self, archive, place):
-        return mounts.mounted(place, self.words(self.command, archive, place),
-                              self.words(self.unmount, archive, place))
+    def mounted(self, archive, mount_point):
+        return mounts.mounted(mount_point, self.words(self.command, archive, mount_point),
+                              self.words(self.unmount, archive, mount_point))
 
     def saved_index(self, archive):
         return pathlib.Path(self.index_path.format(archive=archive))
@@ -93,39 +93,39 @@ class Mount(NamedTuple):
         if not self.saved_index(archive).exists():
             sys.exit(f"bench: {self.name} wrote no {self.saved_index(archive)}")
 
-    def words(self, command, archive, place):
-        return [word.format(archive=archive, place=place, index=self.index_path.format(archive=archive))
+    def words(self, command, archive, mount_point):
+        return [word.format(archive=archive, mount_point=mount_point, index=self.index_path.format(archive=archive))
                 for word in command]
 
 
 def kernel(name, form, kind):
     return Mount(name, f"Linux {os.uname().release}", form,
-                 ("mount", "-t", kind, "-o", "loop,ro", "{archive}", "{place}"))
+                 ("mount", "-t", kind, "-o", "loop,ro", "{archive}", "{mount_point}"))
 
 
 def of_archfs(program, commit, name, form, *options):
     index = {"index": (str(program), "index", "{archive}"),
              "index_path": "{archive}.archfs-index"} if form.startswith("tar") else {}
     return Mount(name, commit, form,
-                 (str(program), "mount", "--keep", "--quiet", *options, "{archive}", "{place}"),
-                 (str(program), "unmount", "{place}"), **index)
+                 (str(program), "mount", "--keep", "--quiet", *options, "{archive}", "{mount_point}"),
+                 (str(program), "unmount", "{mount_point}"), **index)
 
 
 def of_squashfuse(program, name):
     found = version(program, "--help")
-    return Mount(f"{name} {found}", found, "squashfs", (program, "{archive}", "{place}"))
+    return Mount(f"{name} {found}", found, "squashfs", (program, "{archive}", "{mount_point}"))
 
 
 def of_ratarmount(program, form="tar"):
     return Mount("ratarmount", version(program, "--version"), form,
-                 (str(program), "--index-file", "{index}", "{archive}", "{place}"),
+                 (str(program), "--index-file", "{index}", "{archive}", "{mount_point}"),
                  index=(str(program), "-c", "--no-mount", "--index-file", "{index}", "{archive}"),
                  index_path="{archive}.ratarmount-index")
 
 
 def everything(work, archfs, commit, chosen, without):
     """The systems that are wanted and present, the reference first and archfs last."""
-    offered = [Folder(), Memory(), kernel(KERNEL, "squashfs", "squashfs"), kernel(EROFS, "erofs", "erofs")]
+    offered = [Directory(), Memory(), kernel(KERNEL, "squashfs", "squashfs"), kernel(EROFS, "erofs", "erofs")]
     newer = work / "newer-squashfuse"
     for name in ["squashfuse", LOW_LEVEL]:
         programs = [shutil.which(name), str(newer / name) if (newer / "version").exists() else None]
@@ -151,14 +151,14 @@ def is_one_of(name, these):
 
 
 def present(system):
-    with tempfile.TemporaryDirectory() as folder:
-        source = pathlib.Path(folder) / "tree"
+    with tempfile.TemporaryDirectory() as directory:
+        source = pathlib.Path(directory) / "tree"
         source.mkdir()
         (source / "file").write_text("text")
-        probe = datasets.of_folder("probe", source, pathlib.Path(folder))
+        probe = datasets.of_directory("probe", source, pathlib.Path(directory))
         try:
             with contextlib.redirect_stdout(None), system.begin(probe) as began, \
-                    system.shown(began, pathlib.Path(folder) / "place") as root:
+                    system.shown(began, pathlib.Path(directory) / "mount") as root:
                 (root / "file").read_text()
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", None) or ""
@@ -172,13 +172,13 @@ def installed_ratarmount(work):
     found = shutil.which("ratarmount")
     if found:
         return pathlib.Path(found)
-    place = work / "ratarmount"
-    program = place / "bin" / "ratarmount"
+    environment = work / "ratarmount"
+    program = environment / "bin" / "ratarmount"
     try:
         if not program.exists():
             print("installing ratarmount", flush=True)
-            call(sys.executable, "-m", "venv", "--clear", place, capture_output=True)
-            call(place / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "ratarmount",
+            call(sys.executable, "-m", "venv", "--clear", environment, capture_output=True)
+            call(environment / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "ratarmount",
                  capture_output=True)
         call(program, "--version", capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:

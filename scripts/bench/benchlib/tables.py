@@ -47,7 +47,7 @@ def summary(table, facts, results, title, charts=()):
         lines += [*rate_table(table, dataset), ""]
         ratios = ratio_table(table, dataset)
         if ratios:
-            lines += [f"So many times as fast is {subject(table, dataset)}:", "", *ratios, ""]
+            lines += [f"How many times as fast {subject(table, dataset)} is:", "", *ratios, ""]
         lines += [f"![{dataset}]({file})\n" for name, file in charts if name == dataset]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -39,7 +39,7 @@ def compressed(bench, letter):
 
 def of_form(bench, system):
     """The same system for a compressed tar."""
-    return system if system.form == "folder" else system._replace(form="tar.gz")
+    return system if system.form == "directory" else system._replace(form="tar.gz")
 
 
 def first_epoch(visit):
@@ -83,12 +83,12 @@ def index(bench):
     """1.3 million members in an uncompressed tar. ratarmount is slow at it and runs once, and not with
     --quick.
     """
-    folders = datasets.MANY_FOLDERS_QUICK if bench.quick else datasets.MANY_FOLDERS
-    archive = datasets.many_tar(bench.work, folders)
+    directories = datasets.MANY_DIRECTORIES_QUICK if bench.quick else datasets.MANY_DIRECTORIES
+    archive = datasets.many_tar(bench.work, directories)
     reader.warm_archive(archive)
-    name, members = "tar index", 1001 * folders + 1
+    name, members = "tar index", 1001 * directories + 1
     bench.table.note(name, f"{members} members, {archive.stat().st_size / 1e6:.0f} MB; memory is the most "
-                     "that the daemon had until a folder of 1,000 names was listed.")
+                     "that the daemon had until a directory of 1,000 names was listed.")
     for system in bench.named("ratarmount", systems.ARCHFS_TAR):
         once = system.name == "ratarmount"
         if once and bench.quick:

@@ -14,9 +14,9 @@ def rotated(word, by):
     return (word >> by | word << 32 - by) & 0xFFFFFFFF
 
 
-def mix(state, places, one, two):
+def mix(state, positions, one, two):
     """The quarter round G."""
-    a, b, c, d = places
+    a, b, c, d = positions
     for word, first, second in ((one, 16, 12), (two, 8, 7)):
         state[a] = (state[a] + state[b] + word) & 0xFFFFFFFF
         state[d] = rotated(state[d] ^ state[a], first)
@@ -29,8 +29,8 @@ def compressed(chaining, block, flags):
     words = list(struct.unpack("<16I", block.ljust(64, b"\0")))
     state = [*chaining, *IV[:4], 0, 0, len(block), flags]
     for _ in range(7):
-        for nth, places in enumerate(COLUMNS + DIAGONALS):
-            mix(state, places, words[2 * nth], words[2 * nth + 1])
+        for nth, positions in enumerate(COLUMNS + DIAGONALS):
+            mix(state, positions, words[2 * nth], words[2 * nth + 1])
         words = [words[at] for at in ORDER]
     return [state[at] ^ state[at + 8] for at in range(8)]
 

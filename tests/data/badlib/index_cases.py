@@ -16,12 +16,12 @@ BLOCK = 16384
 ONE, TWO = b"one\n" * 10, b"two\n" * 10
 ARCHIVE = member(b"folder/one", ONE) + member(b"two", TWO) + END
 MODIFIED = 1_000_000_000
-STORED, SPARSE, FOLDER, SYMLINK, LINK = 1, 2, 3, 4, 8
+STORED, SPARSE, DIRECTORY, SYMLINK, LINK = 1, 2, 3, 4, 8
 
 
 # The names of the nodes, concatenated.
 NAMES = b"foldertwoone"
-FOLDER_NAME, TWO_NAME, ONE_NAME = (0, 6), (6, 3), (9, 3)
+DIRECTORY_NAME, TWO_NAME, ONE_NAME = (0, 6), (6, 3), (9, 3)
 
 
 def node(name, kind, size, content, mode=0o644, parent=0, nanoseconds=0):
@@ -40,14 +40,14 @@ class Index:
         self.decoded = len(ARCHIVE)
         self.names = NAMES
         self.nodes = [
-            node((0, 0), FOLDER, 2, 1, 0o755),
-            node(FOLDER_NAME, FOLDER, 1, 3, 0o755),
+            node((0, 0), DIRECTORY, 2, 1, 0o755),
+            node(DIRECTORY_NAME, DIRECTORY, 1, 3, 0o755),
             node(TWO_NAME, STORED, len(TWO), 1536),
             node(ONE_NAME, STORED, len(ONE), 512, parent=1),
         ]
         self.segments, self.maps, self.links, self.with_xattrs = [], [], [], []
         self.xattrs = b""
-        self.grafts = []
+        self.nested_images = []
         self.node_bytes = None
         self.checksum = 0
         self.block_checksum = 0
@@ -58,7 +58,7 @@ class Index:
         def table(form, rows):
             return b"".join(struct.pack(form, *row) for row in rows)
 
-        images = (struct.pack("<QQQ", at, len_, len(path)) + path for at, len_, path in self.grafts)
+        images = (struct.pack("<QQQ", at, len_, len(path)) + path for at, len_, path in self.nested_images)
         return [
             b"".join(self.nodes),
             self.names,
@@ -173,32 +173,32 @@ lies(
 )
 lies(
     "index-cycle.tar",
-    "The index has a folder whose child is the root.",
-    set_node(1, FOLDER_NAME, FOLDER, 1, 0, 0o755),
+    "The index has a directory whose child is the root.",
+    set_node(1, DIRECTORY_NAME, DIRECTORY, 1, 0, 0o755),
     "node 1: its children are not where they should be",
 )
 lies(
     "index-children-shared.tar",
-    "The index has two folders with the same child.",
-    set_node(2, TWO_NAME, FOLDER, 1, 3, 0o755),
+    "The index has two directories with the same child.",
+    set_node(2, TWO_NAME, DIRECTORY, 1, 3, 0o755),
     "node 2: its children are not where they should be",
 )
 lies(
     "index-children-past-end.tar",
-    "The index has a folder with more children than there are nodes.",
-    set_node(1, FOLDER_NAME, FOLDER, 1000, 3, 0o755),
+    "The index has a directory with more children than there are nodes.",
+    set_node(1, DIRECTORY_NAME, DIRECTORY, 1000, 3, 0o755),
     f"node 1: {NO_CHILDREN}",
 )
 lies(
     "index-other-folder.tar",
-    "The index has a folder whose child says that it is in another one.",
+    "The index has a directory whose child says that it is in another one.",
     set_node(3, ONE_NAME, STORED, len(ONE), 512, parent=0),
     "node 3: it is in another directory",
 )
 lies(
     "index-orphan.tar",
-    "The index has a node that is in no folder.",
-    set_node(1, FOLDER_NAME, STORED, 0, 0),
+    "The index has a node that is in no directory.",
+    set_node(1, DIRECTORY_NAME, STORED, 0, 0),
     "some nodes are in no directory",
 )
 lies(
@@ -215,13 +215,13 @@ lies(
 )
 lies(
     "index-name-twice.tar",
-    "The index has the same name twice in one folder.",
-    set_node(2, FOLDER_NAME, STORED, len(TWO), 1536),
+    "The index has the same name twice in one directory.",
+    set_node(2, DIRECTORY_NAME, STORED, len(TWO), 1536),
     f"node 0: {NO_LISTING}",
 )
 lies(
     "index-link-to-folder.tar",
-    "The index has a hard link to a folder.",
+    "The index has a hard link to a directory.",
     set_node(2, TWO_NAME, LINK, 0, 1),
     "node 2: it names nothing",
 )
@@ -268,9 +268,9 @@ lies(
     "the index points past the end of its attributes",
 )
 lies(
-    "index-graft-nowhere.tar",
+    "index-nested-image-nowhere.tar",
     "The index has an image past the end of the archive.",
-    set_to(grafts=[(1 << 40, 4096, b"folder")]),
+    set_to(nested_images=[(1 << 40, 4096, b"folder")]),
     "an image lies outside the archive or the tree",
 )
 lies(

@@ -131,12 +131,12 @@ class Image:
         self.regular("good", 0, len(GOOD), 1, 0, 1, [])
         self.regular("inner", 0, len(INNER), 1, len(GOOD), NONE, [])
         self.link("goodlink")
-        self.folder("baddir", BADDIR, [("a", 2, NUMBERS["a"]), ("b", 2, NUMBERS["b"])])
-        self.folder("gooddir", GOODDIR, [("inner", 2, NUMBERS["inner"])])
+        self.directory("baddir", BADDIR, [("a", 2, NUMBERS["a"]), ("b", 2, NUMBERS["b"])])
+        self.directory("gooddir", GOODDIR, [("inner", 2, NUMBERS["inner"])])
         entries = [("bad", 2, 1), ("baddir", 1, BADDIR), ("badlink", 3, NUMBERS["badlink"])]
         entries += [("good", 2, NUMBERS["good"]), ("gooddir", 1, GOODDIR)]
         entries += [("goodlink", 3, NUMBERS["goodlink"])]
-        self.folder("root", ROOT, entries)
+        self.directory("root", ROOT, entries)
 
     def start(self, name, kind, mode, number):
         """The part that all inodes have."""
@@ -178,7 +178,7 @@ class Image:
         part.add("I", 4, f"{name} size")
         part.add("s", b"good")
 
-    def folder(self, name, number, entries):
+    def directory(self, name, number, entries):
         """An extended directory with an index of one entry, and a separate run for each entry."""
         begin = len(self.listings.bytes)
         for entry, kind, inode in entries:
@@ -196,17 +196,17 @@ class Image:
             ]:
                 self.listings.add(form, value, f"{name}/{entry} {field}")
         part = self.start(name, 8, 0o755, number)
-        folders = sum(1 for _, kind, _ in entries if kind == 1)
+        directories = sum(1 for _, kind, _ in entries if kind == 1)
         parent = ROOT + 1 if number == ROOT else ROOT
         for field, form, value in [
-            ("links", "I", folders + 2),
+            ("links", "I", directories + 2),
             ("size", "I", len(self.listings.bytes) - begin + 3),
             ("block", "I", 0),
             ("parent", "I", parent),
             ("index count", "H", 1),
             ("offset", "H", begin),
             ("xattr", "I", NONE),
-            ("index place", "I", 0),
+            ("index offset", "I", 0),
             ("index block", "I", 0),
             ("index name length", "I", len(entries[0][0]) - 1),
             ("index name", "s", entries[0][0].encode()),
@@ -235,14 +235,14 @@ class Image:
         """user.a inline and user.b out of line for bad, user.good for good."""
         pairs = Part()
         second = 0
-        for number, (name, place) in enumerate([(b"a", None), (b"b", 5), (b"good", None)]):
+        for number, (name, reference) in enumerate([(b"a", None), (b"b", 5), (b"good", None)]):
             second = len(pairs.bytes) if number == 2 else 0
-            pairs.add("H", 0x100 if place else 0, f"pair {number} type")
+            pairs.add("H", 0x100 if reference else 0, f"pair {number} type")
             pairs.add("H", len(name), f"pair {number} name length")
             pairs.add("s", name, f"pair {number} name")
-            pairs.add("I", 8 if place else 5, f"pair {number} size")
-            if place:
-                pairs.add("Q", place, f"pair {number} reference")
+            pairs.add("I", 8 if reference else 5, f"pair {number} size")
+            if reference:
+                pairs.add("Q", reference, f"pair {number} reference")
             else:
                 pairs.add("s", b"value", f"pair {number} value")
         start = self.metadata(pairs, "pairs")

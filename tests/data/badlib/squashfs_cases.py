@@ -170,7 +170,7 @@ def block_in_superblock(found):
 @case("image-in-itself.sqfs")
 def image_in_itself(found):
     """A file with the name of an image is the image itself, which --recursive would open as a
-    folder, and in that again."""
+    directory, and in that again."""
     found.options = ["--recursive"]
     image = broken(found, bad=b"bad.sqfs").put("bad start", 0)
     found.lists = ["bad.sqfs", "baddir", "baddir/a", "baddir/b", "badlink", "good", "gooddir"]
@@ -303,7 +303,7 @@ def symlink_past_table(found):
     return image.file()
 
 
-def folder_broken(found):
+def directory_broken(found):
     """The sound image, in which /baddir is going to be broken."""
     image = sound(found)
     del found.healthy["baddir/a"]
@@ -313,15 +313,15 @@ def folder_broken(found):
 @case("name-too-long.sqfs")
 def name_too_long(found):
     """A name in /baddir has 301 bytes."""
-    image = folder_broken(found).put("baddir/a name length", 300)
+    image = directory_broken(found).put("baddir/a name length", 300)
     found.fails("list", "baddir", image.inode("baddir"), "a name of 301 bytes, limit 255")
     return image.file()
 
 
 @case("name-257.sqfs")
 def name_257(found):
-    """A name in /baddir has 257 bytes, and its listing claims to be long enough for that."""
-    image = folder_broken(found).put("baddir/a name length", 256).put("baddir size", 2000)
+    """A name in /baddir has 257 bytes, and the size of its listing allows for them."""
+    image = directory_broken(found).put("baddir/a name length", 256).put("baddir size", 2000)
     found.fails("list", "baddir", image.inode("baddir"), "a name of 257 bytes, limit 255")
     return image.file()
 
@@ -329,7 +329,7 @@ def name_257(found):
 @case("name-length-wraps.sqfs")
 def name_length_wraps(found):
     """The length of a name in /baddir is 65535, which stands for one more: 0 in 16 bits."""
-    image = folder_broken(found).put("baddir/a name length", 65535).put("baddir size", 70000)
+    image = directory_broken(found).put("baddir/a name length", 65535).put("baddir size", 70000)
     found.fails("list", "baddir", image.inode("baddir"), "a name of 65536 bytes, limit 255")
     return image.file()
 
@@ -337,7 +337,7 @@ def name_length_wraps(found):
 @case("name-slash.sqfs")
 def name_slash(found):
     """A name in /baddir is a slash."""
-    image = folder_broken(found).put("baddir/a name", b"/")
+    image = directory_broken(found).put("baddir/a name", b"/")
     found.fails("list", "baddir", image.inode("baddir"), "entry named /")
     return image.file()
 
@@ -345,15 +345,15 @@ def name_slash(found):
 @case("name-nul.sqfs")
 def name_nul(found):
     """A name in /baddir is a NUL."""
-    image = folder_broken(found).put("baddir/a name", b"\0")
+    image = directory_broken(found).put("baddir/a name", b"\0")
     found.fails("list", "baddir", image.inode("baddir"), "entry named \\x00")
     return image.file()
 
 
 @case("name-dot.sqfs")
 def name_dot(found):
-    """A name in /baddir is a dot, the folder itself."""
-    image = folder_broken(found).put("baddir/a name", b".")
+    """A name in /baddir is a dot, the directory itself."""
+    image = directory_broken(found).put("baddir/a name", b".")
     found.fails("list", "baddir", image.inode("baddir"), "entry named .")
     return image.file()
 
@@ -361,7 +361,7 @@ def name_dot(found):
 @case("name-twice.sqfs")
 def name_twice(found):
     """Both names in /baddir are b."""
-    image = folder_broken(found).put("baddir/a name", b"b")
+    image = directory_broken(found).put("baddir/a name", b"b")
     found.fails("list", "baddir", image.inode("baddir"), "b comes after b, names must ascend")
     return image.file()
 
@@ -369,7 +369,7 @@ def name_twice(found):
 @case("names-descend.sqfs")
 def names_descend(found):
     """The names in /baddir descend: c, then b."""
-    image = folder_broken(found).put("baddir/a name", b"c")
+    image = directory_broken(found).put("baddir/a name", b"c")
     found.fails("list", "baddir", image.inode("baddir"), "b comes after c, names must ascend")
     return image.file()
 
@@ -377,14 +377,14 @@ def names_descend(found):
 @case("entry-type.sqfs")
 def entry_type(found):
     """An entry of /baddir is of type 9."""
-    image = folder_broken(found).put("baddir/a kind", 9)
+    image = directory_broken(found).put("baddir/a kind", 9)
     found.fails("list", "baddir", image.inode("baddir"), "entry of type 9, valid are 1 to 7")
     return image.file()
 
 
 @case("entry-type-differs.sqfs")
 def entry_type_differs(found):
-    """The entry of /bad says that it is a folder; its inode is that of a file."""
+    """The entry of /bad says that it is a directory; its inode is that of a file."""
     image = broken(found).put("root/bad kind", 1)
     found.fails("stat", "bad", image.inode("bad"), "is Regular, its entry says Directory")
     return image.file()
@@ -393,7 +393,7 @@ def entry_type_differs(found):
 @case("run-too-long.sqfs")
 def run_too_long(found):
     """A header in the listing of /baddir announces 257 entries."""
-    image = folder_broken(found).put("baddir/a count", 256)
+    image = directory_broken(found).put("baddir/a count", 256)
     found.fails("list", "baddir", image.inode("baddir"), "header with 257 entries, limit 256")
     return image.file()
 
@@ -401,7 +401,7 @@ def run_too_long(found):
 @case("listing-nowhere.sqfs")
 def listing_nowhere(found):
     """The listing of /baddir lies past the end of the image."""
-    image = folder_broken(found).put("baddir block", 1 << 30).put("baddir index count", 0)
+    image = directory_broken(found).put("baddir block", 1 << 30).put("baddir index count", 0)
     where = image.value("directory table") + (1 << 30)
     found.fails("list", "baddir", image.inode("baddir"), f"metadata block at {where:#x}")
     return image.file()
@@ -409,22 +409,22 @@ def listing_nowhere(found):
 
 @case("listing-too-long.sqfs")
 def listing_too_long(found):
-    """The listing of /baddir claims 4 GiB, and goes on into the listings of other folders."""
-    image = folder_broken(found).put("baddir size", 0xFFFFFFFF)
+    """The listing of /baddir claims 4 GiB, so it overlaps the listings of other directories."""
+    image = directory_broken(found).put("baddir size", 0xFFFFFFFF)
     found.fails("list", "baddir", image.inode("baddir"), "names must ascend")
     return image.file()
 
 
 @case("index-too-long.sqfs")
 def index_too_long(found):
-    """The index of /baddir claims 65535 entries, and goes on into other inodes."""
-    image = folder_broken(found).put("baddir index count", 65535)
+    """The index of /baddir claims 65535 entries, so it overlaps other inodes."""
+    image = directory_broken(found).put("baddir index count", 65535)
     found.fails("stat", "baddir/b", image.inode("baddir"), "directory index: name of")
     return image.file()
 
 
 @case("folder-in-itself.sqfs")
-def folder_in_itself(found):
+def directory_in_itself(found):
     """The entry a of /baddir is /baddir itself."""
     image = sound(found)
     del found.healthy["baddir/a"]
@@ -435,7 +435,7 @@ def folder_in_itself(found):
 
 
 @case("root-in-folder.sqfs")
-def root_in_folder(found):
+def root_in_directory(found):
     """The entry a of /baddir is the root."""
     image = sound(found)
     del found.healthy["baddir/a"]
@@ -445,8 +445,8 @@ def root_in_folder(found):
     return image.file()
 
 
-def cycle(image, entry, folder, number):
-    """Makes `entry` lead to `folder`."""
-    image.put(f"{entry} block", image.references[folder] >> 16)
-    image.put(f"{entry} offset", image.references[folder] & 0xFFFF)
+def cycle(image, entry, directory, number):
+    """Makes `entry` lead to `directory`."""
+    image.put(f"{entry} block", image.references[directory] >> 16)
+    image.put(f"{entry} offset", image.references[directory] & 0xFFFF)
     image.put(f"{entry} base", number).put(f"{entry} kind", 1)

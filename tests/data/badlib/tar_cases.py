@@ -320,7 +320,7 @@ def name_long(found):
 
 @case("name-deep.tar")
 def name_deep(found):
-    """A member lies below 1100 folders."""
+    """A member lies below 1100 directories."""
     bad = pax(record(b"path", b"d/" * 1100 + b"f")) + member(b"bad", b"data\n")
     return between(found, bad, says=["left out 1: paths that are not valid on Linux", '"d/d/d/'])
 
@@ -362,6 +362,6 @@ def nested(depth):
 def nested_too_deep(found):
     """Ten tars lie one in the other, and archfs opens eight of them; the ninth is a file."""
     found.options = ["--recursive"]
-    folders = [os.path.join(*["n"] * depth) for depth in range(1, 9)]
-    found.lists = [*folders, folders[-1] + "/n.tar"]
+    directories = [os.path.join(*["n"] * depth) for depth in range(1, 9)]
+    found.lists = [*directories, directories[-1] + "/n.tar"]
     return nested(10)

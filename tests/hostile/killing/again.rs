@@ -28,7 +28,7 @@ impl Round<'_> {
             }
             Then::Collect => {
                 self.archfs(&["gc"], 0)?;
-                if let Some(left) = self.leftover() {
+                if let Some(left) = self.remains() {
                     return Err(format!("after gc there is {left}"));
                 }
             }
@@ -60,7 +60,7 @@ impl Round<'_> {
         self.finish("reading at once", self.command(&words), 0)?;
         if is_kept {
             // `unmount` refuses as long as there are other holders.
-            self.wait_until("those who were killed have ended", || {
+            self.wait_until("all killed processes have ended", || {
                 self.processes().iter().all(|process| process.role == Role::Daemon)
             })?;
         }

@@ -49,7 +49,7 @@ struct Stage {
 
 #[test]
 fn kills_leave_nothing_and_the_mount_point_works_again() {
-    if !support::can_mount() {
+    if support::skip_without_mounts() {
         return;
     }
     let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect(name));
@@ -58,8 +58,8 @@ fn kills_leave_nothing_and_the_mount_point_works_again() {
     let seed = number("ARCHFS_SEED").unwrap_or(clock.as_micros() as u64 % 1_000_000_000);
     say(&format!("killing: {rounds} rounds, ARCHFS_SEED={seed}\n"));
     let _restore = open_device();
-    let folder = support::work_folder();
-    let stage = stage(folder.path());
+    let directory = support::work_directory();
+    let stage = stage(directory.path());
 
     let since = Instant::now();
     let (next, table, failures) = (AtomicU64::new(0), Mutex::default(), Mutex::new(Vec::new()));
@@ -87,7 +87,7 @@ fn kills_leave_nothing_and_the_mount_point_works_again() {
     let table: Table = table.into_inner().unwrap();
     say(&format!("{table}{rounds} rounds took {:.0?}\n", since.elapsed()));
     let mut failures = failures.into_inner().unwrap();
-    failures.extend(leftovers(&stage));
+    failures.extend(remains(&stage));
     assert!(
         failures.is_empty(),
         "ARCHFS_SEED={seed}: {} failures\n{}",
@@ -125,11 +125,13 @@ fn stage(work: &Path) -> Stage {
             fs::create_dir_all(&parent).unwrap();
             chown(&parent, Some(user), Some(user)).unwrap();
             let mount_point = parent.join("mount");
-            let [program, place_word] = [&archfs, &mount_point].map(|path| path.to_str().unwrap());
-            let mount = [program, "mount", "--keep", "-q", image.to_str().unwrap(), place_word];
+            let [program, mount_point_text] =
+                [&archfs, &mount_point].map(|path| path.to_str().unwrap());
+            let mount =
+                [program, "mount", "--keep", "-q", image.to_str().unwrap(), mount_point_text];
             support::run(&mut as_user(user, &mount));
             let start = files::name_prefix(user, &mount_point);
-            support::run(&mut as_user(user, &[program, "unmount", place_word]));
+            support::run(&mut as_user(user, &[program, "unmount", mount_point_text]));
             mount_points.insert(mount_point, (user, start));
         }
     }
@@ -158,8 +160,8 @@ fn open_device() -> impl Drop {
     restore
 }
 
-/// Leftovers of the test after `archfs gc` as each user.
-fn leftovers(stage: &Stage) -> Vec<String> {
+/// Remains of the test after `archfs gc` as each user.
+fn remains(stage: &Stage) -> Vec<String> {
     let mut left = Vec::new();
     for user in [ROOT].into_iter().chain(stage.users) {
         let output = as_user(user, &[stage.archfs.to_str().unwrap(), "gc"]).output().unwrap();
@@ -168,8 +170,8 @@ fn leftovers(stage: &Stage) -> Vec<String> {
             left.push(format!("gc as user {user}: {}: {stderr}", output.status));
         }
         // Other tests mount as root too.
-        if user != ROOT && files::folder(user).exists() {
-            left.push(format!("{}: left", files::folder(user).display()));
+        if user != ROOT && files::directory(user).exists() {
+            left.push(format!("{}: left", files::directory(user).display()));
             left.extend(
                 files::entries(user).iter().map(|file| format!("{}: left", file.display())),
             );

@@ -127,12 +127,14 @@ impl Process {
     }
 }
 
-/// Mounts at or below `folder`, as lines of mountinfo.
-pub(crate) fn mounts_below(folder: &Path) -> Vec<String> {
+/// Mounts at or below `directory`, as lines of mountinfo.
+pub(crate) fn mounts_below(directory: &Path) -> Vec<String> {
     let text = fs::read("/proc/self/mountinfo").unwrap();
     let text = String::from_utf8_lossy(&text);
     let is_below = |line: &&str| {
-        line.split(' ').nth(4).is_some_and(|mount_point| Path::new(mount_point).starts_with(folder))
+        line.split(' ')
+            .nth(4)
+            .is_some_and(|mount_point| Path::new(mount_point).starts_with(directory))
     };
     text.lines().filter(is_below).map(str::to_owned).collect()
 }

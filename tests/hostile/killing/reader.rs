@@ -25,15 +25,15 @@ const FILES: u64 = 12;
 const PIECE: u64 = 96 << 10;
 
 /// Makes the source files. Some compress, so that decoding takes time.
-pub(crate) fn make_source(folder: &Path) {
-    fs::create_dir(folder).unwrap();
+pub(crate) fn make_source(directory: &Path) {
+    fs::create_dir(directory).unwrap();
     for number in 0..FILES {
         let len = 600_000 + 123_457 * number as usize;
         let mut bytes = noise(number + 1, len);
         if number % 3 != 0 {
             bytes.iter_mut().for_each(|byte| *byte = b'a' + (*byte & 7));
         }
-        fs::write(folder.join(format!("file-{number}")), bytes).unwrap();
+        fs::write(directory.join(format!("file-{number}")), bytes).unwrap();
     }
 }
 
@@ -51,7 +51,7 @@ struct Reader {
 }
 
 pub(crate) fn main() {
-    let Some(mount_point) = std::env::var_os("READ_PLACE") else {
+    let Some(mount_point) = std::env::var_os("READ_MOUNT_POINT") else {
         return;
     };
     let path = |name: &str| PathBuf::from(std::env::var_os(name).expect(name));
@@ -181,13 +181,13 @@ impl Reader {
         Ok(())
     }
 
-    fn list(&mut self, folder: &Path) -> io::Result<()> {
+    fn list(&mut self, directory: &Path) -> io::Result<()> {
         let mut names = BTreeSet::new();
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(directory)? {
             names.insert(entry?.file_name().to_string_lossy().into_owned());
         }
         if names.is_empty() {
-            return Err(io::Error::other("an empty folder, so nothing is mounted"));
+            return Err(io::Error::other("an empty directory, so nothing is mounted"));
         }
         let expected: BTreeSet<_> = (0..FILES).map(|number| format!("file-{number}")).collect();
         if names != expected {

@@ -37,9 +37,9 @@ wait
 ";
 
 const SCRIPT: &str = "\
-\"$ARCHFS\" mount -q \"$IMAGE\" \"$READ_PLACE\" || exit 9
+\"$ARCHFS\" mount -q \"$IMAGE\" \"$READ_MOUNT_POINT\" || exit 9
 . \"$COMMAND\"
-[ \"$UNMOUNTS\" = 0 ] || \"$ARCHFS\" unmount \"$READ_PLACE\"
+[ \"$UNMOUNTS\" = 0 ] || \"$ARCHFS\" unmount \"$READ_MOUNT_POINT\"
 ";
 
 /// Exit status of a script whose mount failed.
@@ -47,9 +47,9 @@ const NOT_MOUNTED: i32 = 9;
 
 /// Hides fusermount from its command.
 const WITHOUT_HELPER: &str = "\
-for folder in /usr/bin /bin /usr/local/bin /usr/sbin; do
+for directory in /usr/bin /bin /usr/local/bin /usr/sbin; do
     for name in fusermount3 fusermount; do
-        [ ! -e $folder/$name ] || mount --bind /dev/null $folder/$name || exit 1
+        [ ! -e $directory/$name ] || mount --bind /dev/null $directory/$name || exit 1
     done
 done
 exec \"$@\"
@@ -73,20 +73,20 @@ pub(crate) struct Seen {
 
 /// Runs `plan` at a mount point of `worker`.
 pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, String> {
-    let folder = stage.work.join(format!("{worker}/round-{}", plan.number));
+    let directory = stage.work.join(format!("{worker}/round-{}", plan.number));
     let mount_point = stage.work.join(format!("{worker}/{}/mount", plan.user));
     for part in ["a", "b", "then"] {
-        let results = folder.join(part);
+        let results = directory.join(part);
         fs::create_dir_all(&results).unwrap();
         fs::set_permissions(&results, Permissions::from_mode(0o777)).unwrap();
     }
-    fs::write(folder.join("command.sh"), COMMAND).unwrap();
-    fs::write(folder.join("script.sh"), SCRIPT).unwrap();
-    let round = Round { stage, plan, folder, mount_point };
+    fs::write(directory.join("command.sh"), COMMAND).unwrap();
+    fs::write(directory.join("script.sh"), SCRIPT).unwrap();
+    let round = Round { stage, plan, directory, mount_point };
     let mut seen = Seen::default();
     let mut holders = Vec::new();
     let outcome = round.play(&mut holders, &mut seen).map_err(|why| {
-        let said = fs::read_to_string(round.folder.join("said")).unwrap_or_default();
+        let said = fs::read_to_string(round.directory.join("said")).unwrap_or_default();
         let left: Vec<_> =
             round.processes().iter().map(super::process::Process::describe).collect();
         let mounts = mounts_below(&round.mount_point);
@@ -98,14 +98,14 @@ pub(crate) fn play(stage: &Stage, worker: usize, plan: &Plan) -> Result<Seen, St
     for mut holder in holders {
         let _ = holder.wait();
     }
-    let _ = fs::remove_dir_all(&round.folder);
+    let _ = fs::remove_dir_all(&round.directory);
     outcome.map(|()| seen)
 }
 
 pub(super) struct Round<'a> {
     pub(super) stage: &'a Stage,
     pub(super) plan: &'a Plan,
-    folder: PathBuf,
+    directory: PathBuf,
     pub(super) mount_point: PathBuf,
 }
 
@@ -170,7 +170,7 @@ impl Round<'_> {
         self.look_at_results(seen, &ended, &hits)?;
         self.check_mount_point(seen, &ended, &hits)?;
         self.use_it_again()?;
-        let left = self.leftover().or_else(|| self.leftover_file());
+        let left = self.remains().or_else(|| self.remaining_file());
         match left {
             Some(left) => Err(format!("at the end of the round there is {left}")),
             None => Ok(()),
@@ -182,8 +182,8 @@ impl Round<'_> {
         let plan = self.plan;
         let ways = reader::WAYS.iter().cycle().skip(plan.seed as usize % 3);
         let ways: Vec<&str> = ways.copied().take(plan.readers as usize).collect();
-        let script = self.folder.join("script.sh");
-        let command = self.folder.join("command.sh");
+        let script = self.directory.join("script.sh");
+        let command = self.directory.join("command.sh");
         let mut child = if by_run {
             self.archfs_run(&["bash", command.to_str().unwrap()])
         } else {
@@ -220,7 +220,7 @@ impl Round<'_> {
     }
 
     pub(super) fn prepare(&self, command: &mut Command, part: &str) {
-        let said = File::options().create(true).append(true).open(self.folder.join("said"));
+        let said = File::options().create(true).append(true).open(self.directory.join("said"));
         command.current_dir(&self.stage.work);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.unwrap());
         for name in ["SLURM_TASK_PID", "SLURM_JOB_ID", "SLURM_STEP_ID"] {
@@ -228,8 +228,10 @@ impl Round<'_> {
         }
         command.env(MARK, self.stage.processes.mark(self.plan.number, part));
         command.env("ARCHFS", &self.stage.archfs).env("IMAGE", &self.stage.image);
-        command.env("READER", &self.stage.reader).env("READ_PLACE", &self.mount_point);
-        command.env("READ_SOURCE", &self.stage.source).env("READ_RESULTS", self.folder.join(part));
+        command.env("READER", &self.stage.reader).env("READ_MOUNT_POINT", &self.mount_point);
+        command
+            .env("READ_SOURCE", &self.stage.source)
+            .env("READ_RESULTS", self.directory.join(part));
         command.env("READ_PART", part).env("READ_SEED", self.plan.seed.to_string());
     }
 
@@ -243,7 +245,7 @@ impl Round<'_> {
     }
 
     fn results(&self, part: &str, kind: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.folder.join(part)).unwrap().flatten();
+        let entries = fs::read_dir(self.directory.join(part)).unwrap().flatten();
         let of_kind = entries
             .filter(|entry| entry.file_name().to_string_lossy().split('.').next() == Some(kind));
         of_kind.map(|entry| fs::read_to_string(entry.path()).unwrap_or_default()).collect()
@@ -272,7 +274,7 @@ impl Round<'_> {
     }
 
     fn stop(&self, part: &str) {
-        File::create(self.folder.join(part).join("stop")).unwrap();
+        File::create(self.directory.join(part).join("stop")).unwrap();
     }
 
     /// Waits for the chosen moment. `archfs mount` and a daemon that is mounting live so briefly
@@ -325,7 +327,7 @@ impl Round<'_> {
             let begun = self.results("b", "begun").len() as u64;
             begun == self.plan.readers || holder.try_wait().unwrap().is_some()
         })?;
-        self.wait_until("those who were killed have ended", || {
+        self.wait_until("all killed processes have ended", || {
             let processes = self.processes();
             !processes.iter().any(|other| other.part == "a" && other.role != Role::Daemon)
         })?;
@@ -410,7 +412,7 @@ impl Round<'_> {
             }
         }
         seen.was_read = self.has("a", "begun");
-        let said = fs::read_to_string(self.folder.join("said")).unwrap_or_default();
+        let said = fs::read_to_string(self.directory.join("said")).unwrap_or_default();
         if seen.was_read
             && plan.variant == Variant::RunInNamespace
             && !said.contains("mounting in a namespace that only the command sees")
@@ -431,7 +433,7 @@ impl Round<'_> {
             return Err(format!("COMMAND was killed, and run ended with {status}"));
         }
         if hits.count == 0 && !status.success() {
-            return Err(format!("nobody was killed, and it ended with {status}"));
+            return Err(format!("no process was killed, and it ended with {status}"));
         }
         Ok(())
     }
@@ -450,7 +452,7 @@ impl Round<'_> {
             && ended[0].signal().is_none()
             && (plan.by_run[0] || ended[0].code() == Some(NOT_MOUNTED));
         let may_be_left = hits.hard && !was_seen && !plan.is_used_at_once();
-        if let Some(left) = self.leftover().filter(|_| !may_be_left) {
+        if let Some(left) = self.remains().filter(|_| !may_be_left) {
             return Err(format!("when all had ended there was {left}"));
         }
         match seen.mounted_for {
@@ -463,7 +465,7 @@ impl Round<'_> {
 
     /// A mount or directory at the mount point, if any. Its contents are not accessed, because that
     /// might hang.
-    pub(super) fn leftover(&self) -> Option<String> {
+    pub(super) fn remains(&self) -> Option<String> {
         if let Some(line) = mounts_below(&self.mount_point).first() {
             return Some(line.clone());
         }
@@ -473,7 +475,7 @@ impl Round<'_> {
     /// A file that archfs keeps for the mount point, if any. After an unmount or a completed `run`
     /// there may be none. Exceptions are left to `gc`: anything killed in a private namespace, and
     /// the record of a directory if SIGKILL came between the two removals.
-    fn leftover_file(&self) -> Option<String> {
+    fn remaining_file(&self) -> Option<String> {
         if self.plan.is_private() {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use super::random::Random;
 
-/// Damages `bytes` in one to three places. Spliced bytes come from `other` or from `bytes`.
+/// Damages `bytes` at one to three offsets. Spliced bytes come from `other` or from `bytes`.
 pub(crate) fn damage(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     for _ in 0..=random.below(3) {
         if bytes.is_empty() {

@@ -43,7 +43,7 @@ pub(crate) enum Naming<'n> {
 pub(crate) struct Facts {
     pub(crate) known: BTreeMap<String, String>,
     pub(crate) refused: BTreeMap<String, String>,
-    /// Archive-level messages: damage, and what is left out of the tree.
+    /// Archive-level messages: damage, and entries left out of the tree.
     pub(crate) findings: Vec<Finding>,
 }
 
@@ -207,9 +207,9 @@ impl Walk<'_> {
     }
 
     /// Looks up a listed name: the result is the listed inode or an error.
-    fn look_up(&mut self, folder: Ino, name: &[u8], child: Ino) {
+    fn look_up(&mut self, directory: Ino, name: &[u8], child: Ino) {
         let parsed = Name::parse(name).expect("a name that was listed is a name");
-        match self.tree.lookup(folder, parsed) {
+        match self.tree.lookup(directory, parsed) {
             Ok(Some(attr)) => assert_eq!(attr.ino, child, "name {}", hex(name)),
             // The damaged index of a large directory may skip the name.
             Ok(None) => self.facts.refuse(format!("lookup {}", hex(name)), "not found"),

@@ -90,13 +90,13 @@ impl Image {
             pairs = reader.chain(start, first);
             xattr_ids = ids;
         }
-        let (inode_fields, folders) = inode_fields(&inodes, number(field(12, 4)));
-        let directory_fields = folders.iter().flat_map(|folder| folder.fields(&directories));
+        let (inode_fields, directory_inodes) = inode_fields(&inodes, number(field(12, 4)));
+        let directory_fields = directory_inodes.iter().flat_map(|inode| inode.fields(&directories));
         let directory_fields = directory_fields.collect();
         let every = |bytes: Vec<u8>, record: usize, columns: &[(usize, usize)]| {
             let rows = (0..bytes.len() / record).map(|row| row * record);
-            let place = |row| columns.iter().map(move |(at, width)| field(row + at, *width));
-            let fields = rows.flat_map(place).collect();
+            let fields_of = |row| columns.iter().map(move |(at, width)| field(row + at, *width));
+            let fields = rows.flat_map(fields_of).collect();
             Table { bytes, fields }
         };
         Self {
@@ -120,12 +120,12 @@ impl Image {
         let at = bytes.len() as u64;
         DIRECTORIES.write(&mut bytes, at);
         append_chain(&mut bytes, &self.directories.bytes);
-        for (place, table) in
+        for (root_field, table) in
             [(FRAGMENTS, &self.fragments), (EXPORTS, &self.exports), (IDS, &self.ids)]
         {
-            if place.read(&bytes) != NONE {
+            if root_field.read(&bytes) != NONE {
                 let list = append_listed(&mut bytes, &table.bytes);
-                place.write(&mut bytes, list);
+                root_field.write(&mut bytes, list);
             }
         }
         if XATTRS.read(&bytes) != NONE {

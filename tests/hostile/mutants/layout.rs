@@ -9,13 +9,13 @@ use super::field::{Field, field};
 pub(crate) const BLOCK: usize = 8192;
 
 /// A listing in the directory table.
-pub(crate) struct Folder {
+pub(crate) struct Directory {
     block: usize,
     offset: usize,
     len: usize,
 }
 
-impl Folder {
+impl Directory {
     pub(crate) fn fields(&self, table: &[u8]) -> Vec<Field> {
         let mut fields = Vec::new();
         // There is either one block, or all are uncompressed and preceded by two bytes each.
@@ -37,8 +37,8 @@ impl Folder {
 }
 
 /// The fields of all inodes, and the directories among them.
-pub(crate) fn inode_fields(table: &[u8], block_size: usize) -> (Vec<Field>, Vec<Folder>) {
-    let (mut fields, mut folders) = (Vec::new(), Vec::new());
+pub(crate) fn inode_fields(table: &[u8], block_size: usize) -> (Vec<Field>, Vec<Directory>) {
+    let (mut fields, mut directories) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < table.len() {
         let mut put = |columns: &[(usize, usize)]| {
@@ -54,7 +54,7 @@ pub(crate) fn inode_fields(table: &[u8], block_size: usize) -> (Vec<Field>, Vec<
             1 => {
                 put(&[(16, 4), (20, 4), (24, 2), (26, 2), (28, 4)]);
                 let len = number(24, 2) - 3;
-                folders.push(Folder { block: number(16, 4), offset: number(26, 2), len });
+                directories.push(Directory { block: number(16, 4), offset: number(26, 2), len });
                 32
             }
             2 => {
@@ -78,7 +78,7 @@ pub(crate) fn inode_fields(table: &[u8], block_size: usize) -> (Vec<Field>, Vec<
             8 => {
                 put(&[(16, 4), (20, 4), (24, 4), (28, 4), (32, 2), (34, 2), (36, 4)]);
                 let len = number(20, 4) - 3;
-                folders.push(Folder { block: number(24, 4), offset: number(34, 2), len });
+                directories.push(Directory { block: number(24, 4), offset: number(34, 2), len });
                 let mut end = 40;
                 for _ in 0..number(32, 2) {
                     put(&[(end, 4), (end + 4, 4), (end + 8, 4), (end + 12, 1)]);
@@ -109,7 +109,7 @@ pub(crate) fn inode_fields(table: &[u8], block_size: usize) -> (Vec<Field>, Vec<
         };
         at += len;
     }
-    (fields, folders)
+    (fields, directories)
 }
 
 /// The fields of the names and values of extended attributes.

@@ -256,7 +256,7 @@ static void attributes(struct image *image, u64 ref, sqfs_inode_generic_t *inode
 static void inode(struct image *image, u64 ref)
 {
 	sqfs_inode_generic_t *inode = NULL;
-	/* libsquashfs wants the place in the file here. */
+	/* libsquashfs wants the offset in the file here. */
 	sqfs_u64 start = ref >> 16;
 	int error = sqfs_meta_reader_read_inode(image->metadata, &image->super, start, ref & 0xffff, &inode);
 	if (error) {

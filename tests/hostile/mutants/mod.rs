@@ -1,8 +1,9 @@
 //! Mutants: for an archive damaged on purpose, archfs returns correct bytes or an error.
 //!
-//! A mutant is made of a sound archive (`seeds`) by its number (`herd`). It is either damaged as by
-//! a disk or a copy (`damage`), or one field of a table or header is edited and the rest kept valid
-//! (`image`, `header`). A `worker` opens and reads it under a limit of address space. Its `facts`
+//! A mutant is made of a sound archive (`seeds`) by its number (`population`). It is either
+//! damaged as by a disk or a copy (`damage`), or one field of a table or header is edited and the
+//! rest kept valid (`image`, `header`). A `worker` opens and reads it under a limit of address
+//! space. Its `facts`
 //! must match another reader (`oracle`: libsquashfs, Python's tarfile) or be errors; `rules` lists
 //! the allowed differences. If tarfile finds a member that archfs does not show, archfs must report
 //! it.
@@ -14,12 +15,12 @@ mod damage;
 mod facts;
 mod field;
 mod header;
-mod herd;
 mod image;
 mod layout;
 mod numbers;
 mod oracle;
 mod outside;
+mod population;
 mod random;
 mod rules;
 mod seeds;
@@ -51,17 +52,17 @@ fn squashfs_mutants_give_correct_bytes_or_errors() {
     if !can_compare("/usr/include/sqfs/super.h") {
         return;
     }
-    let folder = folder();
-    std::fs::create_dir(folder.path().join("seeds")).unwrap();
-    seeds::make_images(&folder.path().join("seeds"), &folder.path().join("work"));
-    let program = folder.path().join("libsquashfs");
+    let directory = directory();
+    std::fs::create_dir(directory.path().join("seeds")).unwrap();
+    seeds::make_images(&directory.path().join("seeds"), &directory.path().join("work"));
+    let program = directory.path().join("libsquashfs");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostile/mutants/libsquashfs.c");
     support::run(Command::new("cc").args(["-O2", "-o"]).arg(&program).args([
         source,
         "-lsquashfs",
         "-l:liblzo2.so.2",
     ]));
-    supervisor::run(Format::Squashfs, folder.path(), program.to_str().unwrap());
+    supervisor::run(Format::Squashfs, directory.path(), program.to_str().unwrap());
 }
 
 #[test]
@@ -69,15 +70,15 @@ fn tar_mutants_give_correct_bytes_or_errors() {
     if !can_compare("/usr/bin/lz4") {
         return;
     }
-    let folder = folder();
+    let directory = directory();
     let within = |name: &str| {
-        let parent = folder.path().join(name);
+        let parent = directory.path().join(name);
         std::fs::create_dir(&parent).unwrap();
         parent
     };
-    seeds::make_tars(&within("seeds"), &within("inner"), &folder.path().join("work"));
+    seeds::make_tars(&within("seeds"), &within("inner"), &directory.path().join("work"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostile/mutants/tarfile_facts.py");
-    supervisor::run(Format::Tar, folder.path(), &format!("python3 {script}"));
+    supervisor::run(Format::Tar, directory.path(), &format!("python3 {script}"));
 }
 
 /// Whether the test can run: making the trees needs root, and `needed` must be installed. CI has
@@ -92,7 +93,7 @@ fn can_compare(needed: &str) -> bool {
 }
 
 /// A work directory in memory if possible, because mutants are written one after the other.
-fn folder() -> tempfile::TempDir {
+fn directory() -> tempfile::TempDir {
     let builder = |parent: &Path| {
         tempfile::Builder::new().prefix("archfs-mutants-").tempdir_in(parent).unwrap()
     };

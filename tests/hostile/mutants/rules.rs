@@ -87,12 +87,12 @@ impl Case<'_> {
         let (object, what) = self.key.split_once('.')?;
         let ours = |what: &str| self.ours.known.get(&format!("{object}.{what}"));
         let theirs = |what: &str| self.theirs.known.get(&format!("{object}.{what}"));
-        let is_folder = ours("kind").is_some_and(|kind| kind == "1");
-        if is_folder && !what.starts_with('n') {
+        let is_directory = ours("kind").is_some_and(|kind| kind == "1");
+        if is_directory && !what.starts_with('n') {
             // GNU tar makes it with the default mode, the current user and the current time.
             let is_usual = what != "mode" || self.value == "755";
             if theirs("implied").is_some() && is_usual {
-                return Some("a folder that no header names: its attributes are made up");
+                return Some("a directory that no header names: its attributes are made up");
             }
             // Linux shows nothing below anything but a directory.
             let prefix = format!("{object}.n");
@@ -100,7 +100,7 @@ impl Case<'_> {
                 |(key, _): (&String, &String)| key.starts_with(&prefix) && !key.ends_with(".nlink");
             let has_children = self.ours.known.range(prefix.clone()..).next().is_some_and(is_child);
             if has_children && theirs("kind").is_some_and(|kind| kind != "1") {
-                return Some("what has members beneath it is a folder, whatever a header says");
+                return Some("what has members beneath it is a directory, whatever a header says");
             }
         }
         let number = |text: &str| text.parse::<i64>().ok();
@@ -115,7 +115,7 @@ impl Case<'_> {
         // GNU tar applies it to all links that follow.
         let for_all = "global records other than owners and times";
         if what == "target" && self.ours.has_finding(for_all) {
-            return Some("a target for all members alike, which archfs leaves out and tells of");
+            return Some("a target for all members alike, which archfs leaves out and reports");
         }
         // Like GNU tar. tarfile ignores a missing newline. The header has room for a hundred bytes.
         let begins = |sound: &String| self.value.len() == 200 && sound.starts_with(self.value);

@@ -27,14 +27,14 @@ const IMAGES: [(&str, &str, &[&str]); 11] = [
     ("wide", "wide", &["-comp", "gzip", "-b", "4096", "-noI", "-noId", "-noX", "-no-exports"]),
 ];
 
-/// Makes the images in `folder`.
-pub(crate) fn make_images(folder: &Path, work: &Path) {
+/// Makes the images in `directory`.
+pub(crate) fn make_images(directory: &Path, work: &Path) {
     make_tree(&work.join("tree"));
     make_wide(&work.join("wide"));
     for (nth, (name, tree, options)) in IMAGES.iter().enumerate() {
         let fixed = ["-mkfs-time", "0", "-all-time", "1000000000", "-no-duplicates"];
         let options: Vec<&str> = options.iter().chain(&fixed[..]).copied().collect();
-        image::make(folder, &format!("{nth:02}-{name}"), &work.join(tree), &options);
+        image::make(directory, &format!("{nth:02}-{name}"), &work.join(tree), &options);
     }
 }
 
@@ -126,8 +126,8 @@ const PACKED: [(&str, &str, &str); 6] = [
     ("pax", "lz4", "lz4 -q -B4"),
 ];
 
-/// Makes the tars in `folder`, and the contents of the compressed ones in `inner`.
-pub(crate) fn make_tars(folder: &Path, inner: &Path, work: &Path) {
+/// Makes the tars in `directory`, and the contents of the compressed ones in `inner`.
+pub(crate) fn make_tars(directory: &Path, inner: &Path, work: &Path) {
     let tree = make_tree(&work.join("tree"));
     // A tar has no sockets, and this many small files would only take time.
     fs::remove_file(tree.join("socket")).unwrap();
@@ -137,7 +137,7 @@ pub(crate) fn make_tars(folder: &Path, inner: &Path, work: &Path) {
     let mut number = 0;
     let mut destination = |name: String| {
         number += 1;
-        folder.join(format!("{:02}-{name}", number - 1))
+        directory.join(format!("{:02}-{name}", number - 1))
     };
     for (name, options) in TARS {
         let tar = inner.join(format!("{name}.tar"));

@@ -29,8 +29,8 @@ const MEMORY_KIB: u64 = 192 << 10;
 /// Failures that are printed; more are only counted.
 const TOLD: usize = 40;
 
-/// Has workers read the mutants of `format`, made of the archives in `folder`.
-pub(crate) fn run(format: Format, folder: &Path, oracle: &str) {
+/// Has workers read the mutants of `format`, made of the archives in `directory`.
+pub(crate) fn run(format: Format, directory: &Path, oracle: &str) {
     let text = format!("{format:?}").to_lowercase();
     let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect(name));
     let seed = number("ARCHFS_SEED").unwrap_or(1);
@@ -54,7 +54,7 @@ pub(crate) fn run(format: Format, folder: &Path, oracle: &str) {
                 first: first + worker,
                 step: workers,
                 end,
-                folder: folder.to_owned(),
+                directory: directory.to_owned(),
                 oracle: oracle.to_owned(),
             };
             let (table, failures) = (&table, &failures);
@@ -69,7 +69,7 @@ pub(crate) fn run(format: Format, folder: &Path, oracle: &str) {
     }
     if end - first == 1 {
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mutant-{text}-{first}"));
-        std::fs::copy(folder.join(format!("mutant-{first}")), &kept).unwrap();
+        std::fs::copy(directory.join(format!("mutant-{first}")), &kept).unwrap();
         say(&format!("the mutant is kept as {}\n", kept.display()));
     }
     assert!(

@@ -54,14 +54,15 @@ impl Verdict {
     /// If only the other reader finds a name, archfs must have reported it as missing.
     fn look_for_missing(&mut self, ours: &Facts, theirs: &Facts) {
         for key in theirs.known.keys().filter(|key| !ours.known.contains_key(*key)) {
-            let Some((folder, name)) = key.split_once(".n") else {
+            let Some((directory, name)) = key.split_once(".n") else {
                 continue;
             };
-            let path = if folder == "/" { name.to_owned() } else { format!("{folder}2f{name}") };
+            let path =
+                if directory == "/" { name.to_owned() } else { format!("{directory}2f{name}") };
             if ours.has_finding_at(&path) {
                 *self.disputes.entry(LEFT_OUT).or_default() += 1;
             } else {
-                self.wrong.push(format!("{key} is missing, and nothing is told of it"));
+                self.wrong.push(format!("{key} is missing, and no message reports it"));
             }
         }
     }

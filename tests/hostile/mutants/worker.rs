@@ -13,9 +13,9 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::facts::{Facts, Naming};
-use super::herd::{Herd, Mutant};
 use super::numbers::Numbers;
 use super::oracle::Oracle;
+use super::population::{Mutant, Population};
 use super::rules::Format;
 use super::verdict::Verdict;
 
@@ -37,14 +37,14 @@ pub(crate) struct Order {
     pub(crate) step: u64,
     pub(crate) end: u64,
     /// The directory of the sound archives, and of the mutants.
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     pub(crate) oracle: String,
 }
 
 impl Order {
     pub(crate) fn to_text(&self) -> String {
-        let Self { format, seed, first, step, end, folder, oracle } = self;
-        format!("{format:?}\t{seed}\t{first}\t{step}\t{end}\t{}\t{oracle}", folder.display())
+        let Self { format, seed, first, step, end, directory, oracle } = self;
+        format!("{format:?}\t{seed}\t{first}\t{step}\t{end}\t{}\t{oracle}", directory.display())
     }
 
     pub(crate) fn of_text(text: &str) -> Self {
@@ -56,7 +56,7 @@ impl Order {
             first: number(2),
             step: number(3),
             end: number(4),
-            folder: PathBuf::from(parts[5]),
+            directory: PathBuf::from(parts[5]),
             oracle: parts[6].to_owned(),
         }
     }
@@ -67,9 +67,9 @@ pub(crate) fn work(order: &Order) {
     let limit = Rlimit { current: Some(ADDRESSES), maximum: Some(ADDRESSES) };
     setrlimit(Resource::As, limit).expect("a limit");
     let mut oracle = Oracle::new(&order.oracle);
-    let herd = Herd::load(order.format, &order.folder);
-    let path = order.folder.join(format!("mutant-{}", order.first));
-    let sound: Vec<Facts> = herd
+    let population = Population::load(order.format, &order.directory);
+    let path = order.directory.join(format!("mutant-{}", order.first));
+    let sound: Vec<Facts> = population
         .sound()
         .map(|(name, bytes)| {
             fs::write(&path, bytes).unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn work(order: &Order) {
         .collect();
     let mut number = order.first;
     while number < order.end {
-        let Mutant { seed, bytes } = herd.mutant(order.seed, number);
+        let Mutant { seed, bytes } = population.mutant(order.seed, number);
         fs::write(&path, &bytes).unwrap();
         say(&format!("begin {number}"));
         let _ = fs::write("/proc/self/clear_refs", "5");
@@ -90,7 +90,7 @@ pub(crate) fn work(order: &Order) {
         let micros = processor_micros() - since;
         let peak = peak_kib();
         say(&format!("read {number}"));
-        let name = herd.name(seed);
+        let name = population.name(seed);
         match opened {
             Err(error) => {
                 log(order, &format!("{name}: not opened: {error}"));

@@ -14,7 +14,7 @@ use crate::support::user::User;
 fn plant(scene: &Scene, id: u32, directory: &str, mode: u32) {
     let directory = match scene.stage.work.path().join(directory) {
         there if there.exists() => there,
-        _ => scene.folder_of(id, directory, mode),
+        _ => scene.directory_of(id, directory, mode),
     };
     let helper = directory.join("fusermount3");
     let ran = scene.stage.work.path().join("ran");
@@ -108,8 +108,8 @@ fn the_users_own_helper_is_run_if_there_is_no_other() {
 fn in_a_user_namespace_no_helper_of_an_unmapped_user_is_run() {
     let Some(scene) = scene() else { return };
     let owner = &scene.owner;
-    let marks = scene.folder_of(OTHER, "marks", 0o777).join("ran");
-    let theirs = scene.folder_of(OTHER, "theirs", 0o755);
+    let marks = scene.directory_of(OTHER, "marks", 0o777).join("ran");
+    let theirs = scene.directory_of(OTHER, "theirs", 0o755);
     let helper = theirs.join("fusermount3");
     fs::write(&helper, format!("#!/bin/sh\n: > {}\nexit 1\n", marks.display())).unwrap();
     std::os::unix::fs::chown(&helper, Some(OTHER), Some(OTHER)).unwrap();

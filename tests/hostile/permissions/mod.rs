@@ -67,7 +67,7 @@ impl Scene {
     }
 
     /// A directory of user `id` in the test's directory.
-    fn folder_of(&self, id: u32, name: &str, mode: u32) -> PathBuf {
+    fn directory_of(&self, id: u32, name: &str, mode: u32) -> PathBuf {
         let directory = self.stage.work.path().join(name);
         fs::create_dir(&directory).unwrap();
         chown(&directory, Some(id), Some(id)).unwrap();

@@ -40,7 +40,7 @@ fn a_umask_that_excludes_the_owner_does_not_prevent_mounting() {
     let Some(Scene { _device, owner, stage: _stage, .. }) = scene() else { return };
     // The last process to leave removes it, possibly the daemon a moment later.
     let removed = || wait_until("the registry is removed", || !owner.registry().exists());
-    // Each umask twice, because the second round would find leftovers of the first.
+    // Each umask twice, because the second round would find remains of the first.
     for umask in ["177", "177", "577", "577", "777"] {
         done(&owner, &format!("umask {umask}; $ARCHFS mount -q --keep $IMAGE mount"));
         assert_eq!(mode(&owner.registry()), 0o700, "{umask}");

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, mount};
 use super::{OTHER, OWNER, Scene, done, mode, names_in, out, scene};
 use crate::support::mount::{CleanUp, is_mounted, kind_of_mount, unmount};
 use crate::support::stage::said;
-use crate::support::{archfs, can_mount, image, run, tar, wait_until, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, tar, wait_until, work_directory};
 
 /// Names planted outside the test's directory; removed when dropped.
 struct Planted(Vec<PathBuf>);
@@ -31,11 +31,11 @@ impl Drop for Planted {
 fn records_are_kept_only_in_a_private_directory_of_the_user() {
     let Some(scene) = scene() else { return };
     let Scene { owner, other, .. } = &scene;
-    let elsewhere = scene.folder_of(OTHER, "elsewhere", 0o777);
-    let own = scene.folder_of(OWNER, "own", 0o700);
+    let elsewhere = scene.directory_of(OTHER, "elsewhere", 0o777);
+    let own = scene.directory_of(OWNER, "own", 0o700);
     let plant = |how: &str| {
-        let folders = ["/tmp", "/dev/shm", "/var/tmp"];
-        let all = folders.map(|directory| Path::new(directory).join(format!("archfs-{OWNER}")));
+        let directories = ["/tmp", "/dev/shm", "/var/tmp"];
+        let all = directories.map(|directory| Path::new(directory).join(format!("archfs-{OWNER}")));
         for path in &all {
             assert!(fs::symlink_metadata(path).is_err(), "{} is there", path.display());
             let line = how.replace("PATH", path.to_str().unwrap());
@@ -137,7 +137,7 @@ fn another_users_mount_point_in_a_shared_directory_is_refused() {
     unmount(&owner.mount_point);
     assert!(owner.mount_point.exists());
     // The owner of a world-writable directory could replace it.
-    let lent = scene.folder_of(OTHER, "lent", 0o777);
+    let lent = scene.directory_of(OTHER, "lent", 0o777);
     let _clean_up = CleanUp(lent.clone());
     let refused = owner.runs("$ARCHFS mount -q --keep $IMAGE ../lent");
     assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
@@ -184,7 +184,7 @@ fn root_follows_no_symlink_of_a_user_to_a_mount_point() {
 fn root_enters_no_fuse_file_system_of_a_user() {
     let Some(scene) = scene() else { return };
     let Scene { stage, .. } = &scene;
-    let served = scene.folder_of(OWNER, "served", 0o755);
+    let served = scene.directory_of(OWNER, "served", 0o755);
     // No daemon answers here, so a process that accesses it hangs.
     let device = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let options = format!(
@@ -253,7 +253,7 @@ fn log_and_statistics_are_never_written_through_planted_files() {
         done(owner, &format!("$ARCHFS mount -v --keep --log-file {log} $IMAGE mount"));
         done(owner, "$ARCHFS unmount mount");
     }
-    wait_until("the log tells of both", || {
+    wait_until("the log reports both", || {
         fs::read_to_string(owner.home.join("log")).unwrap().matches("served").count() == 2
     });
 }
@@ -326,7 +326,7 @@ fn forged_records_never_affect_files_of_others() {
     fs::create_dir(&foreign).unwrap();
     let _clean_up = CleanUp(foreign.clone());
     run(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&foreign));
-    let empty = scene.folder_of(OWNER, "empty", 0o755);
+    let empty = scene.directory_of(OWNER, "empty", 0o755);
     let numbers = fs::metadata(&empty).unwrap();
 
     let registry = owner.registry();
@@ -391,10 +391,10 @@ fn forged_records_never_affect_files_of_others() {
 /// As under `sudo -E`.
 #[test]
 fn root_ignores_file_paths_in_another_users_variables() {
-    if !can_mount() || !rustix::process::geteuid().is_root() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let directory = work.path();
     let [log, stats, index] = ["log", "stats", "index"].map(|name| directory.join(name));
     let image = image::small(directory);

@@ -18,7 +18,7 @@ const PROJECT: u32 = 60;
 fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
     let Some(scene) = scene() else { return };
     let Scene { owner, .. } = &scene;
-    let project = scene.folder_of(OTHER, "project", 0o775);
+    let project = scene.directory_of(OTHER, "project", 0o775);
     let point = project.join("point");
     fs::create_dir(&point).unwrap();
     let _clean_up = CleanUp(point.clone());
@@ -53,7 +53,7 @@ fn a_group_members_directory_is_a_mount_point_unless_world_writable() {
 fn root_and_private_mounts_use_others_directories_unless_in_a_shared_parent() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
-    let theirs = scene.folder_of(OTHER, "theirs", 0o755);
+    let theirs = scene.directory_of(OTHER, "theirs", 0o755);
     let sticky = scene.sticky().join("theirs");
     fs::create_dir(&sticky).unwrap();
     chown(&sticky, Some(OTHER), Some(OTHER)).unwrap();

@@ -54,10 +54,10 @@ fn play(stage: &Stage, mount_point: &Path, trap: &Path) -> (usize, usize) {
     let (mut mounted, mut refused) = (0, 0);
     let until = Instant::now() + TIME;
     while Instant::now() < until {
-        let line = "timeout 20 $ARCHFS mount -q --keep --threads 1 $IMAGE \"$PLACE\"";
-        for line in [line, "timeout 20 $ARCHFS unmount --lazy \"$PLACE\""] {
+        let line = "timeout 20 $ARCHFS mount -q --keep --threads 1 $IMAGE \"$MOUNT_POINT\"";
+        for line in [line, "timeout 20 $ARCHFS unmount --lazy \"$MOUNT_POINT\""] {
             let mut command = stage.bash(line);
-            let output = command.env("PLACE", mount_point).output().unwrap();
+            let output = command.env("MOUNT_POINT", mount_point).output().unwrap();
             match output.status.success() {
                 true => mounted += 1,
                 false => refused += 1,
@@ -84,7 +84,7 @@ fn clear(stage: &Stage) {
 #[test]
 fn swapping_the_mount_point_for_a_link_never_redirects_root() {
     let Some(scene) = scene() else { return };
-    let directory = scene.folder_of(OTHER, "theirs", 0o755);
+    let directory = scene.directory_of(OTHER, "theirs", 0o755);
     let (mount_point, trap) = (directory.join("point"), scene.stage.work.path().join("trap"));
     let _clean_up =
         [&trap, &mount_point, &directory.join("point.link")].map(|path| CleanUp(path.clone()));

@@ -15,7 +15,8 @@ fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> St
     let served = scene.sticky().join("served");
     let lines = [
         "set -e".to_owned(),
-        "end() { for place in */mount sticky/served; do umount -l $place 2> /dev/null || true; done; }".to_owned(),
+        "end() { for it in */mount sticky/served; do umount -l $it 2> /dev/null || true; done; }"
+            .to_owned(),
         "trap end EXIT".to_owned(),
         as_user(other, before),
         format!("mksquashfs {} served.sqfs -quiet -no-progress", source.display()),
@@ -35,7 +36,7 @@ fn beside_served(scene: &Scene, before: &str, source: &Path, script: &str) -> St
 fn a_helper_with_a_forged_owner_on_a_fuse_mount_is_not_run() {
     let Some(scene) = scene() else { return };
     let source = scene.stage.work.path().join("source");
-    let marks = scene.folder_of(OTHER, "marks", 0o777);
+    let marks = scene.directory_of(OTHER, "marks", 0o777);
     let helper = source.join("fusermount3");
     fs::create_dir(&source).unwrap();
     fs::write(&helper, format!("#!/bin/sh\n: > {}/ran\nexit 1\n", marks.display())).unwrap();

@@ -21,8 +21,8 @@ def mounted(about=""):
     """The mount points of archfs in this namespace with `about` in the mount point or the archive."""
     with open("/proc/self/mountinfo", "rb") as file:
         rows = [line.split(b" ") for line in file]
-    places = [row[4] for row in rows if b"fuse.archfs" in row and os.fsencode(about) in b" ".join(row)]
-    return {os.fsdecode(place.replace(b"\\040", b" ").replace(b"\\134", b"\\")) for place in places}
+    mount_points = [row[4] for row in rows if b"fuse.archfs" in row and os.fsencode(about) in b" ".join(row)]
+    return {os.fsdecode(mount_point.replace(b"\\040", b" ").replace(b"\\134", b"\\")) for mount_point in mount_points}
 
 
 def wait_until(what, is_so, limit=LIMIT):
@@ -61,15 +61,15 @@ class Stage(unittest.TestCase):
         archfs.pack(cls.source, cls.tar)
 
     def setUp(self):
-        self.place = os.path.join(self.work, "mount")
+        self.mount_point = os.path.join(self.work, "mount")
         self.addCleanup(self.assert_nothing_left)
 
     def assert_nothing_left(self):
         left = mounted(about=self.work)
-        for place in left:
-            run("unmount", "--lazy", place)
+        for mount_point in left:
+            run("unmount", "--lazy", mount_point)
         self.assertEqual(left, set(), "mounts are left")
-        self.assertFalse(os.path.lexists(self.place), "the folder is left")
+        self.assertFalse(os.path.lexists(self.mount_point), "the directory still exists")
 
     def assert_readable(self, root):
         with open(os.path.join(root, "hello"), "rb") as file:
@@ -77,13 +77,13 @@ class Stage(unittest.TestCase):
         with open(os.path.join(root, "folder", "data"), "rb") as file:
             self.assertEqual(file.read(), BIG)
 
-    def assert_gone(self, place):
-        place = str(place)
-        wait_until(f"{place} is gone", lambda: place not in mounted() and not os.path.lexists(place))
+    def assert_gone(self, mount_point):
+        mount_point = str(mount_point)
+        wait_until(f"{mount_point} is gone", lambda: mount_point not in mounted() and not os.path.lexists(mount_point))
 
     def script(self, code, **options):
-        """Starts Python with `code`, in which IMAGE, TAR and PLACE are set. `tell` writes to its stdin."""
-        head = f"import archfs, os, sys\nIMAGE, TAR, PLACE = {self.image!r}, {self.tar!r}, {self.place!r}\n"
+        """Starts Python with `code`, in which IMAGE, TAR and MOUNT_POINT are set. `tell` writes to its stdin."""
+        head = f"import archfs, os, sys\nIMAGE, TAR, MOUNT_POINT = {self.image!r}, {self.tar!r}, {self.mount_point!r}\n"
         return self.start("-c", head + textwrap.dedent(code), **options)
 
     def start(self, *arguments, directory=None, **options):

@@ -34,23 +34,23 @@ class DocsTest(Stage):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.folder = tempfile.mkdtemp(prefix="archfs-package-docs-")
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.directory = tempfile.mkdtemp(prefix="archfs-package-docs-")
+        cls.addClassCleanup(shutil.rmtree, cls.directory)
         for name in ("cat", "dog"):
-            os.makedirs(os.path.join(cls.folder, "train", name))
+            os.makedirs(os.path.join(cls.directory, "train", name))
             for number in range(3):
-                Path(cls.folder, "train", name, f"{number}.png").write_bytes(picture())
-        archfs.pack(os.path.join(cls.folder, "train"), os.path.join(cls.folder, "train.sqfs"))
-        shutil.copy(cls.tar, os.path.join(cls.folder, "extra.tar"))
+                Path(cls.directory, "train", name, f"{number}.png").write_bytes(picture())
+        archfs.pack(os.path.join(cls.directory, "train"), os.path.join(cls.directory, "train.sqfs"))
+        shutil.copy(cls.tar, os.path.join(cls.directory, "extra.tar"))
 
     def example(self, module, code):
         if module and importlib.util.find_spec(module) is None:
             self.skipTest(f"{module} is not installed")
-        program = os.path.join(self.folder, "example.py")
+        program = os.path.join(self.directory, "example.py")
         Path(program).write_text(code, encoding="utf-8")
         # A mount point with the name of the job belongs to this test only.
         job = dict(os.environ, SLURM_JOB_ID=f"test-{os.getpid()}")
-        process = self.start("-W", "error", program, directory=self.folder, env=job)
+        process = self.start("-W", "error", program, directory=self.directory, env=job)
         output = self.finished(process)
         self.assertEqual(self.said, "")
         return output

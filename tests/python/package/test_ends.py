@@ -13,13 +13,13 @@ SOON = 5.0
 
 
 class EndTest(Stage):
-    def gone_after(self, code, status=0, at="PLACE"):
+    def gone_after(self, code, status=0, at="MOUNT_POINT"):
         """Runs `code` after mount_until_exit; the mount must be gone when Python has exited."""
         process = self.script(f"root = archfs.mount_until_exit(IMAGE, at={at})\nprint(root)\n{code}")
-        place = self.finished(process, status).splitlines()[0]
+        mount_point = self.finished(process, status).splitlines()[0]
         # Python's exit handler unmounts before the process exits.
-        self.assertNotIn(place, mounted())
-        self.assert_gone(place)
+        self.assertNotIn(mount_point, mounted())
+        self.assert_gone(mount_point)
 
     def test_mounts_end_with_the_script(self):
         self.gone_after("print(len(os.listdir(root)))")
@@ -54,42 +54,42 @@ class EndTest(Stage):
 
     def test_exit_handlers_of_others_can_still_read(self):
         code = "import atexit\natexit.register(lambda: print(open(root / 'hello').read()))"
-        process = self.script(f"root = archfs.mount_until_exit(IMAGE, at=PLACE)\n{code}")
+        process = self.script(f"root = archfs.mount_until_exit(IMAGE, at=MOUNT_POINT)\n{code}")
         self.assertEqual(self.finished(process), "hello\n\n")
 
     def test_os_exit_runs_no_handler(self):
-        process = self.script("archfs.mount_until_exit(IMAGE, at=PLACE)\nos._exit(0)")
+        process = self.script("archfs.mount_until_exit(IMAGE, at=MOUNT_POINT)\nos._exit(0)")
         self.finished(process)
-        self.assert_gone_soon(self.place)
+        self.assert_gone_soon(self.mount_point)
 
     def test_each_signal(self):
         for number in SIGNALS:
             for how in ("root = archfs.mount_until_exit(IMAGE)", "m = archfs.mount(IMAGE)\nroot = m.path"):
                 with self.subTest(number.name, how=how):
                     process = self.script(f"{how}\nprint(root, flush=True)\nsys.stdin.read()")
-                    place = self.line(process)
-                    self.assertIn(place, mounted())
+                    mount_point = self.line(process)
+                    self.assertIn(mount_point, mounted())
                     process.send_signal(number)
                     process.wait()
-                    self.assert_gone_soon(place)
+                    self.assert_gone_soon(mount_point)
 
     def test_a_signal_during_mount_or_unmount(self):
         for wait in (0.0, 0.01, 0.03, 0.1, 0.2):
             with self.subTest(wait=wait):
                 process = self.script(
-                    "print(flush=True)\nwhile True:\n    archfs.mount(IMAGE, at=PLACE).unmount()"
+                    "print(flush=True)\nwhile True:\n    archfs.mount(IMAGE, at=MOUNT_POINT).unmount()"
                 )
                 self.line(process)
                 time.sleep(wait)
                 process.kill()
                 process.wait()
                 wait_until("the program that it had started has ended", lambda: not self.is_named_by_a_process())
-                self.assert_gone_soon(self.place)
+                self.assert_gone_soon(self.mount_point)
 
     def is_named_by_a_process(self):
         for number in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{number}/cmdline", "rb") as file:
-                if os.fsencode(self.place) in file.read().split(b"\0"):
+                if os.fsencode(self.mount_point) in file.read().split(b"\0"):
                     return True
         return False
 
@@ -97,7 +97,7 @@ class EndTest(Stage):
         process = self.script(
             "try:\n"
             "    while True:\n"
-            "        with archfs.mount(IMAGE, at=PLACE) as root:\n"
+            "        with archfs.mount(IMAGE, at=MOUNT_POINT) as root:\n"
             "            print(flush=True)\n"
             "except KeyboardInterrupt:\n"
             "    print('interrupted')"
@@ -105,7 +105,7 @@ class EndTest(Stage):
         self.line(process)
         process.send_signal(signal.SIGINT)
         self.assertIn("interrupted", self.finished(process))
-        self.assert_gone_soon(self.place)
+        self.assert_gone_soon(self.mount_point)
 
     def test_an_interrupt_during_mount_leaves_nothing_even_before_exit(self):
         code = """
@@ -119,13 +119,13 @@ class EndTest(Stage):
                 try:
                     try:
                         thread.start()
-                        with archfs.mount(IMAGE, at=PLACE):
+                        with archfs.mount(IMAGE, at=MOUNT_POINT):
                             pass
                     finally:
                         thread.join()
                 except KeyboardInterrupt:
                     pass
-                assert PLACE not in mounted(), number
+                assert MOUNT_POINT not in mounted(), number
         """
         env = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.dirname(__file__), *sys.path]))
         self.finished(self.script(code, env=env))
@@ -144,9 +144,9 @@ class EndTest(Stage):
                 raise KeyboardInterrupt
             setattr(holder, name, interrupted)
             try:
-                archfs.mount(IMAGE, at=PLACE)
+                archfs.mount(IMAGE, at=MOUNT_POINT)
             except KeyboardInterrupt:
-                print(os.path.ismount(PLACE))
+                print(os.path.ismount(MOUNT_POINT))
             try:
                 os.waitpid(-1, 0)
             except ChildProcessError:
@@ -155,13 +155,13 @@ class EndTest(Stage):
         self.assertEqual(self.finished(self.script(code)), "False\nno child is left\n")
 
     def test_a_program_started_by_exec_keeps_the_mount_until_it_ends(self):
-        code = "root = archfs.mount_until_exit(IMAGE, at=PLACE)\nos.execvp('sh', ['sh', '-c', 'echo; read x'])"
+        code = "root = archfs.mount_until_exit(IMAGE, at=MOUNT_POINT)\nos.execvp('sh', ['sh', '-c', 'echo; read x'])"
         process = self.script(code)
         self.line(process)
-        self.assertIn(self.place, mounted())
+        self.assertIn(self.mount_point, mounted())
         self.tell(process)
         self.finished(process)
-        self.assert_gone_soon(self.place)
+        self.assert_gone_soon(self.mount_point)
 
     def test_no_handler_of_a_signal_is_set(self):
         code = (
@@ -176,7 +176,7 @@ class EndTest(Stage):
         code = (
             "import signal\n"
             "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-            "with archfs.mount(IMAGE, at=PLACE) as root:\n"
+            "with archfs.mount(IMAGE, at=MOUNT_POINT) as root:\n"
             "    print(open(root / 'hello').read(), end='')\n"
             "try:\n"
             "    archfs.mount('/nowhere.sqfs')\n"
@@ -191,9 +191,9 @@ class EndTest(Stage):
         )
         self.assertEqual(self.finished(self.script(code)), "hello\n/nowhere.sqfs: no such file\n1\n1\n2\n")
 
-    def assert_gone_soon(self, place):
+    def assert_gone_soon(self, mount_point):
         before = time.monotonic()
-        self.assert_gone(place)
+        self.assert_gone(mount_point)
         self.assertLess(time.monotonic() - before, SOON)
 
 
@@ -223,24 +223,24 @@ class UntilExitTest(Stage):
             assert archfs.mount_until_exit(IMAGE) == one
             assert archfs.mount_until_exit('data.sqfs') == one, 'by another name'
             assert archfs.mount_until_exit(IMAGE, subdir='folder') != one
-            assert archfs.mount_until_exit(IMAGE, at=PLACE) == archfs.mount_until_exit(IMAGE, at=PLACE)
-            archfs.pack('source', 'anew.sqfs')
-            before = archfs.mount_until_exit('anew.sqfs')
-            place = archfs.mount_until_exit('anew.sqfs', at='place')
-            archfs.pack('source/folder', 'anew.sqfs', force=True)
-            assert os.listdir(archfs.mount_until_exit('anew.sqfs')) == ['data'], 'it has changed'
+            assert archfs.mount_until_exit(IMAGE, at=MOUNT_POINT) == archfs.mount_until_exit(IMAGE, at=MOUNT_POINT)
+            archfs.pack('source', 'changing.sqfs')
+            before = archfs.mount_until_exit('changing.sqfs')
+            mount_point = archfs.mount_until_exit('changing.sqfs', at='other')
+            archfs.pack('source/folder', 'changing.sqfs', force=True)
+            assert os.listdir(archfs.mount_until_exit('changing.sqfs')) == ['data'], 'it has changed'
             assert not before.exists(), 'old mounts pile up'
-            assert archfs.mount_until_exit('anew.sqfs', at='place') == place
-            assert os.listdir(place) == ['data']
+            assert archfs.mount_until_exit('changing.sqfs', at='other') == mount_point
+            assert os.listdir(mount_point) == ['data']
             os.system(f'"{archfs.executable()}" unmount --lazy {one}')
-            assert sorted(os.listdir(archfs.mount_until_exit(IMAGE))) == ['folder', 'hello'], 'anew'
+            assert sorted(os.listdir(archfs.mount_until_exit(IMAGE))) == ['folder', 'hello'], 'remounted'
         """
         self.finished(self.script(code))
 
     def test_a_killed_daemon_is_replaced(self):
         code = """
             import json, time
-            for at in (None, PLACE):
+            for at in (None, MOUNT_POINT):
                 root = archfs.mount_until_exit(IMAGE, at=at)
                 listed = os.popen(f'"{archfs.executable()}" list --json').read().splitlines()
                 [daemon] = [one['daemon'] for one in map(json.loads, listed) if one['mountpoint'] == str(root)]
@@ -254,7 +254,7 @@ class UntilExitTest(Stage):
 
     def test_a_deleted_archive_ends_no_mount(self):
         code = """
-            for at in (None, PLACE):
+            for at in (None, MOUNT_POINT):
                 archfs.pack('source', 'gone.sqfs')
                 root = archfs.mount_until_exit('gone.sqfs', at=at)
                 os.unlink('gone.sqfs')

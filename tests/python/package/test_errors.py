@@ -23,7 +23,7 @@ class ErrorTest(Stage):
         return error
 
     def test_a_missing_archive(self):
-        error = self.failing(archfs.MissingFile, archfs.mount, "/nowhere/data.sqfs", at=self.place)
+        error = self.failing(archfs.MissingFile, archfs.mount, "/nowhere/data.sqfs", at=self.mount_point)
         self.assertIsInstance(error, FileNotFoundError)
         self.assertEqual((error.filename, error.errno, error.status), ("/nowhere/data.sqfs", 2, 1))
         self.assertEqual(str(error), "/nowhere/data.sqfs: no such file")
@@ -52,15 +52,15 @@ class ErrorTest(Stage):
         image[64:72] = b"\xf0" * 8
         with open(damaged, "wb") as file:
             file.write(image)
-        error = self.failing(archfs.DamagedArchive, archfs.mount, damaged, at=self.place)
+        error = self.failing(archfs.DamagedArchive, archfs.mount, damaged, at=self.mount_point)
         self.assertIn("damaged.sqfs", error.message)
 
     def test_a_mount_point_in_use(self):
-        with archfs.mount(self.image, at=self.place) as root:
-            error = self.failing(archfs.Error, archfs.mount, self.tar, at=self.place)
+        with archfs.mount(self.image, at=self.mount_point) as root:
+            error = self.failing(archfs.Error, archfs.mount, self.tar, at=self.mount_point)
             self.assertEqual(error.status, 1)
             self.assertIn("data.sqfs", str(error))
-            self.failing(archfs.Error, archfs.mount, self.image, at=self.place, subdir="folder")
+            self.failing(archfs.Error, archfs.mount, self.image, at=self.mount_point, subdir="folder")
             self.assert_readable(root)
         with self.assertRaises(archfs.Error):
             archfs.mount(self.image, at=self.source)
@@ -68,8 +68,8 @@ class ErrorTest(Stage):
             archfs.mount(self.image, at=os.path.join(self.work, "no", "such", "folder"))
 
     def test_after_a_failure_the_mount_point_can_be_used(self):
-        self.failing(archfs.MissingFile, archfs.mount, "/nowhere.sqfs", at=self.place)
-        with archfs.mount(self.image, at=self.place) as root:
+        self.failing(archfs.MissingFile, archfs.mount, "/nowhere.sqfs", at=self.mount_point)
+        with archfs.mount(self.image, at=self.mount_point) as root:
             self.assert_readable(root)
 
     def test_wrong_use(self):
@@ -87,7 +87,7 @@ class ErrorTest(Stage):
 
     def test_a_mount_point_of_another_user(self):
         if os.geteuid() != 0:
-            self.skipTest("needs root, to be somebody else")
+            self.skipTest("needs root, to become another user")
         code = (
             "try:\n"
             "    archfs.mount(IMAGE, at='/root/mount')\n"
@@ -139,8 +139,8 @@ class ErrorTest(Stage):
         levels = {record.levelno: record.getMessage() for record in told.records}
         self.assertIn("mounted 2 archives", levels[logging.INFO])
         self.assertIn("hid", levels[logging.WARNING])
-        with self.assertNoWarnings(), archfs.mount(self.image, at=self.place):
-            with archfs.mount(self.image, at=self.place):
+        with self.assertNoWarnings(), archfs.mount(self.image, at=self.mount_point):
+            with archfs.mount(self.image, at=self.mount_point):
                 pass
 
     def assertNoWarnings(self):

@@ -26,8 +26,8 @@ class ExecutableTest(unittest.TestCase):
 
     def found(self, package, path="/usr/bin:/bin"):
         code = "import archfs; print(archfs.executable())"
-        folder = os.path.join(self.work, package)
-        env = {"PYTHONPATH": folder, "PATH": path, "HOME": self.work}
+        directory = os.path.join(self.work, package)
+        env = {"PYTHONPATH": directory, "PATH": path, "HOME": self.work}
         # The system Python, which has no archfs installed.
         command = [os.path.realpath(sys.executable), "-c", code]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False)

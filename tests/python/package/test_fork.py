@@ -4,11 +4,11 @@ from stage import Stage, mounted
 
 BLOCK = """
     import multiprocessing, time
-    with archfs.mount(IMAGE, at=PLACE) as root:
+    with archfs.mount(IMAGE, at=MOUNT_POINT) as root:
         {}
-        assert os.path.ismount(PLACE), 'a child has unmounted it'
+        assert os.path.ismount(MOUNT_POINT), 'a child has unmounted it'
         assert open(root / 'hello').read() == 'hello\\n'
-    assert not os.path.exists(PLACE)
+    assert not os.path.exists(MOUNT_POINT)
 """
 
 
@@ -18,7 +18,7 @@ class ForkTest(Stage):
         indent = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
         inner = "\n        ".join(line[indent:] for line in lines)
         output = self.finished(self.script(BLOCK.format(inner)))
-        self.assertNotIn(self.place, mounted())
+        self.assertNotIn(self.mount_point, mounted())
         return output
 
     def test_a_child_that_leaves_by_the_block(self):
@@ -43,7 +43,7 @@ class ForkTest(Stage):
     def test_a_child_that_unmounts_and_collects(self):
         self.in_a_block("""
             import gc
-            mount = archfs.mount(IMAGE, at=PLACE)
+            mount = archfs.mount(IMAGE, at=MOUNT_POINT)
             child = os.fork()
             if child == 0:
                 mount.unmount()
@@ -59,19 +59,19 @@ class ForkTest(Stage):
             with self.subTest(method):
                 program = f"{self.work}/workers.py"
                 with open(program, "w", encoding="utf-8") as file:
-                    file.write(WORKERS.format(method=method, image=self.image, place=self.place))
+                    file.write(WORKERS.format(method=method, image=self.image, mount_point=self.mount_point))
                 self.finished(self.start(program))
-                self.assertNotIn(self.place, mounted())
+                self.assertNotIn(self.mount_point, mounted())
 
     def test_a_child_with_a_mount_of_its_own(self):
         self.in_a_block("""
             child = os.fork()
             if child == 0:
-                with archfs.mount(IMAGE, at=PLACE) as same:
+                with archfs.mount(IMAGE, at=MOUNT_POINT) as same:
                     assert open(same / 'hello').read() == 'hello\\n'
                 with archfs.mount(TAR) as own:
                     assert open(own / 'hello').read() == 'hello\\n'
-                assert not own.exists() and os.path.ismount(PLACE)
+                assert not own.exists() and os.path.ismount(MOUNT_POINT)
                 sys.exit(5)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         """)
@@ -90,13 +90,13 @@ class ForkTest(Stage):
                 os._exit(0)
             os.read(ours, 5)
         """)
-        place = self.line(process)
+        mount_point = self.line(process)
         process.wait()
-        self.assertIn(place, mounted())
+        self.assertIn(mount_point, mounted())
         self.tell(process)
         self.assertEqual(self.line(process), "hello")
         self.tell(process)
-        self.assert_gone(place)
+        self.assert_gone(mount_point)
 
     def test_a_fork_while_another_thread_mounts(self):
         """No thread in the child would release a lock. Its copies of descriptors must not block the parent."""
@@ -112,7 +112,7 @@ class ForkTest(Stage):
             for number in range(20):
                 child = os.fork()
                 if child == 0:
-                    with archfs.mount(TAR, at=f'{PLACE}-{number}') as root:
+                    with archfs.mount(TAR, at=f'{MOUNT_POINT}-{number}') as root:
                         ok = open(root / 'hello').read() == 'hello\\n'
                     os._exit(0 if ok else 1)
                 children.append(child)
@@ -134,7 +134,7 @@ class ForkTest(Stage):
                 if child == 0:
                     import signal
                     signal.alarm(20)
-                    with archfs.mount(IMAGE, at=PLACE) as root:
+                    with archfs.mount(IMAGE, at=MOUNT_POINT) as root:
                         ok = open(root / 'hello').read() == 'hello\\n'
                     archfs.pack('source', 'some.sqfs', files_from=['hello'])
                     os._exit(0 if ok else 1)
@@ -152,7 +152,7 @@ def look(root):
 
 if __name__ == "__main__":
     context = multiprocessing.get_context({method!r})
-    with archfs.mount({image!r}, at={place!r}) as root:
+    with archfs.mount({image!r}, at={mount_point!r}) as root:
         for _ in range(2):
             with context.Pool(2) as pool:
                 found = pool.map(look, [root] * 8)

@@ -60,40 +60,40 @@ class MountTest(Stage):
             self.assert_readable(other)
 
     def test_an_explicit_mount_point(self):
-        with archfs.mount(self.image, at=self.place) as root:
-            self.assertEqual(root, Path(self.place))
+        with archfs.mount(self.image, at=self.mount_point) as root:
+            self.assertEqual(root, Path(self.mount_point))
             self.assert_readable(root)
-        os.mkdir(self.place)
-        with archfs.mount(self.image, at=Path(self.place)) as root:
+        os.mkdir(self.mount_point)
+        with archfs.mount(self.image, at=Path(self.mount_point)) as root:
             self.assert_readable(root)
-        self.assertEqual(os.listdir(self.place), [], "a folder that was there stays")
-        os.rmdir(self.place)
+        self.assertEqual(os.listdir(self.mount_point), [], "an existing directory is kept")
+        os.rmdir(self.mount_point)
 
     def test_a_relative_and_a_linked_mount_point(self):
         before = os.getcwd()
         self.addCleanup(os.chdir, before)
         os.chdir(self.work)
         with archfs.mount("data.sqfs", at="mount") as root:
-            self.assertEqual(str(root), self.place)
+            self.assertEqual(str(root), self.mount_point)
             os.chdir("/")
             self.assert_readable(root)
         link = os.path.join(self.work, "link")
         os.symlink(self.work, link)
         self.addCleanup(os.unlink, link)
         with archfs.mount(self.image, at=os.path.join(link, "mount")) as root:
-            with archfs.mount(self.image, at=self.place) as same:
+            with archfs.mount(self.image, at=self.mount_point) as same:
                 self.assert_readable(same)
             self.assert_readable(root)
 
     def test_mounts_at_one_mount_point_share_and_the_last_one_unmounts(self):
-        one = archfs.mount(self.image, at=self.place)
-        other = archfs.mount(self.image, at=self.place)
+        one = archfs.mount(self.image, at=self.mount_point)
+        other = archfs.mount(self.image, at=self.mount_point)
         one.unmount()
         one.unmount()
         self.assertTrue(one.closed and not other.closed)
         self.assert_readable(other)
         other.unmount()
-        self.assertNotIn(self.place, mounted())
+        self.assertNotIn(self.mount_point, mounted())
 
     def test_several_archives_merge_and_options_are_passed_on(self):
         with archfs.mount(self.image, self.tar, cache="8M", threads=2, cache_idle=0.5) as root:
@@ -108,11 +108,11 @@ class MountTest(Stage):
         self.assertTrue(os.path.exists(numbers), "written when it is unmounted")
 
     def test_nested_archives_and_an_image_at_an_offset(self):
-        folder = os.path.join(self.work, "inner")
-        os.makedirs(folder)
-        os.link(self.tar, os.path.join(folder, "a.tar"))
+        directory = os.path.join(self.work, "inner")
+        os.makedirs(directory)
+        os.link(self.tar, os.path.join(directory, "a.tar"))
         outer = os.path.join(self.work, "outer.sqfs")
-        archfs.pack(folder, outer)
+        archfs.pack(directory, outer)
         with archfs.mount(outer, recursive=True) as root:
             self.assert_readable(root / "a")
         shifted = os.path.join(self.work, "shifted")
@@ -154,10 +154,10 @@ class MountTest(Stage):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             mount = archfs.mount(self.image)
-            place = mount.path
+            mount_point = mount.path
             del mount
             gc.collect()
-        self.assertFalse(place.exists())
+        self.assertFalse(mount_point.exists())
         self.assertEqual([type(one.message) for one in told], [ResourceWarning])
 
     def test_a_failed_unmount_raises_and_can_be_retried(self):
@@ -203,57 +203,57 @@ class MountTest(Stage):
         self.assertLess(sorted(took)[4], 0.1)
 
     def test_a_mount_unmounted_by_another_process_is_no_error(self):
-        with archfs.mount(self.image, at=self.place):
-            run("unmount", "--lazy", self.place)
-        self.assertNotIn(self.place, mounted())
+        with archfs.mount(self.image, at=self.mount_point):
+            run("unmount", "--lazy", self.mount_point)
+        self.assertNotIn(self.mount_point, mounted())
 
     def test_a_mount_kept_by_a_user_stays(self):
-        run("mount", "--quiet", "--keep", self.image, self.place)
-        with archfs.mount(self.image, at=self.place) as root:
+        run("mount", "--quiet", "--keep", self.image, self.mount_point)
+        with archfs.mount(self.image, at=self.mount_point) as root:
             self.assert_readable(root)
-        self.assert_readable(self.place)
-        run("unmount", self.place)
+        self.assert_readable(self.mount_point)
+        run("unmount", self.mount_point)
 
     def test_cleans_up_after_a_killed_daemon(self):
         for _ in range(5):
             self.kill_the_daemon()
 
     def kill_the_daemon(self):
-        with archfs.mount(self.image, at=self.place):
+        with archfs.mount(self.image, at=self.mount_point):
             rows = [json.loads(line) for line in run("list", "--json").splitlines()]
-            (row,) = [row for row in rows if row["mountpoint"] == self.place]
+            (row,) = [row for row in rows if row["mountpoint"] == self.mount_point]
             os.kill(row["daemon"], signal.SIGKILL)
-        self.assert_gone(self.place)
+        self.assert_gone(self.mount_point)
 
     def test_names_of_any_bytes(self):
-        folder = os.path.join(os.fsencode(self.work), b"a \xff,b=\\ \n")
-        os.mkdir(folder)
-        archive = os.path.join(folder, b"-x \xfe.sqfs")
+        directory = os.path.join(os.fsencode(self.work), b"a \xff,b=\\ \n")
+        os.mkdir(directory)
+        archive = os.path.join(directory, b"-x \xfe.sqfs")
         archfs.pack(self.source, archive)
-        place = os.path.join(folder, b"mount \xfd")
-        with archfs.mount(archive, at=place) as root:
-            self.assertEqual(os.fsencode(root), place)
-            self.assert_readable(os.fsdecode(place))
+        mount_point = os.path.join(directory, b"mount \xfd")
+        with archfs.mount(archive, at=mount_point) as root:
+            self.assertEqual(os.fsencode(root), mount_point)
+            self.assert_readable(os.fsdecode(mount_point))
         with archfs.mount(os.fsdecode(archive)) as root:
             self.assert_readable(root)
         before = os.getcwdb()
         self.addCleanup(os.chdir, before)
-        os.chdir(folder)
+        os.chdir(directory)
         with archfs.mount(b"-x \xfe.sqfs", at="-m") as root:
             self.assert_readable(root)
-        self.assertEqual(os.listdir(folder), [b"-x \xfe.sqfs"])
+        self.assertEqual(os.listdir(directory), [b"-x \xfe.sqfs"])
 
     def test_concurrent_threads(self):
-        failed, places = [], []
+        failed, mount_points = [], []
         start = threading.Barrier(8)
 
         def work(number):
             try:
                 start.wait()
                 for _ in range(3):
-                    with archfs.mount(self.image, at=self.place if number % 2 else None) as root:
+                    with archfs.mount(self.image, at=self.mount_point if number % 2 else None) as root:
                         self.assert_readable(root)
-                        places.append(root)
+                        mount_points.append(root)
             except BaseException as error:
                 failed.append(error)
 
@@ -263,8 +263,8 @@ class MountTest(Stage):
         for thread in threads:
             thread.join()
         self.assertEqual(failed, [])
-        self.assertEqual(len(places), 24)
-        self.assertEqual([place for place in set(places) if place.exists()], [])
+        self.assertEqual(len(mount_points), 24)
+        self.assertEqual([mount_point for mount_point in set(mount_points) if mount_point.exists()], [])
 
     def test_a_mount_is_a_path_and_stays_in_its_process(self):
         mount = archfs.mount(self.image)

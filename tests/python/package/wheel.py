@@ -1,7 +1,7 @@
 """Checks the contents of the wheel or source distribution that pip was given, and prints what is wrong.
 
 Usage: wheel.py WHEEL
-       wheel.py --sdist MATURIN FOLDER      makes the source distribution in FOLDER and checks that
+       wheel.py --sdist MATURIN DIRECTORY      makes the source distribution in DIRECTORY and checks that
 """
 
 import pathlib
@@ -51,9 +51,9 @@ def wheel(path):
     return wrong
 
 
-def sdist(maturin, folder):
-    subprocess.run([maturin, "sdist", "--out", folder], cwd=ROOT, check=True)
-    (path,) = pathlib.Path(folder).glob("archfs-*.tar.gz")
+def sdist(maturin, directory):
+    subprocess.run([maturin, "sdist", "--out", directory], cwd=ROOT, check=True)
+    (path,) = pathlib.Path(directory).glob("archfs-*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     needed = {"Cargo.toml", "Cargo.lock", "pyproject.toml", "README.md", "src/main.rs", "PKG-INFO"} | LICENCES

@@ -20,7 +20,7 @@ def real_slurm():
 
 
 def run(world, block, name):
-    script = world.place / f"{name.replace(' ', '-').replace(',', '')}.sh"
+    script = world.top / f"{name.replace(' ', '-').replace(',', '')}.sh"
     script.write_text(block.text, encoding="utf-8")
     if not block.is_job():
         # With -e, because a failing line must not be ignored, as it could be by a user who pastes line by
@@ -50,7 +50,7 @@ def job_environment(world, text):
 
 def start(command, world, environment):
     """Waits for the command, but not for processes it leaves running, which have the output open too."""
-    output = world.place / "said"
+    output = world.top / "said"
     with open(output, "wb") as file:
         process = subprocess.Popen(
             command, cwd=world.work, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,

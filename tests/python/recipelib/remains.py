@@ -16,7 +16,7 @@ def mounts(world):
         for line in table:
             fields = line.split(" ")
             rest = fields[fields.index("-") + 1:]
-            if rest[0] == "fuse.archfs" and (str(world.place) in rest[1] or fields[4] in world.mounted):
+            if rest[0] == "fuse.archfs" and (str(world.top) in rest[1] or fields[4] in world.mounted):
                 found.append(fields[4])
     return found
 
@@ -35,18 +35,19 @@ def processes(world):
 
 def left(world):
     return (
-        [f"mount at {place}" for place in mounts(world)]
+        [f"mount at {mount_point}" for mount_point in mounts(world)]
         + [f"process {number}" for number in processes(world)]
-        + [f"folder {place}" for place in sorted(world.mounted - world.there) if os.path.lexists(place)]
+        + [f"directory {mount_point}" for mount_point in sorted(world.mounted - world.there)
+           if os.path.lexists(mount_point)]
         + [f"file {name}" for name in unfinished(world)])
 
 
 def unfinished(world):
     """Temporary files of archfs. Those of other programs, such as torchrun, are ignored."""
-    for folder in (world.work, world.temporary):
-        for name in os.listdir(folder):
+    for directory in (world.work, world.temporary):
+        for name in os.listdir(directory):
             if name.lstrip(".").startswith("archfs"):
-                yield os.path.join(folder, name)
+                yield os.path.join(directory, name)
 
 
 def wait(world):
@@ -59,8 +60,8 @@ def wait(world):
 
 def clear(world):
     """Clears what a failed recipe has left, so that the next one starts clean."""
-    for place in mounts(world):
-        subprocess.run([world.bin / "archfs", "unmount", "--lazy", place], check=False, timeout=30)
+    for mount_point in mounts(world):
+        subprocess.run([world.bin / "archfs", "unmount", "--lazy", mount_point], check=False, timeout=30)
     for number in processes(world):
         try:
             os.kill(number, signal.SIGKILL)

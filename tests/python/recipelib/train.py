@@ -2,7 +2,7 @@
 """Training code as a file system sees it: several processes read every file of a directory in random order.
 It knows nothing of archfs.
 
-Usage: train.py --data FOLDER
+Usage: train.py --data DIRECTORY
 
 Prints a digest of all names and bytes. If RECIPES_RECORD names a directory, it writes a file there that
 records what was read, from what kind of file system, and by which Python.
@@ -20,9 +20,9 @@ import uuid
 
 
 def samples(root):
-    for folder, _, files in os.walk(root):
+    for directory, _, files in os.walk(root):
         for file in files:
-            yield os.path.join(folder, file)
+            yield os.path.join(directory, file)
 
 
 def load(path):
@@ -39,13 +39,13 @@ def digest(root):
     return len(lines), hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def file_system(place):
+def file_system(mount_point):
     """The type of the file system mounted at a path, according to the kernel; None if nothing is mounted."""
     found = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:
             fields = line.split(" ")
-            if fields[4] == place:
+            if fields[4] == mount_point:
                 found = fields[fields.index("-") + 1]
     return found
 
@@ -56,7 +56,7 @@ def main():
     data = parser.parse_args().data
     files, of_all = digest(data)
     print(f"{files} files, digest {of_all}")
-    if folder := os.environ.get("RECIPES_RECORD"):
+    if directory := os.environ.get("RECIPES_RECORD"):
         record = {
             "data": data,
             "digest": of_all,
@@ -66,7 +66,7 @@ def main():
             "has_epochs": importlib.util.find_spec("epochs") is not None,
             "rank": os.environ.get("RANK", os.environ.get("SLURM_PROCID")),
         }
-        with open(os.path.join(folder, f"{uuid.uuid4()}.json"), "x", encoding="utf-8") as file:
+        with open(os.path.join(directory, f"{uuid.uuid4()}.json"), "x", encoding="utf-8") as file:
             json.dump(record, file)
 
 

@@ -34,17 +34,17 @@ def picture_maker():
 class World:
     """The work directory; `bin` is first in PATH, and train.py writes to `records`."""
 
-    def __init__(self, place, archfs):
-        self.place, self.bin, self.records = place, place / "bin", place / "records"
-        self.work = place / "work"
-        self.temporary = place / "tmp"
+    def __init__(self, top, archfs):
+        self.top, self.bin, self.records = top, top / "bin", top / "records"
+        self.work = top / "work"
+        self.temporary = top / "tmp"
         for each in (self.bin, self.records, self.work, self.temporary):
             each.mkdir()
         shutil.copy2(archfs, self.bin / "archfs")
         self.stand_ins = []
         # Mount points seen so far, and what existed there before.
-        self.mounted, tops = set(), ("/", "/dev/shm", "/tmp")
-        self.there = {os.path.join(top, name) for top in tops for name in os.listdir(top)}
+        self.mounted, parents = set(), ("/", "/dev/shm", "/tmp")
+        self.there = {os.path.join(parent, name) for parent in parents for name in os.listdir(parent)}
         if not shutil.which("python"):
             (self.bin / "python").symlink_to(sys.executable)
         shutil.copy(HERE / "train.py", self.work / "train.py")
@@ -55,7 +55,7 @@ class World:
         tar_of_tars(self.work / "train", self.work / "ILSVRC2012_img_train.tar")
         # Recipes must not read these by mistake. Their digests are known already.
         for name in ["data", "train"]:
-            (self.work / name).rename(place / name)
+            (self.work / name).rename(top / name)
         wheel(self.work / WHEEL)
         (self.work / "requirements.txt").write_text(f"./{WHEEL}\n", encoding="ascii")
         self.container()
@@ -80,9 +80,9 @@ class World:
             USER=os.environ.get("USER", str(os.getuid())), PIP_NO_INDEX="1",
             PIP_DISABLE_PIP_VERSION_CHECK="1")
 
-    def folder(self, name):
+    def directory(self, name):
         """The plain directory of a set of images."""
-        return self.work / name if name == "imagenet" else self.place / name
+        return self.work / name if name == "imagenet" else self.top / name
 
     def make_environment(self):
         """Creates what the environment recipe creates, without pip."""
@@ -96,25 +96,25 @@ class World:
             [self.bin / "archfs", "pack", "--quiet", "--force", env, self.work / "env.sqfs"], check=True)
 
 
-def pictures(place, png, seed):
+def pictures(directory, png, seed):
     rng = random.Random(seed)
     for number, name in enumerate(CLASSES):
-        (place / name).mkdir(parents=True)
+        (directory / name).mkdir(parents=True)
         for picture in range(PICTURES):
-            (place / name / f"{name}_{10026 + picture}.JPEG").write_bytes(png(rng, number))
+            (directory / name / f"{name}_{10026 + picture}.JPEG").write_bytes(png(rng, number))
 
 
-def pack_tar(folder, archive):
+def pack_tar(directory, archive):
     with tarfile.open(archive, "w") as tar:
-        for path in sorted(folder.iterdir()):
+        for path in sorted(directory.iterdir()):
             tar.add(path, path.name)
 
 
-def tar_of_tars(folder, archive):
+def tar_of_tars(directory, archive):
     """A tar of one tar per class, whose members have no directory, like ImageNet's training set."""
     with tarfile.open(archive, "w") as outer:
-        for path in sorted(folder.iterdir()):
-            inner = folder.parent / f"{path.name}.tar"
+        for path in sorted(directory.iterdir()):
+            inner = directory.parent / f"{path.name}.tar"
             pack_tar(path, inner)
             outer.add(inner, inner.name)
             inner.unlink()

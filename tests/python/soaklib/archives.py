@@ -37,29 +37,29 @@ def make(work, content, random):
     for origin, sizes in SIZES.items():
         tree = Tree(content, random, origin, work / f"source-{origin}")
         tree.fill(sizes)
-        packed[origin] = (tree, MAKERS[origin](tree.folder, work))
-        shutil.rmtree(tree.folder)
+        packed[origin] = (tree, MAKERS[origin](tree.directory, work))
+        shutil.rmtree(tree.directory)
     if not all(tree.attributes for tree, _ in packed.values()):
-        print("soak: the work folder takes no extended attributes, so none are packed", flush=True)
+        print("soak: the work directory takes no extended attributes, so none are packed", flush=True)
     together = [packed[origin] for origin in ["image", "stored", "frames"]]
     alone = [packed["packed"]]
     return [Dataset(name, [archive for _, archive in group], trees.merged([tree for tree, _ in group]))
             for name, group in [("merged", together), ("alone", alone)]]
 
 
-def image(folder, work):
+def image(directory, work):
     archive = work / "image.sqfs"
-    call("mksquashfs", folder, archive, "-comp", "zstd", "-Xcompression-level", "3", "-b", "128K",
+    call("mksquashfs", directory, archive, "-comp", "zstd", "-Xcompression-level", "3", "-b", "128K",
          "-quiet", "-no-progress")
     return archive
 
 
-def stored(folder, work):
-    return tar(folder, work / "stored.tar")
+def stored(directory, work):
+    return tar(directory, work / "stored.tar")
 
 
-def frames(folder, work):
-    plain = tar(folder, work / "plain.tar")
+def frames(directory, work):
+    plain = tar(directory, work / "plain.tar")
     archive = work / "frames.tar.zst"
     with open(plain, "rb") as source, open(archive, "wb") as target:
         while piece := source.read(FRAME_BYTES):
@@ -68,8 +68,8 @@ def frames(folder, work):
     return archive
 
 
-def packed(folder, work):
-    plain = tar(folder, work / "plain.tar")
+def packed(directory, work):
+    plain = tar(directory, work / "plain.tar")
     archive = work / "packed.tar.gz"
     with open(archive, "wb") as target:
         call("gzip", "-c", "-1", plain, stdout=target)
@@ -77,8 +77,8 @@ def packed(folder, work):
     return archive
 
 
-def tar(folder, archive):
-    call("tar", "-C", folder, "--format=posix", "--sort=name", "--sparse", "--xattrs", "-cf", archive, ".")
+def tar(directory, archive):
+    call("tar", "-C", directory, "--format=posix", "--sort=name", "--sparse", "--xattrs", "-cf", archive, ".")
     return archive
 
 

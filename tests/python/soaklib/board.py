@@ -19,26 +19,26 @@ FIRST_ROLE = 5
 
 
 class Board:
-    def __init__(self, places, roles):
-        self.places, self.roles = places, roles
+    def __init__(self, slots, roles):
+        self.slots, self.roles = slots, roles
         self.row = FIRST_ROLE + len(roles)
         # Each value is one 8-byte store, so a killed writer leaves either the old or the new value.
-        self.numbers = memoryview(mmap.mmap(-1, 8 * (1 + places * self.row))).cast("q")
+        self.numbers = memoryview(mmap.mmap(-1, 8 * (1 + slots * self.row))).cast("q")
 
-    def get(self, place, field):
-        return self.numbers[1 + place * self.row + field]
+    def get(self, slot, field):
+        return self.numbers[1 + slot * self.row + field]
 
-    def set(self, place, field, value):
-        self.numbers[1 + place * self.row + field] = value
+    def set(self, slot, field, value):
+        self.numbers[1 + slot * self.row + field] = value
 
-    def add(self, place, field, value=1):
-        self.numbers[1 + place * self.row + field] += value
+    def add(self, slot, field, value=1):
+        self.numbers[1 + slot * self.row + field] += value
 
-    def beat(self, place):
-        self.set(place, BEAT, time.monotonic_ns())
+    def beat(self, slot):
+        self.set(slot, BEAT, time.monotonic_ns())
 
     def total(self, field):
-        return sum(self.get(place, field) for place in range(self.places))
+        return sum(self.get(slot, field) for slot in range(self.slots))
 
     def is_over(self):
         return self.numbers[0] != 0

@@ -32,7 +32,7 @@ class Crew:
         self.said = b""
 
     def start_all(self):
-        for number in range(self.board.places):
+        for number in range(self.board.slots):
             self.start(number)
 
     def start(self, number):
@@ -42,7 +42,7 @@ class Crew:
         self.board.set(number, fields.PID, pid)
 
     def living(self):
-        return [number for number in range(self.board.places) if self.board.get(number, fields.PID)]
+        return [number for number in range(self.board.slots) if self.board.get(number, fields.PID)]
 
     def tend(self, step):
         """Replaces killed workers, stops and continues some. Raises if one failed or hangs."""

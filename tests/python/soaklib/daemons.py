@@ -38,16 +38,16 @@ GAUGES = ["metadata_cache", "data_cache"]
 class Mount:
     def __init__(self, stage, dataset):
         self.stage, self.dataset = stage, dataset
-        self.place = stage.work / f"mount-{dataset.name}"
+        self.mount_point = stage.work / f"mount-{dataset.name}"
         self.log = stage.work / f"{dataset.name}.log"
         self.account = stage.work / f"{dataset.name}.json"
-        self.view = View(dataset, self.place)
+        self.view = View(dataset, self.mount_point)
         self.memory, self.threads, self.open_files, self.waiting = [], [], [], []
         self.last, self.holders, self.was_mounted = {}, 0, False
         self.pid = self.began = None
 
     def command(self, what, *options, after=()):
-        return [self.stage.archfs, what, *options, *self.dataset.archives, self.place, *after]
+        return [self.stage.archfs, what, *options, *self.dataset.archives, self.mount_point, *after]
 
     def command_of(self, *words):
         return [self.stage.archfs, *words]
@@ -58,7 +58,7 @@ class Mount:
         listed = self.listed()
         self.pid, self.first_holders = listed["daemon"], listed["holders"]
         self.began = processes.start_time(self.pid)
-        self.connection = f"/sys/fs/fuse/connections/{processes.device_of(self.place)}/waiting"
+        self.connection = f"/sys/fs/fuse/connections/{processes.device_of(self.mount_point)}/waiting"
         self.first = {"descriptors": processes.descriptors(self.pid),
                       "threads": processes.status_number(self.pid, "Threads"),
                       "memory": self.resident()}
@@ -78,7 +78,7 @@ class Mount:
         """Resident memory in MB."""
         memory = processes.status_number(self.pid, "VmRSS")
         if memory is None or processes.start_time(self.pid) != self.began:
-            raise Wrong(f"the daemon of {self.place} has ended: {processes.text_of(self.log)[-500:]}")
+            raise Wrong(f"the daemon of {self.mount_point} has ended: {processes.text_of(self.log)[-500:]}")
         return memory / 1000
 
     def in_flight(self):
@@ -93,9 +93,9 @@ class Mount:
         self.open_files.append(len(processes.descriptors(self.pid)))
         self.waiting.append(self.in_flight())
         if self.memory[-1][1] > MEMORY_LIMIT:
-            raise Wrong(f"the daemon of {self.place} has {self.memory[-1][1]:.0f} MB, limit {MEMORY_LIMIT}")
+            raise Wrong(f"the daemon of {self.mount_point} has {self.memory[-1][1]:.0f} MB, limit {MEMORY_LIMIT}")
         if self.threads[-1] > THREADS_LIMIT:
-            raise Wrong(f"the daemon of {self.place} has {self.threads[-1]} threads, limit {THREADS_LIMIT}")
+            raise Wrong(f"the daemon of {self.mount_point} has {self.threads[-1]} threads, limit {THREADS_LIMIT}")
 
     def take_numbers(self, text):
         """Checks the daemon's counters: none may decrease, and none may report damage."""
@@ -103,17 +103,17 @@ class Mount:
         for key, value in flat(told):
             before = self.last.get(key)
             if isinstance(value, int) and before is not None and value < before and is_counter(key):
-                raise Wrong(f"{key} of {self.place} fell from {before} to {value}")
+                raise Wrong(f"{key} of {self.mount_point} fell from {before} to {value}")
         self.last = dict(flat(told))
         if self.last["faults"]:
-            raise Wrong(f"{self.last['faults']} faults at {self.place}: {processes.text_of(self.log)[-1000:]}")
+            raise Wrong(f"{self.last['faults']} faults at {self.mount_point}: {processes.text_of(self.log)[-1000:]}")
 
     def take_list(self, text):
         """Checks the mount's row of `archfs list`."""
         rows = [json.loads(line) for line in text.splitlines()]
-        found = [row for row in rows if row["mountpoint"] == str(self.place)]
+        found = [row for row in rows if row["mountpoint"] == str(self.mount_point)]
         if len(found) != 1 or found[0]["state"] != "alive":
-            raise Wrong(f"{self.place} is listed as {found}")
+            raise Wrong(f"{self.mount_point} is listed as {found}")
         self.holders = max(self.holders, len(found[0]["holders"]))
         return found[0]
 
@@ -122,12 +122,12 @@ class Mount:
         deadline = time.monotonic() + SETTLE
         while left := self.unsettled():
             if time.monotonic() > deadline:
-                raise Wrong(f"{self.place}, {SETTLE} s after the last reader: {'; '.join(left)}\n"
+                raise Wrong(f"{self.mount_point}, {SETTLE} s after the last reader: {'; '.join(left)}\n"
                             + processes.stacks(self.pid))
             time.sleep(0.25)
 
     def unsettled(self):
-        self.take_numbers(self.call(*self.command_of("stats", "--json", self.place)))
+        self.take_numbers(self.call(*self.command_of("stats", "--json", self.mount_point)))
         left = [f"{gauge} holds {self.last[f'{gauge}.held_bytes']} bytes" for gauge in GAUGES
                 if self.last[f"{gauge}.held_bytes"]]
         if self.in_flight():
@@ -153,30 +153,30 @@ class Mount:
     def is_flat(self, since):
         (_, first), (_, last) = self.thirds(since)
         if last > first * (1 + MORE_RELATIVE) + MORE:
-            raise Wrong(f"the daemon of {self.place} grows: {first:.0f} MB at most in the first third, "
+            raise Wrong(f"the daemon of {self.mount_point} grows: {first:.0f} MB at most in the first third, "
                         f"{last:.0f} in the last")
 
     def end(self):
         """Unmounts, and checks what remains."""
-        self.call(self.stage.archfs, "unmount", self.place)
+        self.call(self.stage.archfs, "unmount", self.mount_point)
         left = self.left()
         if left:
             raise Wrong("; ".join(left))
         account = json.loads(self.account.read_text())
         if account["faults"] or account["requests"]["total"] < self.last["requests.total"]:
-            raise Wrong(f"the account of {self.place} says {account}")
+            raise Wrong(f"the account of {self.mount_point} says {account}")
         lines = self.log.read_text().splitlines()
         # A warning reports the files that several archives have.
         odd = [line for line in lines if "served" not in line and "hidden" not in line]
         if odd or not any("served" in line for line in lines):
-            raise Wrong(f"the log of {self.place} says {odd or lines}")
+            raise Wrong(f"the log of {self.mount_point} says {odd or lines}")
 
     def left(self):
-        left = [f"mount left: {line}" for line in processes.mounts_below(self.place)]
-        if self.place.exists():
-            left.append(f"{self.place} is left")
+        left = [f"mount left: {line}" for line in processes.mounts_below(self.mount_point)]
+        if self.mount_point.exists():
+            left.append(f"{self.mount_point} is left")
         if processes.start_time(self.pid) == self.began:
-            left.append(f"the daemon of {self.place} has not ended")
+            left.append(f"the daemon of {self.mount_point} has not ended")
         return left
 
     def clear(self):
@@ -187,21 +187,22 @@ class Mount:
             time.sleep(0.05)
         # Killed guests may still hold the lock of the mount point for a moment.
         while time.monotonic() < deadline and self.was_mounted and (
-                processes.mounts_below(self.place) or records(self.place)):
-            subprocess.run([str(self.stage.archfs), "unmount", "--lazy", str(self.place)], check=False,
+                processes.mounts_below(self.mount_point) or records(self.mount_point)):
+            subprocess.run([str(self.stage.archfs), "unmount", "--lazy", str(self.mount_point)], check=False,
                            capture_output=True, timeout=SETTLE, env=self.stage.environment)
             time.sleep(0.05)
-        if processes.mounts_below(self.place):
-            subprocess.run(["umount", "--lazy", str(self.place)], check=False)
+        if processes.mounts_below(self.mount_point):
+            subprocess.run(["umount", "--lazy", str(self.mount_point)], check=False)
 
 
-def records(place):
+def records(mount_point):
     """archfs's records of mounts at or below a path. There may be records of other mounts."""
     found = []
     for parent in ["/tmp", "/dev/shm", "/var/tmp"]:
-        folder = f"{parent}/archfs-{os.getuid()}"
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        found += [f"{folder}/{name}" for name in names if str(place) in processes.text_of(f"{folder}/{name}")]
+        directory = f"{parent}/archfs-{os.getuid()}"
+        names = os.listdir(directory) if os.path.isdir(directory) else []
+        found += [f"{directory}/{name}" for name in names
+                  if str(mount_point) in processes.text_of(f"{directory}/{name}")]
     return found
 
 

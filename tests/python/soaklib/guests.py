@@ -67,7 +67,7 @@ class Guests:
     def run(self, mount):
         """Runs cat under `archfs run`, and compares its output."""
         entry = self.random.choice([entry for entry in mount.view.files if entry.file.size <= CAT_BYTES])
-        words = mount.command("run", "--quiet", after=["--", "cat", mount.place / entry.path])
+        words = mount.command("run", "--quiet", after=["--", "cat", mount.mount_point / entry.path])
 
         def ran(guest):
             if not guest.was_killed:
@@ -79,7 +79,7 @@ class Guests:
 
     def ask(self, mount):
         """Requests the counters and holders of a mount, unless the previous requests are still running."""
-        kinds = [("stats", mount.command_of("stats", "--json", mount.place), mount.take_numbers),
+        kinds = [("stats", mount.command_of("stats", "--json", mount.mount_point), mount.take_numbers),
                  ("list", mount.command_of("list", "--json"), mount.take_list)]
         for kind, words, take in kinds:
             name = f"{kind} of {mount.dataset.name}"

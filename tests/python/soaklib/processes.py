@@ -28,10 +28,10 @@ def start_time(pid):
 def descriptors(pid):
     """The targets of all open descriptors, without numbers, sorted."""
     found = []
-    folder = f"/proc/{pid}/fd"
-    for name in os.listdir(folder):
+    directory = f"/proc/{pid}/fd"
+    for name in os.listdir(directory):
         try:
-            found.append(re.sub(r"\d+", "N", os.readlink(f"{folder}/{name}")))
+            found.append(re.sub(r"\d+", "N", os.readlink(f"{directory}/{name}")))
         except OSError:
             pass
     return sorted(found)
@@ -45,22 +45,22 @@ def stacks(pid):
     except OSError:
         threads = []
     for thread in threads:
-        folder = f"/proc/{pid}/task/{thread}"
-        state = re.search(r"^State:\s+(.*)", text_of(f"{folder}/status"), re.MULTILINE)
-        stack = " < ".join(text_of(f"{folder}/stack").split("\n"))
-        lines.append(f"    {text_of(f'{folder}/comm').strip()} {state and state[1]} "
-                     f"wchan {text_of(f'{folder}/wchan')} {stack}")
+        directory = f"/proc/{pid}/task/{thread}"
+        state = re.search(r"^State:\s+(.*)", text_of(f"{directory}/status"), re.MULTILINE)
+        stack = " < ".join(text_of(f"{directory}/stack").split("\n"))
+        lines.append(f"    {text_of(f'{directory}/comm').strip()} {state and state[1]} "
+                     f"wchan {text_of(f'{directory}/wchan')} {stack}")
     return "\n".join(lines)
 
 
-def mounts_below(folder):
+def mounts_below(directory):
     lines = text_of("/proc/self/mountinfo").splitlines()
-    return [line for line in lines if (line.split()[4] + "/").startswith(f"{folder}/")]
+    return [line for line in lines if (line.split()[4] + "/").startswith(f"{directory}/")]
 
 
-def device_of(place):
+def device_of(mount_point):
     """The minor number of the mount at a path, which names its FUSE connection."""
-    line = next(line for line in mounts_below(place) if line.split()[4] == str(place))
+    line = next(line for line in mounts_below(mount_point) if line.split()[4] == str(mount_point))
     return int(line.split()[2].split(":")[1])
 
 

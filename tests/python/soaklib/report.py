@@ -28,7 +28,7 @@ def turns(board):
 def table(stage, crew, guests, warm, seconds):
     """The work done, and the resources used."""
     board = stage.board
-    rows = [("workers", board.places), ("seconds", f"{seconds:.0f}")]
+    rows = [("workers", board.slots), ("seconds", f"{seconds:.0f}")]
     rows += [(f"turns of {name}", board.total(fields.FIRST_ROLE + nth)) for nth, name in enumerate(roles.NAMES)]
     rows += [("bytes compared", board.total(fields.BYTES)), ("workers killed", crew.killed()),
              ("workers stopped and continued", crew.stops), ("guests that shared", guests.counts["shared"]),

@@ -23,7 +23,7 @@ TURN_BYTES = 24 << 20
 @contextlib.contextmanager
 def opened(worker, entry, flags=os.O_RDONLY):
     worker.at = entry.path
-    descriptor = os.open(worker.place(entry), flags)
+    descriptor = os.open(worker.path_of(entry), flags)
     try:
         yield descriptor
     finally:
@@ -57,7 +57,7 @@ def whole(worker):
                 offset += len(got)
 
 
-def places(worker):
+def random_offsets(worker):
     """Reads at random offsets, also across and past the end of the file."""
     for entry in worker.files(5, large=0.7):
         with opened(worker, entry) as descriptor:
@@ -72,14 +72,14 @@ def places(worker):
 
 def walk(worker):
     """Listings, attributes, links and missing names in a directory and everything below it."""
-    waiting = [worker.random.choice(worker.folders)]
+    waiting = [worker.random.choice(worker.directories)]
     seen = 0
     while waiting and seen < 3000 and not worker.is_over():
-        folder = waiting.pop()
+        directory = waiting.pop()
         names = set()
-        with os.scandir(worker.path(folder)) as listing:
+        with os.scandir(worker.path(directory)) as listing:
             for found in listing:
-                path = f"{folder}/{found.name}".lstrip("/")
+                path = f"{directory}/{found.name}".lstrip("/")
                 entry = worker.entries.get(path)
                 if entry is None or found.name in names:
                     raise Wrong(f"{path} is listed and should not be, or twice")
@@ -90,32 +90,32 @@ def walk(worker):
                     waiting.append(path)
                 look_at(worker, entry)
                 seen += 1
-        if names != worker.children[folder]:
-            raise Wrong(f"{folder} lacks {sorted(worker.children[folder] - names)[:3]}")
-        not_there(worker, folder)
+        if names != worker.children[directory]:
+            raise Wrong(f"{directory} lacks {sorted(worker.children[directory] - names)[:3]}")
+        not_there(worker, directory)
     os.statvfs(worker.path(""))
 
 
 def look_at(worker, entry):
     """Checks the attributes of an entry."""
-    worker.at, place = entry.path, worker.place(entry)
-    found = os.lstat(place)
+    worker.at, path = entry.path, worker.path_of(entry)
+    found = os.lstat(path)
     worker.beat()
     expected = (entry.kind | entry.mode, entry.mtime)
     if (found.st_mode, int(found.st_mtime)) != expected or entry.file and (
             found.st_size, found.st_nlink) != (entry.file.size, entry.links):
         raise Wrong(f"{entry.path}: {found} instead of {entry}")
     if stat.S_ISLNK(entry.kind):
-        if os.readlink(place) != entry.target:
-            raise Wrong(f"{entry.path}: leads to {os.readlink(place)[:100]}")
+        if os.readlink(path) != entry.target:
+            raise Wrong(f"{entry.path}: leads to {os.readlink(path)[:100]}")
     elif worker.random.random() < 0.3:
-        if attributes_of(place) != entry.attributes:
-            raise Wrong(f"{entry.path}: {attributes_of(place)} instead of {entry.attributes}")
+        if attributes_of(path) != entry.attributes:
+            raise Wrong(f"{entry.path}: {attributes_of(path)} instead of {entry.attributes}")
 
 
-def attributes_of(place):
+def attributes_of(path):
     try:
-        return tuple(sorted((name, os.getxattr(place, name)) for name in os.listxattr(place)))
+        return tuple(sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)))
     except OSError as error:
         # This is the error of an archive without any attributes.
         if error.errno != errno.EOPNOTSUPP:
@@ -123,9 +123,9 @@ def attributes_of(place):
         return ()
 
 
-def not_there(worker, folder):
+def not_there(worker, directory):
     """Checks that a name is missing, and that nothing can be written."""
-    path = worker.path(f"{folder}/not there {worker.random.randrange(1000)}")
+    path = worker.path(f"{directory}/not there {worker.random.randrange(1000)}")
     expect(errno.ENOENT, os.lstat, path)
     expect(errno.EROFS, os.open, path, os.O_WRONLY | os.O_CREAT)
     worker.beat()
@@ -299,7 +299,7 @@ def drop(worker):
 
 def kill(worker):
     """Kills another worker after a random delay."""
-    others = [place for place in range(worker.board.places) if place != worker.number]
+    others = [slot for slot in range(worker.board.slots) if slot != worker.number]
     # The delay is the point: it hits the worker in the middle of something.
     time.sleep(worker.random.random() * 0.03)
     worker.board.kill(worker.random.choice(others), worker.number)
@@ -307,6 +307,6 @@ def kill(worker):
 
 # The relative frequency of each role.
 ROLES = {
-    whole: 10, places: 10, walk: 8, mapped: 10, seek: 6, many: 5, copy: 8, direct: 8, drop: 4, kill: 8,
+    whole: 10, random_offsets: 10, walk: 8, mapped: 10, seek: 6, many: 5, copy: 8, direct: 8, drop: 4, kill: 8,
 }
 NAMES = [role.__name__ for role in ROLES]

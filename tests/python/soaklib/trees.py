@@ -38,11 +38,11 @@ class Sizes(NamedTuple):
 class Tree:
     """A directory under construction, and its entries."""
 
-    def __init__(self, content, random, origin, folder):
-        self.content, self.random, self.origin, self.folder = content, random, origin, folder
+    def __init__(self, content, random, origin, directory):
+        self.content, self.random, self.origin, self.directory = content, random, origin, directory
         self.entries = {}
         self.attributes = True
-        folder.mkdir()
+        directory.mkdir()
 
     def fill(self, sizes):
         """Creates the files of this archive: below its own directory, and below one that all archives share."""
@@ -75,29 +75,29 @@ class Tree:
         os.mkfifo(self.made(f"{top}/fifo"))
         self.note(f"{top}/fifo")
         self.add_hard_link(f"{top}/middle/1", f"{top}/second name")
-        for path in sorted(self.folders(), key=len, reverse=True):
+        for path in sorted(self.directories(), key=len, reverse=True):
             self.note(path)
 
     def made(self, path):
         """The location of `path`; parent directories are created."""
-        place = self.folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return place
+        target = self.directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
 
     def add_file(self, path, size, pool="text", sparse=False):
         file = self.content.file(self.origin, path, size, pool, sparse)
-        place = self.made(path)
-        self.content.write(file, place)
-        os.chmod(place, self.random.choice([0o644, 0o600, 0o444, 0o755]))
+        target = self.made(path)
+        self.content.write(file, target)
+        os.chmod(target, self.random.choice([0o644, 0o600, 0o444, 0o755]))
         if self.random.random() < 0.05:
-            self.set_attribute(place)
+            self.set_attribute(target)
         self.note(path, file)
 
-    def set_attribute(self, place):
+    def set_attribute(self, target):
         """If the work directory's file system has no extended attributes, none are compared."""
         try:
-            os.setxattr(place, "user.soak", self.random.randbytes(self.random.choice([3, 40, 300])))
-            os.setxattr(place, "user.other", b"")
+            os.setxattr(target, "user.soak", self.random.randbytes(self.random.choice([3, 40, 300])))
+            os.setxattr(target, "user.other", b"")
         except OSError:
             self.attributes = False
 
@@ -106,7 +106,7 @@ class Tree:
         self.note(path)
 
     def add_hard_link(self, first, path):
-        os.link(self.folder / first, self.made(path))
+        os.link(self.directory / first, self.made(path))
         # Both names share one time.
         self.entries[path] = self.entries[first]
         for name in [first, path]:
@@ -114,20 +114,20 @@ class Tree:
 
     def note(self, path, file=None):
         """Records the entry, with a time of its own."""
-        place = self.folder / path
+        target = self.directory / path
         known = self.entries.get(path)
-        os.utime(place, (EPOCH, known.mtime if known else EPOCH + self.random.randrange(10**7)),
+        os.utime(target, (EPOCH, known.mtime if known else EPOCH + self.random.randrange(10**7)),
                  follow_symlinks=False)
-        found = os.lstat(place)
+        found = os.lstat(target)
         is_link = stat.S_ISLNK(found.st_mode)
-        names = [] if is_link or not self.attributes else os.listxattr(place)
+        names = [] if is_link or not self.attributes else os.listxattr(target)
         self.entries[path] = Entry(
             path, stat.S_IFMT(found.st_mode), stat.S_IMODE(found.st_mode), int(found.st_mtime), file,
-            os.readlink(place) if is_link else "",
-            tuple(sorted((name, os.getxattr(place, name)) for name in names if name.startswith("user."))),
+            os.readlink(target) if is_link else "",
+            tuple(sorted((name, os.getxattr(target, name)) for name in names if name.startswith("user."))),
             found.st_nlink if file else 0)
 
-    def folders(self):
+    def directories(self):
         above = {os.path.dirname(path) for path in self.entries} - {""}
         while new := {os.path.dirname(path) for path in above} - above - {""}:
             above |= new

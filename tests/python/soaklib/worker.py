@@ -53,17 +53,17 @@ class Worker:
         return self.view.entries
 
     @property
-    def folders(self):
-        return self.view.folders
+    def directories(self):
+        return self.view.directories
 
     @property
     def children(self):
         return self.view.children
 
     def path(self, path):
-        return f"{self.view.place}/{path}"
+        return f"{self.view.mount_point}/{path}"
 
-    def place(self, entry):
+    def path_of(self, entry):
         return self.path(entry.path)
 
     def files(self, count, large=0.1, sparse=0.0):
@@ -88,16 +88,16 @@ class Worker:
 class View:
     """A mounted dataset, sorted into what the roles choose from."""
 
-    def __init__(self, dataset, place):
-        self.place, self.entries = place, dataset.entries
+    def __init__(self, dataset, mount_point):
+        self.mount_point, self.entries = mount_point, dataset.entries
         self.files = [entry for entry in self.entries.values() if entry.file]
         self.large = [entry for entry in self.files if entry.file.size >= LARGE]
         self.sparse = [entry for entry in self.files if entry.file.sparse]
         self.children = {"": set()}
         for path in sorted(self.entries):
-            folder, _, name = path.rpartition("/")
-            self.children.setdefault(folder, set()).add(name)
-        self.folders = sorted(self.children)
+            directory, _, name = path.rpartition("/")
+            self.children.setdefault(directory, set()).add(name)
+        self.directories = sorted(self.children)
 
 
 def start(stage, number, generation, failures):

@@ -1,6 +1,6 @@
 """Reads Parquet, Feather and Arrow IPC files with pyarrow: whole, by column, with filters, and memory-mapped.
 
-Usage: arrow_files.py FOLDER
+Usage: arrow_files.py DIRECTORY
 """
 
 import hashlib

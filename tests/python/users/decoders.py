@@ -1,6 +1,6 @@
 """Decodes every JPEG of a directory with PIL, by path and from bytes, and with torchvision.io. Prints digests.
 
-Usage: decoders.py FOLDER
+Usage: decoders.py DIRECTORY
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Reads an HDF5 file with h5py, opened with default options, in one process and in several.
 
-Usage: hdf5.py FOLDER
+Usage: hdf5.py DIRECTORY
 """
 
 import hashlib

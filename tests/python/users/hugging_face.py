@@ -1,6 +1,6 @@
-"""Loads an image folder with the datasets package, without network access.
+"""Loads an image directory with the datasets package, without network access.
 
-Usage: hugging_face.py FOLDER
+Usage: hugging_face.py DIRECTORY
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Two epochs of torchvision's ImageFolder with a DataLoader, shuffled by a seed. Prints the samples in order.
 
-Usage: image_folder.py FOLDER START:WORKERS...       START: fork or spawn
+Usage: image_folder.py DIRECTORY START:WORKERS...       START: fork or spawn
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Reads LMDB databases that are a directory and a file, with and without lock, in one process and in several.
 
-Usage: lmdb_file.py FOLDER
+Usage: lmdb_file.py DIRECTORY
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import lmdb
 
 
 def opened(root, subdir, lock):
-    return lmdb.open(f"{root}/{'folder' if subdir else 'file'}.lmdb", readonly=True, lock=lock, subdir=subdir,
+    return lmdb.open(f"{root}/{'directory' if subdir else 'file'}.lmdb", readonly=True, lock=lock, subdir=subdir,
                      readahead=False, max_readers=16)
 
 

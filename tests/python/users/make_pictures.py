@@ -1,6 +1,6 @@
 """Makes JPEGs of 64 to 256 pixels a side, a directory for each class: the same bytes every time.
 
-Usage: make_pictures.py FOLDER CLASSES PICTURES_OF_EACH
+Usage: make_pictures.py DIRECTORY CLASSES PICTURES_OF_EACH
 """
 
 import pathlib
@@ -19,13 +19,13 @@ def picture(rng, hue):
 
 
 def main():
-    folder, classes, count = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    directory, classes, count = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     rng = numpy.random.default_rng(0)
     for number in range(classes):
-        place = folder / f"class{number:02}"
-        place.mkdir(parents=True)
+        class_directory = directory / f"class{number:02}"
+        class_directory.mkdir(parents=True)
         for name in range(count):
-            picture(rng, number).save(place / f"{name:05}.jpg", quality=80)
+            picture(rng, number).save(class_directory / f"{name:05}.jpg", quality=80)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Makes the directory that plain.py reads, using only the standard library: the same bytes every time.
 
-Usage: make_plain.py FOLDER
+Usage: make_plain.py DIRECTORY
 """
 
 import gzip
@@ -21,12 +21,12 @@ WHEN = 1_700_000_000
 
 def samples(root, rng):
     for number in range(6):
-        folder = root / "samples" / f"class {number}"
-        folder.mkdir(parents=True)
+        directory = root / "samples" / f"class {number}"
+        directory.mkdir(parents=True)
         for sample in range(40):
             size = rng.choice([0, 1, 100, 4096, 5000, 70_000, 140_000])
             body = rng.randbytes(size) if sample % 2 else (b"line %d\n" % sample * size)[:size]
-            (folder / f"{sample:03}.bin").write_bytes(body)
+            (directory / f"{sample:03}.bin").write_bytes(body)
     (root / "samples" / "empty folder").mkdir()
     os.symlink("class 0/003.bin", root / "samples" / "link")
     os.link(root / "samples" / "class 1" / "005.bin", root / "samples" / "hard link")
@@ -34,37 +34,37 @@ def samples(root, rng):
 
 def package(root):
     """A package with data files and compiled code, as pip installs it."""
-    place = root / "site" / "greeting"
-    (place / "data").mkdir(parents=True)
-    (place / "__init__.py").write_text("from greeting.words import WORDS\n")
-    (place / "words.py").write_text(
+    greeting = root / "site" / "greeting"
+    (greeting / "data").mkdir(parents=True)
+    (greeting / "__init__.py").write_text("from greeting.words import WORDS\n")
+    (greeting / "words.py").write_text(
         "import importlib.resources\n"
         "WORDS = importlib.resources.files('greeting').joinpath('data/words.txt').read_text().split()\n")
-    (place / "__main__.py").write_text("from greeting import WORDS\nprint(WORDS)\n")
-    (place / "data" / "words.txt").write_text("good morning\n")
-    for file in place.glob("*.py"):
+    (greeting / "__main__.py").write_text("from greeting import WORDS\nprint(WORDS)\n")
+    (greeting / "data" / "words.txt").write_text("good morning\n")
+    for file in greeting.glob("*.py"):
         os.utime(file, (WHEN, WHEN))
         py_compile.compile(str(file), doraise=True)
 
 
 def files(root, rng):
-    place = root / "files"
-    place.mkdir()
+    directory = root / "files"
+    directory.mkdir()
     text = "".join(f"{number} {rng.random()}\n" for number in range(30_000))
-    (place / "numbers.txt").write_text(text)
-    (place / "numbers.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
-    (place / "numbers.json").write_text(json.dumps([float(line.split()[1]) for line in text.splitlines()]))
-    (place / "numbers.pickle").write_bytes(pickle.dumps(text.split()))
-    (place / "random.bin").write_bytes(rng.randbytes(3_000_001))
+    (directory / "numbers.txt").write_text(text)
+    (directory / "numbers.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    (directory / "numbers.json").write_text(json.dumps([float(line.split()[1]) for line in text.splitlines()]))
+    (directory / "numbers.pickle").write_bytes(pickle.dumps(text.split()))
+    (directory / "random.bin").write_bytes(rng.randbytes(3_000_001))
     for kind, name in [(zipfile.ZIP_STORED, "stored.zip"), (zipfile.ZIP_DEFLATED, "deflated.zip")]:
-        with zipfile.ZipFile(place / name, "w", kind) as archive:
+        with zipfile.ZipFile(directory / name, "w", kind) as archive:
             archive.writestr("said.py", "SAID = 'from a zip'\n")
             for number in range(50):
                 archive.writestr(f"part/{number}", rng.randbytes(500) * 20)
-    with tarfile.open(place / "inner.tar.xz", "w:xz") as archive:
+    with tarfile.open(directory / "inner.tar.xz", "w:xz") as archive:
         archive.add(root / "site" / "greeting", "greeting")
     for name, mode in [("table.db", "delete"), ("wal.db", "wal")]:
-        with sqlite3.connect(place / name) as base:
+        with sqlite3.connect(directory / name) as base:
             base.execute(f"pragma journal_mode = {mode}")
             base.execute("create table number (id integer primary key, value real, name text)")
             base.executemany("insert into number values (?, ?, ?)",
@@ -79,9 +79,9 @@ def main():
     samples(root, rng)
     package(root)
     files(root, rng)
-    for folder, folders, names in os.walk(root, topdown=False):
-        for name in folders + names:
-            os.utime(os.path.join(folder, name), (WHEN, WHEN), follow_symlinks=False)
+    for directory, directories, names in os.walk(root, topdown=False):
+        for name in directories + names:
+            os.utime(os.path.join(directory, name), (WHEN, WHEN), follow_symlinks=False)
     os.utime(root, (WHEN, WHEN))
 
 

@@ -1,6 +1,6 @@
 """Makes files with one table each, in the formats of single-file datasets.
 
-Usage: make_tables.py FOLDER
+Usage: make_tables.py DIRECTORY
 """
 
 import pathlib

@@ -1,6 +1,6 @@
 """Memory-maps rows of arrays and weights of models: NumPy, torch and safetensors.
 
-Usage: mapped.py FOLDER
+Usage: mapped.py DIRECTORY
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Reads a directory in the ways of the standard library. Prints a line for each: its name and the result.
 
-Usage: plain.py FOLDER SCRATCH [NAME...]
+Usage: plain.py DIRECTORY SCRATCH [NAME...]
 """
 
 import concurrent.futures
@@ -45,10 +45,10 @@ def every_file(root):
 
 def walked(root):
     seen = []
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in sorted(folders + names):
-            path = os.path.join(folder, name)
+    for directory, directories, names in os.walk(root):
+        directories.sort()
+        for name in sorted(directories + names):
+            path = os.path.join(directory, name)
             status = os.lstat(path)
             size = 0 if os.path.isdir(path) else status.st_size
             link = os.readlink(path) if os.path.islink(path) else ""
@@ -90,8 +90,8 @@ def mapped(root):
     choose = random.Random(2)
     with open(root / "files" / "random.bin", "rb") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-            places = [choose.randrange(len(pages)) for _ in range(500)]
-            parts = [pages[place:place + 5000] for place in places]
+            offsets = [choose.randrange(len(pages)) for _ in range(500)]
+            parts = [pages[offset:offset + 5000] for offset in offsets]
             return len(pages), pages.find(pages[-40:]), digest(*parts)
 
 
@@ -190,10 +190,10 @@ def executors(root):
 def copied(root):
     """copytree preserves modes and times; copyfile uses sendfile."""
     with tempfile.TemporaryDirectory(dir=sys.argv[2]) as scratch:
-        place = shutil.copytree(root, pathlib.Path(scratch) / "copy", symlinks=True)
-        compared = filecmp.cmpfiles(root, place, [os.path.relpath(path, root) for path in every_file(root)],
+        copy = shutil.copytree(root, pathlib.Path(scratch) / "copy", symlinks=True)
+        compared = filecmp.cmpfiles(root, copy, [os.path.relpath(path, root) for path in every_file(root)],
                                     shallow=False)
-        return walked(place), [len(names) for names in compared]
+        return walked(copy), [len(names) for names in compared]
 
 
 def disk_usage(root):

@@ -1,6 +1,6 @@
-"""A rank of a distributed job: reads its share of an image folder and sums over all ranks. The first rank prints.
+"""A rank of a distributed job: reads its share of an image directory and sums over all ranks. The first rank prints.
 
-Usage: torchrun ... ranks.py FOLDER [fail]
+Usage: torchrun ... ranks.py DIRECTORY [fail]
 """
 
 import sys

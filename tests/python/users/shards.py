@@ -1,6 +1,6 @@
 """Reads shards with the webdataset package: JPEGs decoded, shards and samples shuffled by a seed.
 
-Usage: shards.py FOLDER WORKERS
+Usage: shards.py DIRECTORY WORKERS
 """
 
 import glob

@@ -1,6 +1,6 @@
 """Reads SQLite databases read-only: one with and without memory mapping, and one in WAL mode as immutable.
 
-Usage: sqlite_file.py FOLDER
+Usage: sqlite_file.py DIRECTORY
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Two epochs of tf.data on a list of files, shuffled by a seed, and of Keras's directory of classes. Prints a digest.
 
-Usage: tf_data.py FOLDER
+Usage: tf_data.py DIRECTORY
 """
 
 import hashlib

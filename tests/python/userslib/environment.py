@@ -36,24 +36,24 @@ def tensorflow():
 def python(name, wanted):
     """The interpreter of the environment `name`, with the packages listed in the file `wanted`."""
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-    place = target / name
-    mark = place / "made-of"
+    directory = target / name
+    mark = directory / "made-of"
     of = hashlib.sha256(wanted.read_bytes()).hexdigest()
     if not mark.exists() or mark.read_text() != of:
-        print(f"test-python: packages are installed in {place}", file=sys.stderr, flush=True)
+        print(f"test-python: packages are installed in {directory}", file=sys.stderr, flush=True)
         try:
-            make(place, wanted)
+            make(directory, wanted)
         except (OSError, subprocess.SubprocessError) as problem:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise Missing(str(problem)) from problem
         mark.write_text(of)
-    return place / "bin" / "python"
+    return directory / "bin" / "python"
 
 
-def make(place, packages):
-    run(sys.executable, "-m", "venv", "--clear", place)
+def make(directory, packages):
+    run(sys.executable, "-m", "venv", "--clear", directory)
     # pip's cache would keep a second copy of the downloads.
-    run(place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+    run(directory / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
         "--no-cache-dir", "--only-binary", ":all:", "--requirement", packages)
 
 

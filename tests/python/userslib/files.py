@@ -12,8 +12,8 @@ SCRIPTS = [
 
 
 def tables(stage):
-    folder = stage.work / "tables"
-    stage.user("make_tables.py", folder)
-    views = archives.views_of(stage, folder)
+    directory = stage.work / "tables"
+    stage.user("make_tables.py", directory)
+    views = archives.views_of(stage, directory)
     for what, script in SCRIPTS:
-        stage.compare(what, folder, views, script)
+        stage.compare(what, directory, views, script)

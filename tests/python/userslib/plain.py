@@ -11,34 +11,34 @@ from userslib.stage import USERS, View
 
 @functools.cache
 def dataset(stage):
-    folder = stage.work / "plain"
-    stage.call(sys.executable, USERS / "make_plain.py", folder)
-    return folder
+    directory = stage.work / "plain"
+    stage.call(sys.executable, USERS / "make_plain.py", directory)
+    return directory
 
 
 def standard_library(stage):
-    folder = dataset(stage)
+    directory = dataset(stage)
     scratch = stage.work / "scratch"
     scratch.mkdir()
-    views = archives.views_of(stage, folder)
-    views.append(of_mksquashfs(stage, folder))
-    views.append(of_parts(stage, folder))
-    stage.compare("standard library", folder, views, "plain.py", scratch, python=sys.executable)
+    views = archives.views_of(stage, directory)
+    views.append(of_mksquashfs(stage, directory))
+    views.append(of_parts(stage, directory))
+    stage.compare("standard library", directory, views, "plain.py", scratch, python=sys.executable)
     write_ahead_log(stage, views[0])
 
 
-def of_mksquashfs(stage, folder):
-    target = folder.with_name("mksquashfs.sqfs")
-    stage.call("mksquashfs", folder, target, "-no-progress", "-quiet")
+def of_mksquashfs(stage, directory):
+    target = directory.with_name("mksquashfs.sqfs")
+    stage.call("mksquashfs", directory, target, "-no-progress", "-quiet")
     return View("sqfs of mksquashfs", (target,))
 
 
-def of_parts(stage, folder):
+def of_parts(stage, directory):
     """Packs the top-level directories separately: two images and a tar, shown as one again."""
     parts = []
     for name, end in [("samples", "sqfs"), ("site", "tar"), ("files", "sqfs")]:
-        one = folder.with_name(f"part-{name}.{end}")
-        stage.call("tar", "-cf", one.with_suffix(".all.tar"), "-C", folder, name)
+        one = directory.with_name(f"part-{name}.{end}")
+        stage.call("tar", "-cf", one.with_suffix(".all.tar"), "-C", directory, name)
         stage.pack(one.with_suffix(".all.tar"), one)
         parts.append(one)
     return View("three archives as one", tuple(parts))
@@ -46,8 +46,8 @@ def of_parts(stage, folder):
 
 def write_ahead_log(stage, view):
     """SQLite on a read-only file system: a database in WAL mode needs immutable=1."""
-    with stage.report.check("sqlite3 says that a WAL base needs immutable=1"), stage.mounted(view) as place:
-        said = subprocess.run([sys.executable, USERS / "plain.py", place, stage.work, "sqlite3, WAL"],
+    with stage.report.check("sqlite3 says that a WAL base needs immutable=1"), stage.mounted(view) as mount_point:
+        said = subprocess.run([sys.executable, USERS / "plain.py", mount_point, stage.work, "sqlite3, WAL"],
                               check=False, capture_output=True, text=True, timeout=60)
         if "unable to open database file" not in said.stdout:
             raise Problem(said.stdout + said.stderr)
@@ -56,12 +56,12 @@ def write_ahead_log(stage, view):
 def environment_of_its_own(stage):
     """A virtual environment as one file, with its python as a link and as a copy."""
     for what, flag in [("link", "--symlinks"), ("copy", "--copies")]:
-        folder = stage.work / f"environment-{what}"
-        stage.call(sys.executable, "-m", "venv", "--without-pip", flag, folder)
-        library = next(folder.glob("lib/python*/site-packages"))
+        directory = stage.work / f"environment-{what}"
+        stage.call(sys.executable, "-m", "venv", "--without-pip", flag, directory)
+        library = next(directory.glob("lib/python*/site-packages"))
         stage.call("cp", "-r", dataset(stage) / "site" / "greeting", library)
-        view = archives.image(stage, folder)
-        with stage.report.check(f"an environment whose python is a {what}"), stage.mounted(view) as place:
+        view = archives.image(stage, directory)
+        with stage.report.check(f"an environment whose python is a {what}"), stage.mounted(view) as mount_point:
             said = [stage.call(root / "bin" / "python", USERS / "where.py", "greeting")
-                    for root in [folder, place]]
+                    for root in [directory, mount_point]]
             same(said[0], said[1])

@@ -15,30 +15,30 @@ EACH = '"$0" mount --quiet "$1" "$2" && "$3" "$4" "$2"'
 
 
 def torchrun(stage):
-    folder, views = dataset(stage)
-    place = stage.work / "ranks"
+    directory, views = dataset(stage)
+    mount_point = stage.work / "ranks"
     launch = [stage.python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *OUTPUT]
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    expected = stage.call(*launch, SCRIPT, folder, environment=local)
+    expected = stage.call(*launch, SCRIPT, directory, environment=local)
     # Each launch imports torch three times.
     for view in [view for view in views if view.name == "sqfs" or "gz" in view.name or "shards" in view.name]:
         with stage.report.check(f"torchrun of 2 ranks under archfs run, {view.name}"):
-            run = [stage.archfs, "run", "--quiet", *view.options, *view.archives, place, "--"]
-            same(expected, stage.call(*run, *launch, SCRIPT, place, environment=local))
-            gone(place)
+            run = [stage.archfs, "run", "--quiet", *view.options, *view.archives, mount_point, "--"]
+            same(expected, stage.call(*run, *launch, SCRIPT, mount_point, environment=local))
+            gone(mount_point)
     view = views[0]
-    with stage.report.check("torchrun of 2 ranks that mount at one place"):
-        found = stage.call(*launch, "--no_python", "bash", "-c", EACH, stage.archfs, view.archives[0], place,
+    with stage.report.check("torchrun of 2 ranks that mount at one mount point"):
+        found = stage.call(*launch, "--no_python", "bash", "-c", EACH, stage.archfs, view.archives[0], mount_point,
                            stage.python, SCRIPT, environment=local)
         same(expected, found)
-        gone(place)
+        gone(mount_point)
     with stage.report.check("the status of torchrun whose rank fails is that of archfs run"):
-        run = [stage.archfs, "run", "--quiet", view.archives[0], place, "--"]
+        run = [stage.archfs, "run", "--quiet", view.archives[0], mount_point, "--"]
         statuses = [status(stage, [*words, *launch, SCRIPT, root, "fail"], local)
-                    for words, root in [([], folder), (run, place)]]
+                    for words, root in [([], directory), (run, mount_point)]]
         if statuses[0] == 0 or statuses[0] != statuses[1]:
-            raise Problem(f"{statuses[0]} on the plain folder, {statuses[1]} under archfs run")
-        gone(place)
+            raise Problem(f"{statuses[0]} on the plain directory, {statuses[1]} under archfs run")
+        gone(mount_point)
 
 
 def status(stage, command, environment):
@@ -46,6 +46,6 @@ def status(stage, command, environment):
                           stdin=subprocess.DEVNULL, env=stage.environment | environment).returncode
 
 
-def gone(place):
-    if os.path.lexists(place):
-        raise Problem(f"{place} is still there")
+def gone(mount_point):
+    if os.path.lexists(mount_point):
+        raise Problem(f"{mount_point} is still there")

@@ -58,8 +58,8 @@ def shown(problem):
 def same(expected, found):
     """Raises with the lines that differ."""
     if not expected.strip():
-        raise Problem("the plain folder gave nothing to compare with")
+        raise Problem("the plain directory gave nothing to compare with")
     if expected != found:
-        lines = difflib.unified_diff(expected.splitlines(), found.splitlines(), "plain folder", "mount", n=0,
+        lines = difflib.unified_diff(expected.splitlines(), found.splitlines(), "plain directory", "mount", n=0,
                                      lineterm="")
         raise Problem("\n".join(list(lines)[:40]))

@@ -50,24 +50,24 @@ class Stage:
     @contextlib.contextmanager
     def mounted(self, view):
         """A fresh mount, which would also end with this process."""
-        place = self.work / "mount"
+        mount_point = self.work / "mount"
         try:
-            self.call(self.archfs, "mount", "--quiet", *view.options, *view.archives, place)
-            yield place
+            self.call(self.archfs, "mount", "--quiet", *view.options, *view.archives, mount_point)
+            yield mount_point
         finally:
-            if os.path.ismount(place):
-                self.call(self.archfs, "unmount", "--lazy", place)
-        if place.exists():
-            raise Problem(f"{place} is still there after unmounting")
+            if os.path.ismount(mount_point):
+                self.call(self.archfs, "unmount", "--lazy", mount_point)
+        if mount_point.exists():
+            raise Problem(f"{mount_point} is still there after unmounting")
 
     def compare(self, what, plain, views, script, *arguments, **options):
         """Runs the script on the plain directory and on each view, and compares the output."""
         try:
             expected = self.user(script, plain, *arguments, **options)
         except (OSError, subprocess.SubprocessError) as problem:
-            with self.report.check(f"{what}, on the plain folder"):
+            with self.report.check(f"{what}, on the plain directory"):
                 raise problem
             return
         for view in views:
-            with self.report.check(f"{what}, {view.name}"), self.mounted(view) as place:
-                same(expected, self.user(script, place, *arguments, **options))
+            with self.report.check(f"{what}, {view.name}"), self.mounted(view) as mount_point:
+                same(expected, self.user(script, mount_point, *arguments, **options))

@@ -22,10 +22,10 @@ libc.lseek.restype = ctypes.c_longlong
 libc.lseek.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_int]
 
 FILES = ["text", "blocks", "tail", "empty", "holes", "hard", "private", "group", "program", "setuid", "attributes"]
-FOLDERS = [".", "folder", "many", "closed", "sticky"]
+DIRECTORIES = [".", "folder", "many", "closed", "sticky"]
 OTHERS = ["link", "dangling", "loop", "link-folder", "fifo", "char", "block", "socket"]
 MISSING = ["none", "folder/none", "text/none", "closed/inside", "link-folder/a", "x" * 255, "x" * 256, "dangling/x"]
-ALL = FILES + FOLDERS + OTHERS + MISSING
+ALL = FILES + DIRECTORIES + OTHERS + MISSING
 
 
 def shown(value):
@@ -278,7 +278,7 @@ def read_all():
 
 def list_all():
     """Directories."""
-    for name in FOLDERS + ["text", "none", "link-folder"]:
+    for name in DIRECTORIES + ["text", "none", "link-folder"]:
         call(f"list {name}", lambda: sorted(listing(name)))
         call(f"list in order {name}", lambda: [entry[0] for entry in listing(name)][:50])
         call(f"positions {name}", opened, name, os.O_RDONLY, directory_positions)

@@ -13,7 +13,7 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 
 use crate::support::mount::Mounted;
 use crate::support::skip::skip;
-use crate::support::{can_mount, image, run, source, work_folder};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
 /// UID of the ordinary user. No other test mounts with it.
 const USER: u32 = 13;
@@ -148,10 +148,10 @@ fn is_like(text: &str, pattern: &str) -> bool {
 
 #[test]
 fn every_call_matches_the_kernels_squashfs_or_a_listed_difference() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
     let tree = tree(work.path());
     let image = image::make(work.path(), "data.sqfs", &tree, &["-comp", "zstd", "-b", "16K"]);

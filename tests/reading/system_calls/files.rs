@@ -13,7 +13,7 @@ use rustix::termios::tcgetattr;
 use super::{BLOCK, requests, with_mount};
 use crate::support::mount::{CleanUp, Mounted};
 use crate::support::stage::Talker;
-use crate::support::{archfs, can_mount, image, run, source, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, source, work_directory};
 
 /// > **open** reaches archfs only once: the kernel remembers that later opens need no request.
 #[test]
@@ -93,10 +93,10 @@ fn every_way_to_read_gives_the_same_bytes() {
 #[test]
 fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     const BLOCK: usize = 128 << 10;
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     // Three blocks that compress alike, each with a zlib checksum.
@@ -182,10 +182,10 @@ fn lseek_finds_holes_and_the_end_of_file() {
 /// > A file's tail in a fragment always counts as data.
 #[test]
 fn zeros_in_the_tail_of_a_file_are_data() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let source = work.path().join("source");
     fs::create_dir(&source).unwrap();
     // A tail of only zeros would be stored as a hole.

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use super::{Format, archives, small_tree};
 use crate::support::mount::{CleanUp, Mounted};
 use crate::support::skip::skip;
-use crate::support::{can_mount, run, work_folder};
+use crate::support::{run, skip_without_mounts, work_directory};
 
 /// Makes handles of files on one mount, makes the kernel drop their inodes, opens the handles on
 /// another mount, and prints the contents.
@@ -58,10 +58,10 @@ fn opened_by_handle(first: &Path, second: &Path) -> Output {
 /// > after the kernel has forgotten the inode, and at another mount.
 #[test]
 fn handles_stay_valid_after_eviction_and_at_the_next_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         let [first, second] =
@@ -102,10 +102,10 @@ fn overlay(work: &Path, lower: &Path) -> Result<(PathBuf, CleanUp), String> {
 /// > Therefore overlayfs accepts a mount as its lower directory with `index=on` and `xino=on`.
 #[test]
 fn an_overlay_keeps_hard_links_and_inode_numbers() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         for directory in ["upper", "inner", "overlay"].map(|name| work.path().join(name)) {

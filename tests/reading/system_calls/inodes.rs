@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::{Format, archives, small_tree, with_each_format, with_mount};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
-use crate::support::{can_mount, image, run, source, work_folder};
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
 
 /// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
 /// > archive. SquashFS stores mtime as unsigned 32-bit seconds since 1970; pax tars also store the
@@ -76,10 +76,10 @@ fn stat_and_statvfs_count_blocks_and_inodes() {
 /// > Python therefore reads a whole JPEG at once.
 #[test]
 fn the_block_size_lets_python_read_a_jpeg_at_once() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = work.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("picture"), source::noise(1, 100_000)).unwrap();
@@ -105,10 +105,10 @@ fn the_block_size_lets_python_read_a_jpeg_at_once() {
 
 #[test]
 fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = source::varied();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd"]);
     let numbers = || -> BTreeMap<_, _> {
@@ -131,10 +131,10 @@ fn inode_numbers_are_unique_and_the_same_at_the_next_mount() {
 /// > archive.
 #[test]
 fn hard_links_have_one_inode_number_at_every_mount() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         let numbers = || {
@@ -247,10 +247,10 @@ fn a_large_or_missing_attribute_gives_its_error() {
 
 /// A mount of a tree with these files, which `prepare` changes.
 fn with_files(options: &[&str], prepare: impl Fn(&Path), test: impl Fn(&Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = work.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
@@ -323,11 +323,11 @@ fn trusted_attributes_are_listed_only_to_processes_that_can_read_them() {
 /// > that the image stores, with 1 for the root.
 #[test]
 fn inode_numbers_fit_32_bits_and_match_the_kernel() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     // The inode table exceeds 64 KiB, so references into it need more than 32 bits.
     let with_table = |name: &str, options: &[&str]| {
         image::make(work.path(), name, &tree, &[&["-comp", "zstd", "-noI"], options].concat())
@@ -364,8 +364,8 @@ fn inode_numbers_fit_32_bits_and_match_the_kernel() {
         found
     };
     let found = check(&[&exported]);
-    let kernel_place = work.path().join("kernel");
-    match Mounted::kernel(&exported, &kernel_place) {
+    let kernel_mount_point = work.path().join("kernel");
+    match Mounted::kernel(&exported, &kernel_mount_point) {
         Ok(kernel) => {
             let root = fs::metadata(kernel.path()).unwrap().ino();
             for (name, (expected, ..)) in numbers(kernel.path()) {

@@ -1,10 +1,10 @@
 //! System calls on a mount do what docs/SEMANTICS.md says.
 //!
-//! `files` covers reading, seeking and locks, `folders` listings and names, `inodes` stat and
+//! `files` covers reading, seeking and locks, `directories` listings and names, `inodes` stat and
 //! attributes.
 
+mod directories;
 mod files;
-mod folders;
 mod handles;
 mod inodes;
 
@@ -18,18 +18,18 @@ use std::process::Command;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, makedev, mknodat, utimensat};
 
 use crate::support::mount::Mounted;
-use crate::support::{archfs, can_mount, image, run, source, work_folder};
+use crate::support::{archfs, image, run, skip_without_mounts, source, work_directory};
 
 /// Block size of the images of `with_mount`.
 const BLOCK: u64 = 16 << 10;
 
 /// Mounts the varied tree as an image with small blocks, for a check against that tree.
 fn with_mount(test: impl Fn(&Path, &Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
     let tree = source::varied();
-    let work = work_folder();
+    let work = work_directory();
     let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", "zstd", "-b", "16K"]);
     let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
     test(mounted.path(), &tree);
@@ -37,10 +37,10 @@ fn with_mount(test: impl Fn(&Path, &Path)) {
 
 /// Mounts a small tree as an image and then as a tar, for a check against that tree.
 fn with_each_format(test: impl Fn(Format, &Path, &Path)) {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let work = work_folder();
+    let work = work_directory();
     let tree = small_tree(work.path());
     for (format, archive) in archives(work.path(), &tree) {
         let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);

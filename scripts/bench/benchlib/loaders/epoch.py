@@ -1,6 +1,6 @@
 """Runs epochs and conversions on request, each in a new process with everything imported.
 
-A line of JSON on standard input is a request: function, tar and output of convert.py; or reader, place, load,
+A line of JSON on standard input is a request: function, tar and output of convert.py; or reader, path, load,
 images, workers, seed, epochs. The answer on standard output is also a line. For each epoch it has seconds,
 first (seconds until the first batch), files, bytes, checksum and order (a checksum of the order), and the
 memory of all its processes in the middle of the last epoch. Time starts when the loader is created, or when
@@ -22,7 +22,7 @@ from benchlib.loaders import convert
 from benchlib.loaders import load as loads
 
 READERS = {name: importlib.import_module(f"benchlib.loaders.read_{name}")
-           for name in ["folder", "hdf5_bytes", "hdf5_vlen", "lmdb", "webdataset"]}
+           for name in ["directory", "hdf5_bytes", "hdf5_vlen", "lmdb", "webdataset"]}
 
 
 def answer(request):
@@ -30,7 +30,7 @@ def answer(request):
         convert.FUNCTIONS[request["function"]](request["tar"], request["output"])
         return "converted"
     start = time.perf_counter()
-    batches = READERS[request["reader"]].loader(request["place"], loads.LOADS[request["load"]],
+    batches = READERS[request["reader"]].loader(request["path"], loads.LOADS[request["load"]],
                                                 request["workers"], request["seed"])
     epochs = []
     for number in range(request["epochs"]):

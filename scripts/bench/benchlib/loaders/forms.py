@@ -18,7 +18,7 @@ from benchlib.loaders import lines
 from benchlib.programs import call
 
 MEMORY = "tar in /dev/shm"
-FOLDER = "folder on disk"
+DIRECTORY = "directory on disk"
 SHM = pathlib.Path("/dev/shm")
 
 
@@ -32,30 +32,30 @@ class Images(NamedTuple):
 class Unpacked(NamedTuple):
     """The files themselves on disk."""
     images: Images
-    name: str = FOLDER
-    reader: str = "folder"
+    name: str = DIRECTORY
+    reader: str = "directory"
     changes: str = "0"
 
     @property
-    def place(self):
-        return self.images.kept / "folder"
+    def path(self):
+        return self.images.kept / "directory"
 
     def prepare(self):
-        unpack(self.images.tar, self.place)
+        unpack(self.images.tar, self.path)
 
     def files(self):
-        return all_files(self.place)
+        return all_files(self.path)
 
     @contextlib.contextmanager
-    def begun(self, _place):
-        yield self.place / "train", lambda: 0
+    def begun(self, _mount_point):
+        yield self.path / "train", lambda: 0
 
 
 class InMemory(NamedTuple):
     """The files in a tmpfs, where every job unpacks the tar on every node."""
     images: Images
     name: str = MEMORY
-    reader: str = "folder"
+    reader: str = "directory"
     changes: str = "0"
 
     def prepare(self):
@@ -67,10 +67,10 @@ class InMemory(NamedTuple):
         return [self.images.tar]
 
     @contextlib.contextmanager
-    def begun(self, _place):
-        with tempfile.TemporaryDirectory(dir=SHM, prefix="archfs-loaders-") as folder:
-            unpack(self.images.tar, pathlib.Path(folder))
-            yield pathlib.Path(folder) / "train", lambda: on_disk(all_files(folder))
+    def begun(self, _mount_point):
+        with tempfile.TemporaryDirectory(dir=SHM, prefix="archfs-loaders-") as directory:
+            unpack(self.images.tar, pathlib.Path(directory))
+            yield pathlib.Path(directory) / "train", lambda: on_disk(all_files(directory))
 
 
 class Converted(NamedTuple):
@@ -86,19 +86,19 @@ class Converted(NamedTuple):
         return f"{lines.changed(self.reader)} + {lines.converter(self.function)}"
 
     @property
-    def place(self):
+    def path(self):
         return self.images.kept / self.function
 
     def prepare(self):
-        remove(self.place)
-        self.ask(function=self.function, tar=str(self.images.tar), output=str(self.place))
+        remove(self.path)
+        self.ask(function=self.function, tar=str(self.images.tar), output=str(self.path))
 
     def files(self):
-        return [self.place] if self.place.is_file() else all_files(self.place)
+        return [self.path] if self.path.is_file() else all_files(self.path)
 
     @contextlib.contextmanager
-    def begun(self, _place):
-        yield self.place, lambda: 0
+    def begun(self, _mount_point):
+        yield self.path, lambda: 0
 
 
 class Mounted(NamedTuple):
@@ -108,7 +108,7 @@ class Mounted(NamedTuple):
     archive: pathlib.Path
     made: tuple
     also: tuple = ()
-    reader: str = "folder"
+    reader: str = "directory"
     changes: str = "0"
 
     @property
@@ -124,8 +124,8 @@ class Mounted(NamedTuple):
         return [self.archive, *self.also]
 
     @contextlib.contextmanager
-    def begun(self, place):
-        with self.mount.mounted(self.archive, place) as root:
+    def begun(self, mount_point):
+        with self.mount.mounted(self.archive, mount_point) as root:
             yield root / "train", lambda: reader.anonymous_memory(
                 reader.daemon(["archfs", "squashfuse_ll"], self.archive))
 
@@ -150,20 +150,20 @@ def everything(images, ask, archfs, commit):
                             pack)]
 
 
-def unpack(tar, place):
-    remove(place)
-    place.mkdir()
-    call("tar", "-C", place, "-xf", tar)
+def unpack(tar, directory):
+    remove(directory)
+    directory.mkdir()
+    call("tar", "-C", directory, "-xf", tar)
 
 
-def remove(place):
-    if place.is_dir():
-        shutil.rmtree(place)
-    place.unlink(missing_ok=True)
+def remove(path):
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
-def all_files(folder):
-    return sorted(file for file in pathlib.Path(folder).rglob("*") if file.is_file())
+def all_files(directory):
+    return sorted(file for file in pathlib.Path(directory).rglob("*") if file.is_file())
 
 
 def on_disk(files):

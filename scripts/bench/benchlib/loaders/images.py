@@ -40,17 +40,17 @@ def image(number):
 def main(count, path):
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive, \
             concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        folder("train", archive)
+        directory("train", archive)
         for number, data in enumerate(pool.map(image, range(count), chunksize=EACH_CLASS)):
             label = f"n{number // EACH_CLASS:08d}"
             if number % EACH_CLASS == 0:
-                folder(f"train/{label}", archive)
+                directory(f"train/{label}", archive)
             member = tarfile.TarInfo(f"train/{label}/{label}_{number % EACH_CLASS:02d}.JPEG")
             member.size, member.mtime = len(data), 1_700_000_000
             archive.addfile(member, io.BytesIO(data))
 
 
-def folder(name, archive):
+def directory(name, archive):
     member = tarfile.TarInfo(name)
     member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, 1_700_000_000
     archive.addfile(member)

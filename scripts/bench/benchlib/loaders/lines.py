@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).parent
 
 def changed(reader):
     """Lines of `read_*` that are new or different."""
-    before, after = (code(HERE / f"read_{name}.py") for name in ["folder", reader])
+    before, after = (code(HERE / f"read_{name}.py") for name in ["directory", reader])
     return sum(line.startswith("+ ") for line in difflib.ndiff(before, after))
 
 

@@ -29,7 +29,7 @@ class Bench(NamedTuple):
     images: forms.Images
     forms: list
     ask: Callable
-    place: pathlib.Path
+    mount_point: pathlib.Path
     table: Table
     rounds: int
     workers: tuple
@@ -81,9 +81,9 @@ def cold(bench, form, number):
     """A job from its start, with nothing of the archive in memory."""
     forget(bench, form)
     start = time.perf_counter()
-    with form.begun(bench.place) as (place, held):
+    with form.begun(bench.mount_point) as (path, held):
         begun = time.perf_counter() - start
-        first, second = read(bench, form, place, 100 * number, bench.workers[0], "checksum", epochs=2)
+        first, second = read(bench, form, path, 100 * number, bench.workers[0], "checksum", epochs=2)
         yield phases.READY, begun + first["first"], 0
         yield phases.JOB, begun + first["seconds"], first["bytes"]
         yield phases.second(bench.workers[0]), second["seconds"], second["bytes"]
@@ -95,13 +95,13 @@ def warm(bench, form, number, workers, load):
     """Epochs on a fresh mount."""
     reader.warm(*form.files())
     phase = (phases.fresh if load == "checksum" else phases.decoding)(workers)
-    with form.begun(bench.place) as (place, _):
-        epoch, = read(bench, form, place, 100 * number + workers, workers, load, epochs=1)
+    with form.begun(bench.mount_point) as (path, _):
+        epoch, = read(bench, form, path, 100 * number + workers, workers, load, epochs=1)
         yield phase, epoch["seconds"], epoch["bytes"]
 
 
-def read(bench, form, place, seed, workers, load, epochs):
-    found = bench.ask(reader=form.reader, place=str(place), load=load, images=bench.images.count,
+def read(bench, form, path, seed, workers, load, epochs):
+    found = bench.ask(reader=form.reader, path=str(path), load=load, images=bench.images.count,
                       workers=workers, seed=seed, epochs=epochs)
     for number, epoch in enumerate(found):
         same(bench, form, load, (epoch["files"], epoch["bytes"], epoch["checksum"]))

@@ -6,9 +6,9 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Images(Dataset):
-    def __init__(self, place, load):
-        self.place, self.load, self.images = place, load, None
-        with h5py.File(place) as file:
+    def __init__(self, path, load):
+        self.path, self.load, self.images = path, load, None
+        with h5py.File(path) as file:
             self.ends, self.labels = file["ends"][:], file["labels"][:]
 
     def __len__(self):
@@ -17,12 +17,12 @@ class Images(Dataset):
     def __getitem__(self, index):
         # Opened after the workers are forked, because they must not share an open HDF5 file.
         if self.images is None:
-            self.images = h5py.File(self.place)["images"]
+            self.images = h5py.File(self.path)["images"]
         data = self.images[self.ends[index]:self.ends[index + 1]].tobytes()
         return self.load(data), int(self.labels[index])
 
 
-def loader(place, load, workers, seed):
-    images = Images(place, load)
+def loader(path, load, workers, seed):
+    images = Images(path, load)
     return DataLoader(images, batch_size=64, shuffle=True, num_workers=workers, persistent_workers=True,
                       generator=torch.Generator().manual_seed(seed))

@@ -6,15 +6,15 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Images(Dataset):
-    def __init__(self, place, load):
-        self.place, self.load, self.reader = place, load, None
+    def __init__(self, path, load):
+        self.path, self.load, self.reader = path, load, None
         with self.opened() as database, database.begin() as reader:
             self.paths = reader.get(b"paths").decode().split("\n")
         classes = sorted({path.split("/")[-2] for path in self.paths})
         self.labels = {name: label for label, name in enumerate(classes)}
 
     def opened(self):
-        return lmdb.open(self.place, subdir=False, readonly=True, lock=False, readahead=False)
+        return lmdb.open(self.path, subdir=False, readonly=True, lock=False, readahead=False)
 
     def __len__(self):
         return len(self.paths)
@@ -27,7 +27,7 @@ class Images(Dataset):
         return self.load(self.reader.get(path.encode())), self.labels[path.split("/")[-2]]
 
 
-def loader(place, load, workers, seed):
-    images = Images(place, load)
+def loader(path, load, workers, seed):
+    images = Images(path, load)
     return DataLoader(images, batch_size=64, shuffle=True, num_workers=workers, persistent_workers=True,
                       generator=torch.Generator().manual_seed(seed))

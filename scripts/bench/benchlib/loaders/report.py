@@ -10,7 +10,7 @@ from benchlib.rounds import Table
 
 HOW_TO_READ = """\
 The same JPEGs in all forms, read by torch's DataLoader in batches of 64, shuffled: all forms in the same
-order but WebDataset, which shuffles its shards and a buffer of 1,000 images in each worker. The folder,
+order but WebDataset, which shuffles its shards and a buffer of 1,000 images in each worker. The directory,
 /dev/shm and every mount are read by the same code, torchvision's ImageFolder. What each epoch of each form
 delivered (files, bytes, contents, labels) was what is in the tar, by a checksum whose time is counted, for
 all forms alike.
@@ -25,16 +25,16 @@ all forms alike.
 - epoch with decoding: the same, each image decoded by Pillow and made 224 x 224 pixels.
 - memory held: files in /dev/shm, or what the daemon has allocated after two epochs. Memory of the loader:
   what its processes have allocated in the middle of an epoch. Neither counts the page cache.
-- lines changed: lines of code of the loader that are not in that of the folder, + lines that convert.
+- lines changed: lines of code of the loader that are not in that of the directory, + lines that convert.
 """
 
 
-def write(table, forms, facts, folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    tables.write_csv(table, folder / "measurements.csv")
-    (folder / "loaders.svg").write_text(chart.of_dataset(main_phases(table), DATASET, []))
-    (folder / "all.svg").write_text(chart.of_dataset(table, DATASET, []))
-    (folder / "README.md").write_text(summary(table, forms, facts))
+def write(table, forms, facts, directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    tables.write_csv(table, directory / "measurements.csv")
+    (directory / "loaders.svg").write_text(chart.of_dataset(main_phases(table), DATASET, []))
+    (directory / "all.svg").write_text(chart.of_dataset(table, DATASET, []))
+    (directory / "README.md").write_text(summary(table, forms, facts))
 
 
 def main_phases(table):
@@ -59,7 +59,7 @@ def summary(table, forms, facts):
     rates = [one for one in table.phases(DATASET) if one not in phases.TIMES + phases.SIZES]
     for chosen in [phases.TIMES, phases.SIZES, rates]:
         lines += [*some(table, chosen), ""]
-    lines += ["So many times as fast is archfs:", "", *tables.ratio_table(table, DATASET), "",
+    lines += ["How many times as fast archfs is:", "", *tables.ratio_table(table, DATASET), "",
               "![All phases](all.svg)"]
     return "\n".join(lines) + "\n"
 

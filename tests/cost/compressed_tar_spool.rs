@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, is_mounted, unmount_by};
-use crate::support::{archfs, can_mount, pack, run, source, wait_until, work_folder};
+use crate::support::{archfs, pack, run, skip_without_mounts, source, wait_until, work_directory};
 
 /// Number of files in the giant tar, and bytes of each.
 const FILES: u64 = 25;
@@ -27,7 +27,7 @@ fn contents(number: u64) -> Vec<u8> {
 
 /// A tar of 200 MiB in one frame or block, made once for all runs.
 fn giant(program: &str) -> Option<PathBuf> {
-    if !can_mount() || !pack::is_there(program) {
+    if skip_without_mounts() || !pack::is_there(program) {
         return None;
     }
     let line = match program {
@@ -35,7 +35,7 @@ fn giant(program: &str) -> Option<PathBuf> {
         _ => "zstd -q -1 --single-thread -c",
     };
     Some(source::made_file(&format!("giant.tar.{program}"), |target| {
-        let work = work_folder();
+        let work = work_directory();
         for number in 0..FILES {
             fs::write(work.path().join(format!("f{number:02}")), contents(number)).unwrap();
         }
@@ -66,8 +66,8 @@ impl Drop for Daemon {
 
 fn stage(program: &str) -> Option<Stage> {
     let giant = giant(program)?;
-    let work = work_folder();
-    let archive = work.path().join("giant.tar.packed");
+    let work = work_directory();
+    let archive = work.path().join("giant.tar.compressed");
     fs::hard_link(&giant, &archive).or_else(|_| fs::copy(&giant, &archive).map(|_| ())).unwrap();
     let temporary = work.path().join("temporary");
     fs::create_dir(&temporary).unwrap();
@@ -106,7 +106,7 @@ impl Stage {
     }
 
     fn index(&self) -> PathBuf {
-        self.work.path().join("giant.tar.packed.archfs-index")
+        self.work.path().join("giant.tar.compressed.archfs-index")
     }
 
     fn assert_file(&self, number: u64) {
@@ -229,7 +229,7 @@ fn giant_frames_share_one_size_limit() {
     let Some(stage) = stage("zstd") else { return };
     // Half of it is enough for one file of 200 MiB.
     let _tmpfs = Tmpfs::new(&stage.temporary, "600m");
-    let other = stage.work.path().join("other.tar.packed");
+    let other = stage.work.path().join("other.tar.compressed");
     fs::copy(&stage.archive, &other).unwrap();
     let output = stage
         .archfs()

@@ -6,7 +6,7 @@ import struct
 import zlib
 
 from badlib.case import case
-from badlib.packed import lz4_frame, lz4_repeated, zstd_frame
+from badlib.compressed_tar import lz4_frame, lz4_repeated, zstd_frame
 from badlib.tar import END, header, member
 
 FIRST = b"first\n" * 20
@@ -57,7 +57,7 @@ def bomb_xz(found):
 
 @case("bomb.tar.zst")
 def bomb_zstd(found):
-    """192 MiB of zeros as runs of a zstd frame, which has no place to enter but its start."""
+    """192 MiB of zeros as runs of a zstd frame, which can be entered only at its start."""
     bomb(found)
     return zstd_frame([head(192 << 20), *[(b"\0", RUN)] * 1536, END])
 
@@ -102,12 +102,12 @@ def xattr_bomb(found):
     return zstd_frame([*parts, before + END])
 
 
-def cut(found, packed, *says):
+def cut(found, compressed, *says):
     """A truncated stream: everything before the cut is shown."""
     found.lists = ["first"]
     found.keeps("first", FIRST)
     found.notes(*says)
-    return packed
+    return compressed
 
 
 # Text that hardly compresses, so that half of a stream contains half of it.
@@ -118,37 +118,37 @@ WHOLE = START + member(b"noise", NOISE) + END
 @case("truncated.tar.gz")
 def truncated_gzip(found):
     """The second half of a gzip stream is missing."""
-    packed = gzip(WHOLE)
+    compressed = gzip(WHOLE)
     found.opens_not("gzip member at 0x0", "the file ends early", "any byte may be wrong")
-    return packed[: len(packed) // 2]
+    return compressed[: len(compressed) // 2]
 
 
 @case("truncated.tar.bz2")
 def truncated_bzip2(found):
     """The second half of a bzip2 file is missing: the second of its two streams is cut."""
-    packed = bz2.compress(START) + bz2.compress(WHOLE[len(START) :])
-    return cut(found, packed[: len(packed) // 2], "cut off")
+    compressed = bz2.compress(START) + bz2.compress(WHOLE[len(START) :])
+    return cut(found, compressed[: len(compressed) // 2], "cut off")
 
 
 @case("truncated.tar.zst")
 def truncated_zstd(found):
     """The second of two zstd frames is cut off."""
-    packed = zstd_frame([START]) + zstd_frame([WHOLE[len(START) :]])
-    return cut(found, packed[: len(packed) // 2], "cut off")
+    compressed = zstd_frame([START]) + zstd_frame([WHOLE[len(START) :]])
+    return cut(found, compressed[: len(compressed) // 2], "cut off")
 
 
 @case("truncated.tar.lz4")
 def truncated_lz4(found):
     """The second of two lz4 frames is cut off."""
-    packed = lz4_frame([(START, True)]) + lz4_frame([(WHOLE[len(START) :], True)])
-    return cut(found, packed[: len(packed) // 2], "cut off")
+    compressed = lz4_frame([(START, True)]) + lz4_frame([(WHOLE[len(START) :], True)])
+    return cut(found, compressed[: len(compressed) // 2], "cut off")
 
 
 @case("truncated.tar.xz")
 def truncated_xz(found):
     """The second half of an xz file, with its index, is missing."""
-    packed = lzma.compress(START) + lzma.compress(WHOLE[len(START) :])
-    return cut(found, packed[: len(packed) // 2], "cut off")
+    compressed = lzma.compress(START) + lzma.compress(WHOLE[len(START) :])
+    return cut(found, compressed[: len(compressed) // 2], "cut off")
 
 
 @case("garbage.tar.gz")
@@ -176,15 +176,15 @@ def zstd_window(found):
 def xz_index(found):
     """The index of an xz file claims that a block decodes to 2^60 bytes."""
     found.opens_not("xz")
-    packed = lzma.compress(START + END, check=lzma.CHECK_CRC32)
-    backward = (struct.unpack("<I", packed[-8:-4])[0] + 1) * 4
-    begin = len(packed) - 12 - backward
-    unpadded = number_at(packed, begin + 2)
+    compressed = lzma.compress(START + END, check=lzma.CHECK_CRC32)
+    backward = (struct.unpack("<I", compressed[-8:-4])[0] + 1) * 4
+    begin = len(compressed) - 12 - backward
+    unpadded = number_at(compressed, begin + 2)
     body = b"\0\1" + number(unpadded) + number(1 << 60)
     body += bytes(-len(body) % 4)
     body += struct.pack("<I", zlib.crc32(body))
-    footer = struct.pack("<I", len(body) // 4 - 1) + packed[-4:-2]
-    return packed[:begin] + body + struct.pack("<I", zlib.crc32(footer)) + footer + b"YZ"
+    footer = struct.pack("<I", len(body) // 4 - 1) + compressed[-4:-2]
+    return compressed[:begin] + body + struct.pack("<I", zlib.crc32(footer)) + footer + b"YZ"
 
 
 def number(value):
@@ -210,9 +210,9 @@ def number_at(data, at):
 def xz_dictionary(found):
     """A block of an xz file wants a dictionary of 4 GiB to be decoded."""
     found.opens_not("xz data in bytes 0xc to", "xz needs more than 1024 MiB")
-    packed = bytearray(lzma.compress(START + END, check=lzma.CHECK_CRC32))
-    size = (packed[12] + 1) * 4
-    packed[16] = 40
-    checksum = zlib.crc32(bytes(packed[12 : 12 + size - 4]))
-    packed[12 + size - 4 : 12 + size] = struct.pack("<I", checksum)
-    return bytes(packed)
+    compressed = bytearray(lzma.compress(START + END, check=lzma.CHECK_CRC32))
+    size = (compressed[12] + 1) * 4
+    compressed[16] = 40
+    checksum = zlib.crc32(bytes(compressed[12 : 12 + size - 4]))
+    compressed[12 + size - 4 : 12 + size] = struct.pack("<I", checksum)
+    return bytes(compressed)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::mount::Mounted;
-use crate::support::{can_mount, pack, run, source, tree, work_folder};
+use crate::support::{pack, run, skip_without_mounts, source, tree, work_directory};
 
 /// Number of files in the tar of 600 MB, and bytes of each.
 const FILES: u64 = 300;
@@ -31,8 +31,8 @@ fn contents(number: u64) -> Vec<u8> {
 }
 
 /// The compressed tar and the list for read_shuffled.py.
-fn packed(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
-    if !can_mount() || !pack::is_there(program) {
+fn compressed_tar(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
+    if skip_without_mounts() || !pack::is_there(program) {
         return None;
     }
     let list = source::made_file("cost.list", |target| {
@@ -43,7 +43,7 @@ fn packed(program: &'static str, line: &str) -> Option<(PathBuf, PathBuf)> {
         fs::write(target, (0..FILES).map(row).collect::<String>()).unwrap();
     });
     let archive = source::made_file(&format!("cost.tar.{program}"), |target| {
-        let work = work_folder();
+        let work = work_directory();
         for number in 0..FILES {
             fs::write(work.path().join(format!("f{number:03}")), contents(number)).unwrap();
         }
@@ -63,7 +63,7 @@ struct Served {
 
 impl Served {
     fn new(archive: &Path) -> Self {
-        let work = work_folder();
+        let work = work_directory();
         let index = work.path().join("index").display().to_string();
         let mount_point = work.path().join("mount");
         let mounted =
@@ -91,7 +91,7 @@ impl Served {
 #[test]
 fn mount_memory_is_bounded_by_its_cache() {
     for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
-        let Some((archive, list)) = packed(program, line) else { return };
+        let Some((archive, list)) = compressed_tar(program, line) else { return };
         let served = Served::new(&archive);
         let opened = served.number("status", "VmHWM:");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_shuffled.py");
@@ -105,7 +105,7 @@ fn mount_memory_is_bounded_by_its_cache() {
 #[test]
 fn reading_in_archive_order_reads_the_archive_once() {
     for (program, line) in [("gzip", "gzip -1 -c"), ("xz", "xz -0 -T0 --block-size=8MiB -c")] {
-        let Some((archive, _)) = packed(program, line) else { return };
+        let Some((archive, _)) = compressed_tar(program, line) else { return };
         let len = fs::metadata(&archive).unwrap().len();
         let served = Served::new(&archive);
         let opened = served.number("io", "rchar:");

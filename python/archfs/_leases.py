@@ -1,14 +1,14 @@
-"""The mounts that this process holds: each mount point once, for any number of Mounts and threads.
+"""The leases of this process: one for each mount point, for any number of Mounts and threads.
 
-The daemon of a mount watches this process, so the hold ends when the process does. To end it earlier, `archfs
+The daemon of a mount watches this process, so the lease ends when the process does. To end it earlier, `archfs
 unmount --held-by` is run. That unmounts, unless other processes hold the mount.
 
-When the process exits normally, an exit handler gives back everything. It is registered when this package is
+When the process exits normally, an exit handler releases every lease. It is registered when this package is
 imported, so handlers registered later run before it and can still read the files.
 
 A holder is registered before the mount is requested. So if another Mount of the same mount point is collected
-in between, even on the same thread, it does not unmount. A forked child starts without holds: it must not
-give back what its parent holds.
+in between, even on the same thread, it does not unmount. A forked child starts without leases: it must not
+release those of its parent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def take(mount_point: str, holder: object, mount: Callable[[], None]) -> None:
         with held.lock:
             _mount(held, mount)
     except BaseException:
-        give_back_or_tell(mount_point, holder)
+        release_or_log(mount_point, holder)
         raise
 
 
@@ -59,9 +59,9 @@ def _mount(held: _MountPoint, mount: Callable[[], None]) -> None:
         raise
 
 
-def give_back(mount_point: str, holder: object) -> None:
-    """Ends the hold of `holder`. Returns when the mount is gone, unless others hold it. May be repeated if it
-    fails.
+def release(mount_point: str, holder: object) -> None:
+    """Ends the lease of `holder`. Returns when the mount is unmounted, unless others hold it. May be repeated
+    if it fails.
     """
     with _lock:
         held = _mount_points.get(mount_point)
@@ -71,12 +71,12 @@ def give_back(mount_point: str, holder: object) -> None:
     _unmount(mount_point, held)
 
 
-def give_back_or_tell(mount_point: str, holder: object) -> bool:
-    """Like `give_back`, but logs errors instead of raising: for callers that already handle an error, or run
+def release_or_log(mount_point: str, holder: object) -> bool:
+    """Like `release`, but logs errors instead of raising: for callers that already handle an error, or run
     where no caller could catch it. A failure is retried when the process exits.
     """
     try:
-        give_back(mount_point, holder)
+        release(mount_point, holder)
     except (Error, OSError) as error:
         _command.LOGGER.warning("%s", error)
         return False
@@ -84,7 +84,7 @@ def give_back_or_tell(mount_point: str, holder: object) -> bool:
 
 
 def _unmount(mount_point: str, held: _MountPoint) -> None:
-    """Gives `mount_point` back if this process has no holders left."""
+    """Releases `mount_point` if this process has no holders left."""
     with held.lock:
         try:
             if held.is_held and not held.holders:
@@ -98,8 +98,8 @@ def _unmount(mount_point: str, held: _MountPoint) -> None:
                     del _mount_points[mount_point]
 
 
-def _give_back_all() -> None:
-    """Runs when the process exits. Its mounts would end without this as well, but some milliseconds later."""
+def _release_all() -> None:
+    """Runs when the process exits. Without this its mounts would be unmounted some milliseconds later."""
     with _lock:
         everything = list(_mount_points.items())
     for mount_point, held in everything:
@@ -122,4 +122,4 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-atexit.register(_give_back_all)
+atexit.register(_release_all)

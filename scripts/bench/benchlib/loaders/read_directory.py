@@ -10,7 +10,7 @@ def read(path):
         return stream.read()
 
 
-def loader(place, load, workers, seed):
-    images = ImageFolder(place, loader=read, transform=load)
+def loader(path, load, workers, seed):
+    images = ImageFolder(path, loader=read, transform=load)
     return DataLoader(images, batch_size=64, shuffle=True, num_workers=workers, persistent_workers=True,
                       generator=torch.Generator().manual_seed(seed))

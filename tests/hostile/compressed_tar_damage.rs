@@ -13,10 +13,10 @@ use archfs::formats::OpenOptions;
 use archfs::vfs::{Cookie, FileKind, Ino, Tree};
 
 use crate::support::pack::{self, Packer};
-use crate::support::{archfs, run, source, tree, work_folder};
+use crate::support::{archfs, run, source, tree, work_directory};
 
 /// Contents of the files of a small tar: noise and text in turn, some of several blocks.
-fn packed_files() -> BTreeMap<Vec<u8>, Vec<u8>> {
+fn files_of_compressed_tar() -> BTreeMap<Vec<u8>, Vec<u8>> {
     (0..60_u64)
         .map(|number| {
             let len = (number * 7919 % 40) as usize * 1000;
@@ -33,7 +33,7 @@ fn packed_files() -> BTreeMap<Vec<u8>, Vec<u8>> {
 fn stored(directory: &Path) -> PathBuf {
     let files = directory.join("files");
     fs::create_dir(&files).unwrap();
-    for (name, bytes) in packed_files() {
+    for (name, bytes) in files_of_compressed_tar() {
         fs::write(files.join(String::from_utf8(name).unwrap()), bytes).unwrap();
     }
     let tar = directory.join("stored.tar");
@@ -59,7 +59,7 @@ fn checked_packers() -> Vec<Packer> {
 
 /// Number of listed files, and of those that could be read. What is read must match the source.
 fn read_listed_files(what: &str, tree: &dyn Tree) -> (usize, usize) {
-    let expected = packed_files();
+    let expected = files_of_compressed_tar();
     let mut listed = Vec::new();
     tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
         listed.push((entry.ino, entry.name.as_bytes().to_vec()));
@@ -124,12 +124,12 @@ fn assert_damage_reported(what: &str, archive: &Path) {
 
 #[test]
 fn a_truncated_archive_shows_what_precedes_the_cut() {
-    let work = work_folder();
+    let work = work_directory();
     let tar = stored(work.path());
     let cut = work.path().join("cut");
     for packer in checked_packers() {
         let what = packer.line;
-        let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
+        let Some(archive) = packer.pack(&tar, &work.path().join("compressed")) else { continue };
         let bytes = fs::read(archive).unwrap();
         let mut most = 0;
         for tenth in 1..10 {
@@ -151,11 +151,11 @@ fn a_truncated_archive_shows_what_precedes_the_cut() {
 
 #[test]
 fn a_flipped_bit_never_gives_wrong_bytes() {
-    let work = work_folder();
+    let work = work_directory();
     let tar = stored(work.path());
     let bad = work.path().join("bad");
     for packer in checked_packers() {
-        let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
+        let Some(archive) = packer.pack(&tar, &work.path().join("compressed")) else { continue };
         let bytes = fs::read(archive).unwrap();
         for nth in 0..16 {
             let offset = (bytes.len() - 40) * nth / 16 + nth;
@@ -174,12 +174,12 @@ fn a_flipped_bit_never_gives_wrong_bytes() {
 
 #[test]
 fn damage_in_a_member_loses_nothing_before_it() {
-    let work = work_folder();
+    let work = work_directory();
     let tar = stored(work.path());
     for (program, packing) in [("gzip", "gzip -c"), ("lz4", "lz4 -c"), ("bzip2", "bzip2 -c")] {
         let line = format!("split -b 200000 --filter='{packing}' $1 > $2");
         let packer = Packer { program, line: line.leak() };
-        let Some(archive) = packer.pack(&tar, &work.path().join("packed")) else { continue };
+        let Some(archive) = packer.pack(&tar, &work.path().join("compressed")) else { continue };
         let mut bytes = fs::read(&archive).unwrap();
         let offset = bytes.len() * 6 / 10;
         bytes[offset] ^= 0x20;
@@ -198,7 +198,7 @@ fn list(archive: &Path) -> (Option<i32>, String) {
 
 #[test]
 fn other_compressed_files_are_refused_with_the_cause() {
-    let work = work_folder();
+    let work = work_directory();
     let at = |name: &str| work.path().join(name);
     let tar = stored(work.path());
     let shell = |line: &str, from: &Path, to: &Path| {
@@ -211,15 +211,15 @@ fn other_compressed_files_are_refused_with_the_cause() {
         if !pack::is_there(tool) {
             continue;
         }
-        let packed = at("text.packed");
+        let compressed = at("text.compressed");
         for from in [at("text"), PathBuf::from("/dev/null")] {
-            shell(&format!("{tool} -c < $1 > $2"), &from, &packed);
-            let (status, stderr) = list(&packed);
+            shell(&format!("{tool} -c < $1 > $2"), &from, &compressed);
+            let (status, stderr) = list(&compressed);
             assert_eq!(status, Some(3), "{tool}: {stderr}");
             assert!(stderr.contains(&format!("{name} data, but no tar inside")), "{stderr}");
         }
-        shell(&format!("{tool} -c < $1 | gzip -c > $2"), &tar, &packed);
-        let (status, stderr) = list(&packed);
+        shell(&format!("{tool} -c < $1 | gzip -c > $2"), &tar, &compressed);
+        let (status, stderr) = list(&compressed);
         assert_eq!(status, Some(3), "{stderr}");
         assert!(
             stderr.contains(&format!("{name} data within gzip data: compressed twice")),
@@ -233,7 +233,7 @@ fn other_compressed_files_are_refused_with_the_cause() {
 
 #[test]
 fn file_names_and_trailing_bytes_are_ignored() {
-    let work = work_folder();
+    let work = work_directory();
     let at = |name: &str| work.path().join(name);
     let tar = stored(work.path());
     let whole = tree::lines(tree::open_one(&tar).as_ref());
@@ -244,7 +244,7 @@ fn file_names_and_trailing_bytes_are_ignored() {
     let shell = |line: &str, to: &Path| {
         run(Command::new("bash").args(["-ec", line, "bash"]).arg(&tar).arg(to));
     };
-    let packed = at("packed");
+    let compressed = at("compressed");
     for (line, warned) in [
         ("(gzip -c $1; head -c 5000 /dev/zero) > $2", false),
         ("(gzip -c $1; head -c 5000 $1) > $2", true),
@@ -255,13 +255,13 @@ fn file_names_and_trailing_bytes_are_ignored() {
         ("(zstd -q -c $1; head -c 5000 $1) > $2", true),
         ("tar -cf - -T /dev/null | cat $1 - | gzip -c > $2", false),
     ] {
-        shell(line, &packed);
-        let _ = fs::remove_file(at("packed.archfs-index"));
-        let (status, stderr) = list(&packed);
+        shell(line, &compressed);
+        let _ = fs::remove_file(at("compressed.archfs-index"));
+        let (status, stderr) = list(&compressed);
         assert_eq!(status, Some(0), "{line}: {stderr}");
         assert_eq!(stderr.contains("are ignored"), warned, "{line}: {stderr}");
-        assert_eq!(tree::lines(tree::open_one(&packed).as_ref()), whole, "{line}");
+        assert_eq!(tree::lines(tree::open_one(&compressed).as_ref()), whole, "{line}");
     }
-    shell("tar -cf - -T /dev/null | gzip -c > $2", &packed);
-    assert_eq!(tree::lines(tree::open_one(&packed).as_ref()).len(), 1);
+    shell("tar -cf - -T /dev/null | gzip -c > $2", &compressed);
+    assert_eq!(tree::lines(tree::open_one(&compressed).as_ref()).len(), 1);
 }

@@ -16,7 +16,7 @@ pub(crate) struct Mutant {
 }
 
 /// The sound archives of a format.
-pub(crate) struct Herd {
+pub(crate) struct Population {
     names: Vec<String>,
     stock: Stock,
 }
@@ -26,10 +26,10 @@ enum Stock {
     Tars(Vec<Wrapped>),
 }
 
-impl Herd {
-    /// Reads the archives in `folder`.
-    pub(crate) fn load(format: Format, folder: &Path) -> Self {
-        let seeds = folder.join("seeds");
+impl Population {
+    /// Reads the archives in `directory`.
+    pub(crate) fn load(format: Format, directory: &Path) -> Self {
+        let seeds = directory.join("seeds");
         let names = fs::read_dir(&seeds).unwrap();
         let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = names.collect();
@@ -47,7 +47,7 @@ impl Herd {
                         let (_, ending) = name.rsplit_once('.').expect("an ending");
                         let inner = name.split_once('-').expect("a number").1;
                         let inner = &inner[..inner.find(".tar").expect("a tar") + 4];
-                        let tar = fs::read(folder.join("inner").join(inner)).unwrap();
+                        let tar = fs::read(directory.join("inner").join(inner)).unwrap();
                         Wrapped::new(read(name), tar, ending)
                     })
                     .collect(),

@@ -11,7 +11,7 @@ GZIP, XZ = 1, 3
 POINTS, SPOOLED = 1, 3
 
 
-def packed():
+def compressed():
     """The archive as one gzip member."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     return packer.compress(ARCHIVE) + packer.flush()
@@ -28,7 +28,7 @@ def seek_points(length=len(ARCHIVE), points=((0, 0, b""),), container=GZIP, coun
 
 def beside(found, points, decoded=len(ARCHIVE), change=None):
     """The archive, and an index next to it with these seek points."""
-    archive = packed()
+    archive = compressed()
     index = Index()
     index.length = len(archive)
     index.samples = [(0, blake3(archive[:512]))] if len(archive) >= 512 else []

@@ -1,7 +1,8 @@
 //! A compressed tar from any compressor shows the same tree as the uncompressed tar.
 //!
 //! Also from a saved index, and to many readers of a mount. tests/cost has large archives
-//! (`packed_cost.rs`, `packed_spool.rs`), tests/hostile has damaged ones (`packed_damage.rs`).
+//! (`compressed_tar_cost.rs`, `compressed_tar_spool.rs`), tests/hostile has damaged ones
+//! (`compressed_tar_damage.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,22 +18,22 @@ use crate::support;
 use crate::support::mount::Mounted;
 use crate::support::pack::{self, Packer};
 use crate::support::snapshot::{Depth, assert_same, take};
-use crate::support::{can_mount, run, source, tree, work_folder};
+use crate::support::{run, skip_without_mounts, source, tree, work_directory};
 
 /// The tree: properties by path.
 type Lines = BTreeMap<Vec<u8>, String>;
 
 /// An uncompressed tar and its tree.
-struct Stored {
+struct Uncompressed {
     tar: PathBuf,
     lines: Lines,
     _work: tempfile::TempDir,
 }
 
-impl Stored {
+impl Uncompressed {
     fn new(options: &[&str]) -> Self {
-        let work = work_folder();
-        let tar = work.path().join("stored.tar");
+        let work = work_directory();
+        let tar = work.path().join("uncompressed.tar");
         let mut command = Command::new("tar");
         command.arg("-C").arg(source::varied()).args(options).arg("-cf").arg(&tar).arg(".");
         // tar reports that it skips the socket and packs the rest.
@@ -46,8 +47,8 @@ impl Stored {
     fn gnu() -> &'static (Vec<u8>, Lines) {
         static MADE: OnceLock<(Vec<u8>, Lines)> = OnceLock::new();
         MADE.get_or_init(|| {
-            let stored = Self::new(&["--format=gnu", "--sparse"]);
-            (fs::read(&stored.tar).unwrap(), stored.lines)
+            let uncompressed = Self::new(&["--format=gnu", "--sparse"]);
+            (fs::read(&uncompressed.tar).unwrap(), uncompressed.lines)
         })
     }
 }
@@ -103,17 +104,17 @@ fn assert_read_by_many(what: &str, archive: &Path, expected: &Lines) {
     assert!(files > 150, "{what}: {files} files");
 }
 
-fn assert_packed_well(packers: &[Packer]) {
-    let (bytes, expected) = Stored::gnu();
-    let work = work_folder();
-    let tar = work.path().join("stored.tar");
+fn assert_read_as_uncompressed(packers: &[Packer]) {
+    let (bytes, expected) = Uncompressed::gnu();
+    let work = work_directory();
+    let tar = work.path().join("uncompressed.tar");
     fs::write(&tar, bytes).unwrap();
     for (number, packer) in packers.iter().enumerate() {
-        let target = work.path().join(format!("{number}.packed"));
+        let target = work.path().join(format!("{number}.compressed"));
         let Some(archive) = packer.pack(&tar, &target) else { continue };
         assert_same_tree(packer.line, &archive, expected);
         assert_no_messages(packer.line, &archive);
-        if can_mount() {
+        if !skip_without_mounts() {
             assert_read_by_many(packer.line, &archive, expected);
         }
         fs::remove_file(archive).unwrap();
@@ -122,38 +123,38 @@ fn assert_packed_well(packers: &[Packer]) {
 
 #[test]
 fn gzip_of_every_program_shows_the_same_tree() {
-    assert_packed_well(pack::GZIP);
+    assert_read_as_uncompressed(pack::GZIP);
 }
 
 #[test]
 fn bzip2_of_every_program_shows_the_same_tree() {
-    assert_packed_well(pack::BZIP2);
+    assert_read_as_uncompressed(pack::BZIP2);
 }
 
 #[test]
 fn xz_of_every_program_shows_the_same_tree() {
-    assert_packed_well(pack::XZ);
+    assert_read_as_uncompressed(pack::XZ);
 }
 
 #[test]
 fn zstd_of_every_program_shows_the_same_tree() {
-    assert_packed_well(pack::ZSTD);
+    assert_read_as_uncompressed(pack::ZSTD);
 }
 
 #[test]
 fn lz4_of_every_program_shows_the_same_tree() {
-    assert_packed_well(pack::LZ4);
+    assert_read_as_uncompressed(pack::LZ4);
 }
 
 #[test]
 fn seekable_zstd_shows_the_same_tree() {
-    let (bytes, expected) = Stored::gnu();
-    let work = work_folder();
+    let (bytes, expected) = Uncompressed::gnu();
+    let work = work_directory();
     let archive = work.path().join("seekable.tar.zst");
     for frame in [64 << 10, 3 << 20] {
         fs::write(&archive, pack::seekable_zstd(bytes, frame)).unwrap();
         assert_same_tree("seekable zstd", &archive, expected);
-        if can_mount() {
+        if !skip_without_mounts() {
             assert_read_by_many("seekable zstd", &archive, expected);
         }
     }
@@ -161,26 +162,29 @@ fn seekable_zstd_shows_the_same_tree() {
 
 #[test]
 fn every_container_keeps_attributes_and_sparse_files() {
-    if !can_mount() {
+    if skip_without_mounts() {
         return;
     }
-    let stored = Stored::new(&[
+    let uncompressed = Uncompressed::new(&[
         "--format=posix",
         "--sparse",
         "--xattrs",
         "--xattrs-include=*",
         "--sort=name",
     ]);
-    let work = work_folder();
+    let work = work_directory();
     let mount_point = work.path().join("mount");
-    let expected = take(Mounted::archfs(&stored.tar, &mount_point, &[]).path(), Depth::Everything);
+    let expected =
+        take(Mounted::archfs(&uncompressed.tar, &mount_point, &[]).path(), Depth::Everything);
     assert!(expected.values().any(|node| node.xattrs.len() > 3));
     for packers in [pack::GZIP, pack::BZIP2, pack::XZ, pack::ZSTD, pack::LZ4] {
         // The last archive has the most streams, members or frames.
         let packer = packers.last().unwrap();
-        let Some(archive) = packer.pack(&stored.tar, &work.path().join("packed")) else { continue };
-        let _ = fs::remove_file(work.path().join("packed.archfs-index"));
-        assert_same_tree(packer.line, &archive, &stored.lines);
+        let Some(archive) = packer.pack(&uncompressed.tar, &work.path().join("compressed")) else {
+            continue;
+        };
+        let _ = fs::remove_file(work.path().join("compressed.archfs-index"));
+        assert_same_tree(packer.line, &archive, &uncompressed.lines);
         let found = take(Mounted::archfs(&archive, &mount_point, &[]).path(), Depth::Everything);
         assert_same(packer.line, &expected, &found);
     }
