@@ -11,6 +11,7 @@ use super::super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
 use super::super::notes::Notes;
 use super::apart::{Apart, read, sealed, without_sums};
 use super::blocks::BLOCK;
+use super::key::START;
 use super::sections::TAIL;
 use super::*;
 use crate::spilled::Spill;
@@ -499,4 +500,44 @@ fn simple_members_take_47_bytes_and_their_names() {
     let sums = 4 * (10_000 * (47 + 5)) / BLOCK;
     let found = packer.parts().written().len() - empty;
     assert!((found - 10_000 * (47 + 5)).abs_diff(sums) <= 8, "{found} bytes");
+}
+
+#[test]
+fn the_estimate_covers_every_section_of_an_index() {
+    let count = 1000;
+    let filled = |kind: &str| {
+        let mut packer = Packer { members: Members::default() };
+        for number in 0..count {
+            let path = format!("{number:05}");
+            match kind {
+                "sparse files" => packer.sparse(&path),
+                "attributes" => packer.with_xattrs(Kind::Regular, &path, &["user.same"]),
+                "images" => {
+                    let path = format!("images of one directory/{path}.sqfs");
+                    packer.simple(Kind::Archive(Inner::SquashFs), &path, "");
+                }
+                "links" => {
+                    packer.simple(Kind::Regular, &path, "");
+                    packer.simple(Kind::HardLink, &format!("other {path}"), &path);
+                }
+                _ => packer.simple(Kind::Regular, &path, ""),
+            }
+        }
+        let mut draft = packer.draft(Spill::default());
+        match kind {
+            "notes" => draft.notes = vec!["a note".into(); count],
+            "seek points" => draft.seek_points = vec![0; 2 << 20],
+            _ => {}
+        }
+        draft
+    };
+    for kind in ["files", "sparse files", "attributes", "images", "links", "notes", "seek points"] {
+        let draft = filled(kind);
+        let (mut bytes, key) = (Vec::new(), Key::default());
+        draft.write(&key, ARCHIVE, &mut bytes).unwrap();
+        let sums = 4 * bytes.len().div_ceil(BLOCK);
+        let (estimate, data) = (draft.estimate(), (bytes.len() - START - TAIL - sums) as u64);
+        assert!(estimate >= data, "{kind}: {estimate} of {data} bytes");
+        assert!(estimate <= data + data / 10, "{kind}: {estimate} of {data} bytes");
+    }
 }

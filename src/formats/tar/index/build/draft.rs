@@ -6,7 +6,7 @@ use super::super::key::Key;
 use super::super::node::{Content, NODE, Node};
 use super::super::output::Output;
 use super::super::sections::Section;
-use super::super::{NestedImage, NodeId, SEGMENT};
+use super::super::{LINK_COUNT, MAP, NestedImage, NodeId, SEGMENT, WITH_XATTRS};
 use super::order::Order;
 use super::pending_tree::PendingTree;
 use super::rare::RareData;
@@ -150,11 +150,21 @@ impl Draft {
     }
 
     /// Approximate size of the index, bytes.
-    pub(super) fn estimate(&self) -> u64 {
-        let nodes = self.len().saturating_mul(NODE);
-        let segments = self.rare.sparse_maps.segments().len().saturating_mul(SEGMENT);
-        let (names, xattrs) = (self.tree.names().len(), self.rare.xattrs.bytes().len());
-        length(nodes.saturating_add(segments)).saturating_add(length(names.saturating_add(xattrs)))
+    pub(in crate::formats::tar) fn estimate(&self) -> u64 {
+        let Self { tree, order, rare, seek_points, notes, .. } = self;
+        let tables = [
+            (order.len(), NODE),
+            (rare.sparse_maps.segments().len(), SEGMENT),
+            (rare.sparse_maps.len(), MAP),
+            (order.link_counts().len(), LINK_COUNT),
+            (rare.xattrs.owners().len(), WITH_XATTRS),
+        ];
+        let tables = tables.map(|(count, len)| count.saturating_mul(len));
+        let images = self.nested_images().map(|image| image.path.len().saturating_add(24));
+        let notes = notes.iter().map(|note| note.len().saturating_add(8));
+        let bytes = [tree.names().len(), rare.xattrs.bytes().len(), seek_points.len()];
+        let parts = tables.into_iter().chain(images).chain(notes).chain(bytes);
+        length(parts.fold(0, usize::saturating_add))
     }
 }
 
