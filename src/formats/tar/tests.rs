@@ -273,6 +273,31 @@ fn a_scan_in_the_order_of_the_bytes_finds_what_a_scan_level_by_level_finds() {
     }
 }
 
+/// A file of one byte that belongs to `uid`.
+fn owned_file(name: &[u8], uid: u32) -> Vec<u8> {
+    let mut file = member(name, b'0', b"", b"x");
+    file[108..116].copy_from_slice(format!("{uid:07o}\0").as_bytes());
+    seal(&mut file[..BLOCK]);
+    file
+}
+
+#[test]
+fn the_owner_of_an_implied_directory_does_not_depend_on_the_order_of_the_scan() {
+    let end = || vec![0; 2 * BLOCK];
+    // Both `y/z.tar` and `z.tar` in `y.tar` are shown as `y/z`, and their files imply `y/z/b`.
+    let inner = [owned_file(b"b/f", 2), end()].concat();
+    let middle = [member(b"z.tar", b'0', b"", &inner), end()].concat();
+    let other = [owned_file(b"b/g", 1), end()].concat();
+    let outer = [member(b"y.tar", b'0', b"", &middle), member(b"y/z.tar", b'0', b"", &other)];
+    let storage = MemStorage::new([outer.concat(), end()].concat());
+    let levels = sequential(&storage, Nesting::Recognise).unwrap();
+    let mut source = Windowed::new(&storage, u64::MAX);
+    let bytes = forward(&mut source, Nesting::Recognise).unwrap();
+    let levels = shape(&indexed(levels));
+    assert!(levels.iter().any(|node| node.starts_with("b (493, 1, ")), "{levels:?}");
+    assert_eq!(shape(&indexed(bytes)), levels);
+}
+
 /// Storage whose read number `countdown` fails.
 struct Failing<'s> {
     storage: &'s MemStorage,

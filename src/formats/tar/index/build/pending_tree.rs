@@ -51,6 +51,10 @@ impl PendingTree {
 
     /// Notes that the members added next are at `depth`.
     pub(super) fn enter(&mut self, depth: u32) {
+        if self.depths.current() != depth {
+            // The first path at this depth may change the owner of the directories it implies.
+            self.last_parent = None;
+        }
         // `push` fails before a slot exceeds `u32`.
         self.depths.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
     }
