@@ -541,3 +541,22 @@ fn the_estimate_covers_every_section_of_an_index() {
         assert!(estimate <= data + data / 10, "{kind}: {estimate} of {data} bytes");
     }
 }
+
+#[test]
+fn a_second_batch_leaves_the_root_as_its_member_describes_it() {
+    let mut members = Members::default();
+    for (kind, path, uid) in [(Kind::Directory, "./", 5), (Kind::Regular, "file", 9)] {
+        let parts = Parts { path: path.as_bytes(), link: b"", sparse: None, xattrs: Vec::new() };
+        members.push(Member { permissions: 0o700, uid, ..Member::new(0, kind) }, parts);
+    }
+    let mut builder = Builder::new(Spill::default());
+    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let mut notes = Notes::default();
+    for batch in members.list().chunks(1) {
+        builder.add(whole, &members, batch, &mut Vec::new(), &mut notes).unwrap();
+    }
+    let allowance = Arc::new(Allowance::new(0));
+    let draft = builder.finish(&mut notes).unwrap();
+    let root = in_memory(draft, ARCHIVE, "index", &allowance).unwrap().node(ROOT).unwrap();
+    assert_eq!((root.permissions(), root.uid), (0o700, 5));
+}

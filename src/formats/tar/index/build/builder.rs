@@ -73,11 +73,10 @@ impl Builder {
         nested: &mut Vec<Nested>,
         notes: &mut Notes,
     ) -> Result<()> {
-        if let (Some(first), true) = (batch.first(), self.tree.nodes().is_empty()) {
-            // The root has this owner and time unless a member describes it.
-            self.tree.describe(DirectoryId::ROOT, first, 0o755);
-        }
         self.tree.enter(archive.depth);
+        if let Some(first) = batch.first() {
+            self.tree.imply_root(first);
+        }
         for member in batch {
             let left_out = match member.kind {
                 Kind::Directory => self.add_directory(archive, members, member)?,

@@ -29,6 +29,8 @@ pub(super) struct Directories {
 
 #[derive(Clone, Copy)]
 enum AttributeSource {
+    /// From no member: the root before the first one.
+    Nothing,
     /// From a member at this depth, whose path leads through the directory.
     Implied(u32),
     /// From a member at this depth that is the directory itself.
@@ -38,11 +40,7 @@ enum AttributeSource {
 impl Directories {
     /// The root alone.
     pub(super) fn new() -> Self {
-        Self {
-            slots: vec![None],
-            sources: vec![AttributeSource::Implied(0)],
-            by_name: HashMap::new(),
-        }
+        Self { slots: vec![None], sources: vec![AttributeSource::Nothing], by_name: HashMap::new() }
     }
 
     /// Number of directories.
@@ -94,13 +92,16 @@ impl Directories {
     /// Returns true if a member at `depth`, whose path leads through `directory`, comes from an
     /// outer archive and so replaces the implied owner and time. Records its depth.
     pub(super) fn replaces_implied(&mut self, directory: DirectoryId, depth: u32) -> bool {
-        match self.sources.get_mut(index(directory.0)) {
-            Some(AttributeSource::Implied(known)) if depth < *known => {
-                *known = depth;
-                true
-            }
-            _ => false,
+        let Some(source) = self.sources.get_mut(index(directory.0)) else { return false };
+        let replaces = match *source {
+            AttributeSource::Nothing => true,
+            AttributeSource::Implied(known) => depth < known,
+            AttributeSource::Described(_) => false,
+        };
+        if replaces {
+            *source = AttributeSource::Implied(depth);
         }
+        replaces
     }
 
     /// Returns true if a member at `depth`, which is `directory` itself, gives its mode, owner and

@@ -162,6 +162,13 @@ impl PendingTree {
         Ok(directory)
     }
 
+    /// Gives the root the owner and time of `member`, unless it has those of an earlier member.
+    pub(super) fn imply_root(&mut self, member: &Member) {
+        if self.directories.replaces_implied(DirectoryId::ROOT, self.depths.current()) {
+            self.set_attributes(DirectoryId::ROOT, member, 0o755);
+        }
+    }
+
     /// The parent directory of the member at `path`, and the member's name in it. Creates missing
     /// directories. `None` if Linux cannot show the path.
     ///
