@@ -560,3 +560,20 @@ fn a_second_batch_leaves_the_root_as_its_member_describes_it() {
     let root = in_memory(draft, ARCHIVE, "index", &allowance).unwrap().node(ROOT).unwrap();
     assert_eq!((root.permissions(), root.uid), (0o700, 5));
 }
+
+#[test]
+fn a_hard_link_to_a_later_link_is_shown_if_that_one_has_a_target() {
+    let mut packer = Packer { members: Members::default() };
+    packer.simple(Kind::HardLink, "a", "b");
+    packer.simple(Kind::HardLink, "b", "c");
+    packer.simple(Kind::Regular, "c", "");
+    // Links to each other have no target, and neither has a link to one of them.
+    packer.simple(Kind::HardLink, "x", "y");
+    packer.simple(Kind::HardLink, "y", "x");
+    packer.simple(Kind::HardLink, "z", "y");
+    let Apart { nodes, links, .. } = packer.parts();
+    let contents: Vec<_> = nodes.iter().skip(1).map(Node::content).collect();
+    let link = Content::HardLink { target: 3 };
+    assert_eq!(contents, [link, link, Content::Stored { start: 4096 }]);
+    assert_eq!(links, [(3, 3)]);
+}

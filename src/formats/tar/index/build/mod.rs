@@ -27,7 +27,8 @@
 //! - A directory is never replaced by anything else, because that would lose its contents. So a
 //!   symbolic link in the archive cannot redirect other members.
 //! - A hard link names the last member before it that has the target path, or else the first
-//!   after it.
+//!   after it. (GNU tar extracts no link to a later member.) The target of a link to a link is the
+//!   target of the latter.
 //!
 //! Invariant: whatever its path says, a member ends up in the directory that shows its archive, or
 //! below it.

@@ -21,22 +21,33 @@ impl HardLinkTargets {
         mut links: HardLinks,
         notes: &mut Notes,
     ) -> Self {
-        let mut targets = Self(HashMap::new());
+        // The findings of both ways to scan are in one order.
         links.sort_by_rank(|slot| tree.depths.rank(slot));
+        let mut targets = Self(HashMap::new());
         for (link, base, path) in links.iter() {
             let found = candidate(tree, groups, link, (base, path));
-            // The target of a link to a link is the target of the latter. Links are resolved in
-            // order of rank, so an earlier link is already in `targets`.
-            let found = found.and_then(|slot| match tree.is_hard_link(slot) {
-                true => targets.get(slot),
-                false => Some(slot),
-            });
-            match found {
-                Some(slot) => _ = targets.0.insert(link, slot),
-                None => notes.lost_link(&tree.path_of(link), path),
+            targets.0.extend(found.map(|slot| (link, slot)));
+        }
+        for (link, _, path) in links.iter() {
+            if targets.resolve(tree, link).is_none() {
+                notes.lost_link(&tree.path_of(link), path);
             }
         }
         targets
+    }
+
+    /// Follows `link` to a slot that is no link, which becomes the target of all links on the way.
+    /// `None` if a link has no target, or if they form a cycle.
+    fn resolve(&mut self, tree: &PendingTree, link: u32) -> Option<u32> {
+        let (mut links, mut slot) = (Vec::new(), link);
+        while tree.is_hard_link(slot) {
+            // A removed link that comes again closes a cycle.
+            let next = self.0.remove(&slot)?;
+            links.push(slot);
+            slot = next;
+        }
+        self.0.extend(links.into_iter().map(|link| (link, slot)));
+        Some(slot)
     }
 
     /// The slot of the target of the link in `slot`.
