@@ -63,8 +63,8 @@ impl Builder {
     /// the tars among them to `nested`.
     ///
     /// # Errors
-    /// `Unsupported` if the names exceed 4 GiB, the limit of an index. `Io` if there is no room for
-    /// the lists.
+    /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
+    /// if there is no room for the lists.
     pub(in crate::formats::tar) fn add(
         &mut self,
         archive: Nested,

@@ -62,7 +62,8 @@ impl PendingTree {
     /// Appends a pending node with the attributes of `member`. Returns its slot.
     ///
     /// # Errors
-    /// `Unsupported` if the names exceed 4 GiB, the limit of an index. `Io` if there is no room.
+    /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
+    /// if there is no room.
     pub(super) fn push(
         &mut self,
         parent: DirectoryId,
@@ -71,9 +72,11 @@ impl PendingTree {
         size: u64,
         member: &Member,
     ) -> Result<u32> {
-        let too_many = |_| Error::new(Kind::Unsupported, "more than 4 GiB of names");
-        let name_offset = u32::try_from(self.names.len()).map_err(too_many)?;
-        let slot = u32::try_from(self.nodes.len()).map_err(too_many)?;
+        let more_than = |limit| Error::new(Kind::Unsupported, format!("more than {limit}"));
+        let name_offset = u32::try_from(self.names.len());
+        let name_offset = name_offset.map_err(|_| more_than("4 GiB of names"))?;
+        let slot = u32::try_from(self.nodes.len());
+        let slot = slot.map_err(|_| more_than("2^32 members and directories"))?;
         let name = name.as_bytes();
         self.names.extend_from_slice(name).map_err(no_room)?;
         let mut node = Node {

@@ -42,8 +42,7 @@ pub(in crate::formats::tar) fn unsaved(
     match file.and_then(|file| written(file, &draft, decoded_len, &directory)) {
         Ok(file) => opened(Arc::new(file), draft, name, allowance),
         Err(error) => {
-            let place = directory.display();
-            log::warn!("{name}: the index does not fit in {place}, so it takes memory: {error}");
+            log::warn!("{}", takes_memory(name, &directory, error));
             weight::check(draft.estimate())?;
             in_memory(draft, decoded_len, name, allowance)
         }
@@ -77,6 +76,13 @@ fn written(
     FileStorage::of(file, directory.to_owned())
 }
 
+/// The warning for an index that cannot be written into a file in `directory`.
+fn takes_memory(name: &str, directory: &Path, error: io::Error) -> Error {
+    let directory = directory.display();
+    let what = format!("{name}: the index takes memory, because it cannot be in {directory}");
+    Error::io(what, error)
+}
+
 fn opened(
     file: Arc<dyn Storage>,
     draft: Draft,
@@ -85,4 +91,18 @@ fn opened(
 ) -> Result<Index> {
     let found = IndexFile::open(file, &IndexOptions::new(name, allowance), &|_| Ok(()))?;
     Ok(found.index.with_findings(draft.findings))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_warning_names_the_error_and_no_other_cause() {
+        let directory = Path::new("/read-only");
+        let error = io::Error::from_raw_os_error(libc::EROFS);
+        let warning = takes_memory("a.tar", directory, error).to_string();
+        assert!(warning.contains("Read-only file system"), "{warning}");
+        assert!(!warning.contains("fit"), "{warning}");
+    }
 }
