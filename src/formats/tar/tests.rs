@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 
 use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
-use super::index::apart::Apart;
-use super::index::{Allowance, Content, DirectoryId, Draft, Index, Nested, in_memory};
+use super::index::index_parts::IndexParts;
+use super::index::{Allowance, ArchiveRange, Content, DirectoryId, FinishedTree, Index, in_memory};
 use super::members::Members;
 use super::new_tree::NewTree;
 use super::notes::Notes;
@@ -171,21 +171,21 @@ fn random_archive(seed: u64) -> Vec<u8> {
 }
 
 /// The index of a tree, for an archive of unlimited length.
-fn indexed(draft: Draft) -> Index {
-    in_memory(draft, u64::MAX, "index", &Arc::new(Allowance::new(1 << 20))).unwrap()
+fn indexed(finished: FinishedTree) -> Index {
+    in_memory(finished, u64::MAX, "index", &Arc::new(Allowance::new(1 << 20))).unwrap()
 }
 
 /// The parts of the index of a tree, and its findings.
-fn apart(draft: Draft) -> (Apart, Vec<Finding>) {
-    let findings = draft.findings.clone();
-    (Apart::of_index(&indexed(draft)).unwrap(), findings)
+fn apart(finished: FinishedTree) -> (IndexParts, Vec<Finding>) {
+    let findings = finished.findings.clone();
+    (IndexParts::of_index(&indexed(finished)).unwrap(), findings)
 }
 
 /// The tree of an archive, scanned strictly from header to header.
-fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
+fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<FinishedTree> {
     let mut tree = NewTree::default();
     let mut level =
-        vec![Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() }];
+        vec![ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() }];
     for depth in 0.. {
         let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
         let mut inner = Vec::new();
@@ -195,7 +195,7 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
             let mut walk = Walk::new(archive.start, archive.end, nesting);
             let mut notes = Notes::default();
             while walk.step(&mut source, &mut members, &mut notes)? {}
-            tree.note(archive.directory, notes);
+            tree.note(archive.base, notes);
             tree.add(archive, &members, &mut inner)?;
         }
         level = inner;

@@ -3,12 +3,12 @@
 use std::io;
 
 use super::super::node::{Content, Node};
-use super::depths::Depths;
 use super::directories::{Directories, DirectoryId};
+use super::ranks::Ranks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::TAR_DEPTH_MAX;
-use crate::formats::tar::header::owner;
+use crate::formats::tar::header::id_or_nobody;
 use crate::formats::tar::members::Member;
 use crate::formats::tar::paths::components_of;
 use crate::spilled::{Spill, Spilled};
@@ -27,7 +27,7 @@ pub(super) struct PendingTree {
     names: Spilled<u8>,
     pub(super) root: Node,
     pub(super) directories: Directories,
-    pub(super) depths: Depths,
+    pub(super) ranks: Ranks,
     /// The last lookup in `parent_and_name`: base, path, result. Most members follow one from the
     /// same directory.
     last_parent: Option<(DirectoryId, Vec<u8>, DirectoryId)>,
@@ -41,9 +41,9 @@ impl PendingTree {
         Self {
             nodes: Spilled::new(&spill),
             names: Spilled::new(&spill),
-            root: Node { mode: 0o755, uid: owner(0), gid: owner(0), ..Node::empty() },
+            root: Node { mode: 0o755, uid: id_or_nobody(0), gid: id_or_nobody(0), ..Node::empty() },
             directories: Directories::new(),
-            depths: Depths::new(),
+            ranks: Ranks::new(),
             last_parent: None,
             spill,
         }
@@ -51,12 +51,12 @@ impl PendingTree {
 
     /// Notes that the members added next are at `depth`.
     pub(super) fn enter(&mut self, depth: u32) {
-        if self.depths.current() != depth {
+        if self.ranks.current() != depth {
             // The first path at this depth may change the owner of the directories it implies.
             self.last_parent = None;
         }
         // `push` fails before a slot exceeds `u32`.
-        self.depths.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
+        self.ranks.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
     }
 
     /// Appends a pending node with the attributes of `member`. Returns its slot.
@@ -141,8 +141,8 @@ impl PendingTree {
         Ok(Some(directory))
     }
 
-    /// The directory `name` in `parent`. Creates it if it is missing. If it exists, but only
-    /// because another path implied it, `member` may still change its owner and time (`depths`).
+    /// The directory `name` in `parent`. Creates it if it is missing. If other paths implied it, the
+    /// owner and time of `member` replace theirs if it is from an outer archive (`ranks`).
     fn ensure_subdirectory(
         &mut self,
         parent: DirectoryId,
@@ -151,9 +151,9 @@ impl PendingTree {
     ) -> Result<DirectoryId> {
         let parent_and_name = (parent, Box::from(name.as_bytes()));
         let implied = Member { permissions: 0o755, ..*member };
-        let depth = self.depths.current();
+        let depth = self.ranks.current();
         if let Some(directory) = self.directories.get(&parent_and_name) {
-            if self.directories.replaces_implied(directory, depth) {
+            if self.directories.claim_as_implied(directory, depth) {
                 self.set_attributes(directory, &implied, implied.permissions);
             }
             return Ok(directory);
@@ -167,7 +167,7 @@ impl PendingTree {
 
     /// Gives the root the owner and time of `member`, unless it has those of an earlier member.
     pub(super) fn imply_root(&mut self, member: &Member) {
-        if self.directories.replaces_implied(DirectoryId::ROOT, self.depths.current()) {
+        if self.directories.claim_as_implied(DirectoryId::ROOT, self.ranks.current()) {
             self.set_attributes(DirectoryId::ROOT, member, 0o755);
         }
     }
@@ -211,8 +211,13 @@ impl PendingTree {
     }
 
     /// Sets the mode, owner and time of a directory from its own member.
-    pub(super) fn describe(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
-        if self.directories.replaces_described(directory, self.depths.current()) {
+    pub(super) fn set_attributes_from_member(
+        &mut self,
+        directory: DirectoryId,
+        member: &Member,
+        permissions: u16,
+    ) {
+        if self.directories.claim_as_described(directory, self.ranks.current()) {
             self.set_attributes(directory, member, permissions);
         }
     }

@@ -8,7 +8,7 @@ use super::super::Index;
 use super::super::blocks::Allowance;
 use super::super::file::{IndexFile, IndexOptions};
 use super::super::key::Key;
-use super::draft::Draft;
+use super::finished_tree::FinishedTree;
 use crate::error::{Error, Result};
 use crate::formats::tar::weight;
 use crate::os::unlinked;
@@ -26,25 +26,25 @@ const IN_MEMORY_MAX: u64 = 1 << 20;
 /// `Io` if the temporary file cannot be read, or if the index would take memory that the job does
 /// not have.
 pub(in crate::formats::tar) fn unsaved(
-    draft: Draft,
-    decoded_len: u64,
+    finished: FinishedTree,
+    archive_len: u64,
     name: &str,
     allowance: &Arc<Allowance>,
 ) -> Result<Index> {
     let directory = std::env::temp_dir();
-    if draft.estimate() <= IN_MEMORY_MAX {
-        return in_memory(draft, decoded_len, name, allowance);
+    if finished.estimate() <= IN_MEMORY_MAX {
+        return in_memory(finished, archive_len, name, allowance);
     }
     let file = unlinked::create(&directory);
     if file.as_ref().is_ok_and(unlinked::is_in_memory) {
-        weight::check(draft.estimate())?;
+        weight::check(finished.estimate())?;
     }
-    match file.and_then(|file| written(file, &draft, decoded_len, &directory)) {
-        Ok(file) => opened(Arc::new(file), draft, name, allowance),
+    match file.and_then(|file| write_to(file, &finished, archive_len, &directory)) {
+        Ok(file) => open_index(Arc::new(file), finished, name, allowance),
         Err(error) => {
             log::warn!("{}", takes_memory(name, &directory, error));
-            weight::check(draft.estimate())?;
-            in_memory(draft, decoded_len, name, allowance)
+            weight::check(finished.estimate())?;
+            in_memory(finished, archive_len, name, allowance)
         }
     }
 }
@@ -52,27 +52,27 @@ pub(in crate::formats::tar) fn unsaved(
 /// Makes the index of a tree in memory.
 ///
 /// # Errors
-/// `Corrupt` if the tree does not fit an archive of `decoded_len` bytes.
+/// `Corrupt` if the tree does not fit an archive of `archive_len` bytes.
 pub(in crate::formats::tar) fn in_memory(
-    draft: Draft,
-    decoded_len: u64,
+    finished: FinishedTree,
+    archive_len: u64,
     name: &str,
     allowance: &Arc<Allowance>,
 ) -> Result<Index> {
     let mut bytes = Vec::new();
-    let written = draft.write(&Key::default(), decoded_len, &mut bytes);
+    let written = finished.write(&Key::default(), archive_len, &mut bytes);
     written.map_err(|error| Error::io(name, error))?;
-    opened(Arc::new(InMemory::new(bytes)), draft, name, allowance)
+    open_index(Arc::new(InMemory::new(bytes)), finished, name, allowance)
 }
 
 /// Writes the index into `file`, an unlinked file in `directory`.
-fn written(
+fn write_to(
     mut file: File,
-    draft: &Draft,
-    decoded_len: u64,
+    finished: &FinishedTree,
+    archive_len: u64,
     directory: &Path,
 ) -> io::Result<FileStorage> {
-    draft.write(&Key::default(), decoded_len, &mut file)?;
+    finished.write(&Key::default(), archive_len, &mut file)?;
     FileStorage::of(file, directory.to_owned())
 }
 
@@ -83,14 +83,14 @@ fn takes_memory(name: &str, directory: &Path, error: io::Error) -> Error {
     Error::io(what, error)
 }
 
-fn opened(
+fn open_index(
     file: Arc<dyn Storage>,
-    draft: Draft,
+    finished: FinishedTree,
     name: &str,
     allowance: &Arc<Allowance>,
 ) -> Result<Index> {
     let found = IndexFile::open(file, &IndexOptions::new(name, allowance), &|_| Ok(()))?;
-    Ok(found.index.with_findings(draft.findings))
+    Ok(found.index.with_findings(finished.findings))
 }
 
 #[cfg(test)]
