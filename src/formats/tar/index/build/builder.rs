@@ -1,6 +1,5 @@
 //! Adds members to a tree (`add`), and takes it through the later phases (`finish`).
 
-use super::super::NodeId;
 use super::super::node::Content;
 use super::choose_shown::choose_shown;
 use super::directories::DirectoryId;
@@ -8,6 +7,7 @@ use super::finished_tree::FinishedTree;
 use super::hard_link_targets::HardLinkTargets;
 use super::hard_links::HardLinks;
 use super::numbering::Numbering;
+use super::pending_node::PendingContent;
 use super::pending_tree::{PendingTree, ROOT_SLOT};
 use super::side_tables::SideTables;
 use super::slots_by_directory::SlotsByDirectory;
@@ -155,9 +155,7 @@ impl Builder {
             return Ok(TOO_MANY_SEGMENTS);
         }
         if member.kind == Kind::HardLink {
-            // `Numbering` sets its target.
-            let content = Content::HardLink { target: NodeId::MAX };
-            let slot = self.tree.push(parent, name, content, 0, member)?;
+            let slot = self.tree.push(parent, name, PendingContent::HardLink, 0, member)?;
             self.hard_links.add(slot, base, members.link(member));
             return Ok(Added::Whole);
         }
@@ -195,7 +193,7 @@ impl Builder {
             (_, Body::Stored(start)) => (Content::Stored { start }, member.size),
             (_, Body::Device(_)) => (Content::Stored { start: 0 }, 0),
         };
-        self.tree.push(parent, name, content, size, member)
+        self.tree.push(parent, name, PendingContent::Leaf(content), size, member)
     }
 
     fn add_xattrs(&mut self, slot: u32, members: &Members, member: &Member) -> Added {

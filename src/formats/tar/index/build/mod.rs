@@ -39,6 +39,7 @@ mod finished_tree;
 mod hard_link_targets;
 mod hard_links;
 mod numbering;
+mod pending_node;
 mod pending_tree;
 mod ranks;
 mod side_tables;

@@ -125,27 +125,26 @@ impl Numbering {
     pub(super) fn final_node(&self, tree: &PendingTree, id: NodeId) -> Node {
         let slot = self.slot_of_node.get(index(id)).copied().unwrap_or(ROOT_SLOT);
         let Some(pending) = tree.node(slot) else {
-            return self.with_children(Node { parent: ROOT, ..tree.root }, DirectoryId::ROOT);
+            return self.with_children(tree.root.numbered(ROOT), DirectoryId::ROOT);
         };
-        let parent = tree.directories.slot(DirectoryId(pending.parent));
+        let parent = tree.directories.slot(pending.parent());
         let parent = parent.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
-        let node = Node { parent, ..*pending };
-        match node.content() {
-            Content::Directory { first, .. } => self.with_children(node, DirectoryId(first)),
-            Content::HardLink { .. } => {
-                let target = self.targets.get(slot);
-                let target_id = target.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
-                let mut node = node;
-                node.set(Content::HardLink { target: target_id });
-                match target.and_then(|slot| tree.node(slot)) {
-                    Some(&target) if target_id == id => {
-                        Node { name: node.name, name_len: node.name_len, parent, ..target }
-                    }
-                    _ => node,
-                }
-            }
-            _ => node,
+        let mut node = pending.numbered(parent);
+        if let Some(directory) = pending.child_directory() {
+            return self.with_children(node, directory);
         }
+        if pending.is_hard_link() {
+            let target = self.targets.get(slot);
+            let target_id = target.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
+            match target.and_then(|slot| tree.node(slot)) {
+                Some(target) if target_id == id => {
+                    let Node { name, name_len, .. } = node;
+                    node = Node { name, name_len, ..target.numbered(parent) };
+                }
+                _ => node.set(Content::HardLink { target: target_id }),
+            }
+        }
+        node
     }
 
     fn with_children(&self, mut node: Node, directory: DirectoryId) -> Node {

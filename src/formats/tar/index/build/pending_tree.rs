@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::super::node::{Content, Node};
 use super::directories::{Directories, DirectoryId};
+use super::pending_node::{PendingContent, PendingNode};
 use super::ranks::Ranks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
@@ -20,12 +20,11 @@ pub(super) const ROOT_SLOT: u32 = u32::MAX;
 /// The tree under construction.
 pub(super) struct PendingTree {
     /// One node for each name that a member or an implied directory gives. Several may have the
-    /// same path. `parent` is a `DirectoryId`, not yet a node number, and so is `first` of a
-    /// directory.
-    nodes: Spilled<Node>,
+    /// same path.
+    nodes: Spilled<PendingNode>,
     /// The names of the pending nodes, and the targets of symbolic links.
     names: Spilled<u8>,
-    pub(super) root: Node,
+    pub(super) root: PendingNode,
     pub(super) directories: Directories,
     pub(super) ranks: Ranks,
     /// The last lookup in `parent_and_name`: base, path, result. Most members follow one from the
@@ -41,7 +40,7 @@ impl PendingTree {
         Self {
             nodes: Spilled::new(&spill),
             names: Spilled::new(&spill),
-            root: Node { mode: 0o755, uid: id_or_nobody(0), gid: id_or_nobody(0), ..Node::empty() },
+            root: PendingNode::root(id_or_nobody(0)),
             directories: Directories::new(),
             ranks: Ranks::new(),
             last_parent: None,
@@ -68,7 +67,7 @@ impl PendingTree {
         &mut self,
         parent: DirectoryId,
         name: Name<'_>,
-        content: Content,
+        content: PendingContent,
         size: u64,
         member: &Member,
     ) -> Result<u32> {
@@ -79,20 +78,8 @@ impl PendingTree {
         let slot = slot.map_err(|_| more_than("2^32 members and directories"))?;
         let name = name.as_bytes();
         self.names.extend_from_slice(name).map_err(no_room)?;
-        let mut node = Node {
-            name: name_offset,
-            name_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
-            parent: parent.0,
-            mode: member.permissions,
-            nanoseconds: member.modified.nanoseconds,
-            seconds: member.modified.seconds,
-            uid: member.uid,
-            gid: member.gid,
-            size,
-            content: 0,
-            padding: 0,
-        };
-        node.set(content);
+        let name = (name_offset, u8::try_from(name.len()).unwrap_or(u8::MAX));
+        let node = PendingNode::new(parent, name, content, size, member);
         self.nodes.push(node).map_err(no_room)?;
         Ok(slot)
     }
@@ -141,8 +128,8 @@ impl PendingTree {
         Ok(Some(directory))
     }
 
-    /// The directory `name` in `parent`. Creates it if it is missing. If other paths implied it, the
-    /// owner and time of `member` replace theirs if it is from an outer archive (`ranks`).
+    /// The directory `name` in `parent`. Creates it if it is missing. If only paths in an inner
+    /// archive implied it, it gets the owner and time of `member` (`ranks`).
     fn ensure_subdirectory(
         &mut self,
         parent: DirectoryId,
@@ -159,7 +146,7 @@ impl PendingTree {
             return Ok(directory);
         }
         let directory = self.directories.next_id();
-        let content = Content::Directory { first: directory.0, count: 0 };
+        let content = PendingContent::ChildDirectory(directory);
         let slot = self.push(parent, name, content, 0, &implied)?;
         self.directories.add(parent_and_name, slot, depth);
         Ok(directory)
@@ -230,36 +217,30 @@ impl PendingTree {
             },
             None => &mut self.root,
         };
-        node.mode = (node.mode & !0o7777) | permissions;
-        (node.uid, node.gid) = (member.uid, member.gid);
-        (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
+        node.set_attributes(member, permissions);
     }
 
     /// All pending nodes, by slot.
-    pub(super) fn nodes(&self) -> &[Node] {
+    pub(super) fn nodes(&self) -> &[PendingNode] {
         &self.nodes
     }
 
     /// The pending node in `slot`. `None` for the root.
-    pub(super) fn node(&self, slot: u32) -> Option<&Node> {
+    pub(super) fn node(&self, slot: u32) -> Option<&PendingNode> {
         self.nodes.get(index(slot))
     }
 
     pub(super) fn kind(&self, slot: u32) -> FileKind {
-        self.node(slot).map_or(FileKind::Regular, Node::kind)
+        self.node(slot).map_or(FileKind::Regular, PendingNode::kind)
     }
 
     pub(super) fn is_hard_link(&self, slot: u32) -> bool {
-        matches!(self.node(slot).map(Node::content), Some(Content::HardLink { .. }))
+        self.node(slot).is_some_and(PendingNode::is_hard_link)
     }
 
     /// The directory in `slot`, if it is one.
     pub(super) fn directory(&self, slot: u32) -> Option<DirectoryId> {
-        match self.node(slot).map(Node::content) {
-            None => Some(DirectoryId::ROOT),
-            Some(Content::Directory { first, .. }) => Some(DirectoryId(first)),
-            Some(_) => None,
-        }
+        self.node(slot).map_or(Some(DirectoryId::ROOT), PendingNode::child_directory)
     }
 
     pub(super) fn name(&self, slot: u32) -> &[u8] {
@@ -294,7 +275,7 @@ impl PendingTree {
     }
 
     fn parent(&self, slot: u32) -> DirectoryId {
-        self.node(slot).map_or(DirectoryId::ROOT, |node| DirectoryId(node.parent))
+        self.node(slot).map_or(DirectoryId::ROOT, PendingNode::parent)
     }
 
     /// Checks that all data the kernel wrote to temporary files can be read back.

@@ -26,7 +26,7 @@ impl SlotsByDirectory {
         let nodes = tree.nodes();
         let mut starts = vec![0_usize; tree.directories.len().saturating_add(1)];
         for node in nodes {
-            if let Some(count) = starts.get_mut(index(node.parent).saturating_add(1)) {
+            if let Some(count) = starts.get_mut(index(node.parent().0).saturating_add(1)) {
                 *count = count.saturating_add(1);
             }
         }
@@ -38,7 +38,7 @@ impl SlotsByDirectory {
         let mut ends = starts.clone();
         let mut slots = Spilled::filled(0_u32, nodes.len(), &tree.spill).map_err(no_room)?;
         for (slot, node) in nodes.iter().enumerate() {
-            let Some(end) = ends.get_mut(index(node.parent)) else { continue };
+            let Some(end) = ends.get_mut(index(node.parent().0)) else { continue };
             if let Some(entry) = slots.get_mut(*end) {
                 *entry = u32::try_from(slot).unwrap_or(u32::MAX);
             }
