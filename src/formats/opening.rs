@@ -192,8 +192,8 @@ impl Opening<'_> {
         let opening = self.with_share(tar.nested_images().len());
         let mut parts = Vec::new();
         for nested_image in tar.nested_images() {
-            let window =
-                Window::new(Arc::clone(tar.storage()), nested_image.at)?.cut(nested_image.len)?;
+            let window = Window::new(Arc::clone(tar.storage()), nested_image.offset)?
+                .cut(nested_image.len)?;
             // The directory exists in the tar. It stays empty if the image cannot be opened.
             opening.open_inner(name, &nested_image.path, Arc::new(window), depth, &mut parts);
         }

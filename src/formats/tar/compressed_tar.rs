@@ -4,7 +4,7 @@
 //! container.
 
 use super::empty::no_empty_tar;
-use super::index::{Draft, Index, IndexFile};
+use super::index::{FinishedTree, Index, IndexFile};
 use super::index_source::{IndexSource, NewIndex};
 use super::options::TarOptions;
 use super::scan;
@@ -62,38 +62,42 @@ pub(super) fn open(
     if !is_tar {
         return Err(not_a_tar(container, unpacking.container()));
     }
-    let mut draft = scan::forward(&mut unpacking, options.nesting())?;
+    let mut finished = scan::forward(&mut unpacking, options.nesting())?;
     let Unpacked { seek_index, spool, damage, garbage } = unpacking.finish()?;
     let is_long = seek_index.len() > TAR_EMPTY_MAX;
-    if starts_with_zeros && draft.is_empty() && (is_long || !draft.notes.is_empty()) {
+    if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(no_empty_tar());
     }
-    let decoded_len = seek_index.len();
+    let archive_len = seek_index.len();
     let mut seek_points = Vec::new();
     seek_index.write(&mut seek_points);
     let decompressed = tar.decompressed(name, seek_index, spool, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
         if in_doubt {
-            draft = scan_sound(decompressed.as_ref(), &error, options)?;
+            finished = scan_sound(decompressed.as_ref(), &error, options)?;
         }
         let what = format!("damaged: {error}; everything after it is missing");
-        draft.findings.push(Finding::damage(Location::Archive, what.clone()));
-        draft.notes.push(what);
+        finished.findings.push(Finding::damage(Location::Archive, what.clone()));
+        finished.notes.push(what);
     }
     if let Some(at) = garbage {
         let what = format!("bytes after the {} data at {at:#x} are ignored", container.name());
-        draft.findings.push(Finding::damage(Location::Archive, what));
+        finished.findings.push(Finding::damage(Location::Archive, what));
     }
-    draft.seek_points = seek_points;
+    finished.seek_points = seek_points;
     let step = storage.len().checked_div(SAMPLES).unwrap_or(0);
     let offsets: Vec<_> = (0..SAMPLES).map(|nth| step.saturating_mul(nth)).collect();
-    let NewIndex { index, is_saved } = source.make(draft, decoded_len, &offsets)?;
+    let NewIndex { index, is_saved } = source.make(finished, archive_len, &offsets)?;
     Ok(OpenedCompressed { decompressed, index, is_saved })
 }
 
 /// Scans the part of a damaged archive whose checksums are right. The first scan went further,
 /// because it noticed the damage only at a later checksum.
-fn scan_sound(sound: &dyn Storage, error: &Error, options: &TarOptions<'_>) -> Result<Draft> {
+fn scan_sound(
+    sound: &dyn Storage,
+    error: &Error,
+    options: &TarOptions<'_>,
+) -> Result<FinishedTree> {
     if sound.is_empty() {
         let context =
             format!("damaged: {error}; the only checksum is wrong, so any byte may be wrong");
@@ -148,7 +152,7 @@ impl CompressedTar {
 fn seek_index(file: &IndexFile, encoded_len: u64) -> Result<SeekIndex> {
     let mut reader = Reader::new("seek points", &file.seek_points);
     let seek_index = SeekIndex::parse(&mut reader, encoded_len)?;
-    match seek_index.len() == file.decoded_len && reader.remaining() == 0 {
+    match seek_index.len() == file.archive_len && reader.remaining() == 0 {
         true => Ok(seek_index),
         false => Err(Error::corrupt("its seek points belong to another archive")),
     }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::header::owner;
+use super::header::id_or_nobody;
 use super::members::Xattrs;
 use super::sparse_records::SparseRecords;
 use super::{acl, pax};
@@ -162,7 +162,7 @@ fn parse_size(value: &[u8]) -> Result<Option<u64>> {
 }
 
 fn owner_from(number: u64) -> u32 {
-    owner(i64::try_from(number).unwrap_or(-1))
+    id_or_nobody(i64::try_from(number).unwrap_or(-1))
 }
 
 /// Decodes the name of an attribute in a keyword of GNU tar (1.29 and later,

@@ -7,8 +7,8 @@ use super::acl::Acls;
 use super::chain::Nesting;
 use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header};
-use super::index::apart::{Apart, read, sealed};
-use super::index::{Allowance, Draft, IndexFile, in_memory};
+use super::index::index_parts::{IndexParts, read, sealed};
+use super::index::{Allowance, FinishedTree, IndexFile, in_memory};
 use super::open::Bytes;
 use super::options::TarOptions;
 use super::segments::Grain;
@@ -126,16 +126,16 @@ pub fn saved_index(data: &[u8]) {
         return;
     };
     assert!(found.seek_points.len() <= data.len() && index(found.index.len()) <= data.len());
-    let parts = Apart::of(&found).expect("memory");
+    let parts = IndexParts::of(&found).expect("memory");
     // Invalid nanoseconds are clamped, and invalid UTF-8 in notes is replaced.
     let again = read(parts.written(), u64::MAX).expect("what was written can be read");
-    assert!(Apart::of(&again).expect("memory") == parts, "another index");
+    assert!(IndexParts::of(&again).expect("memory") == parts, "another index");
     walk(&tree_of(found), DirectoryChecks::Consistent);
 }
 
 /// The tree of an index, on storage that is at most 64 KiB long.
 fn tree_of(found: IndexFile) -> Tar {
-    let len = usize::try_from(found.decoded_len).unwrap_or(usize::MAX);
+    let len = usize::try_from(found.archive_len).unwrap_or(usize::MAX);
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
     let readahead = crate::cache::Readahead::furthest();
@@ -169,7 +169,7 @@ pub fn tar(data: &[u8]) {
     let Ok(tar) = Tar::open("fuzz", Bytes::Uncompressed(storage.clone()), &options) else { return };
     walk(&tar, DirectoryChecks::Consistent);
     for nested_image in tar.nested_images() {
-        assert!(nested_image.at + nested_image.len <= length(data.len()));
+        assert!(nested_image.offset + nested_image.len <= length(data.len()));
     }
     // A scan of a stream and a scan of several segments find the same.
     if options_bits & 2 != 0 && !recursive {
@@ -187,11 +187,11 @@ pub fn tar(data: &[u8]) {
     }
 }
 
-/// Whether `draft` has the same tree and the same notes.
-fn is_same(draft: Draft, tar: &Tar) -> bool {
+/// Whether `finished` has the same tree and the same notes.
+fn is_same(finished: FinishedTree, tar: &Tar) -> bool {
     let allowance = Arc::new(Allowance::new(0));
     let len = tar.storage.len();
-    let index = in_memory(draft, len, "fuzz", &allowance).expect("memory");
+    let index = in_memory(finished, len, "fuzz", &allowance).expect("memory");
     let tree = tar.index.is_same_tree(&index).expect("memory");
     tree && (&index.notes, &index.findings) == (&tar.index.notes, &tar.index.findings)
 }

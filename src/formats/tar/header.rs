@@ -165,11 +165,11 @@ impl<'b> Header<'b> {
     }
 
     pub(super) fn uid(self) -> u32 {
-        owner(number(self.field::<108, 8>()).unwrap_or(0))
+        id_or_nobody(number(self.field::<108, 8>()).unwrap_or(0))
     }
 
     pub(super) fn gid(self) -> u32 {
-        owner(number(self.field::<116, 8>()).unwrap_or(0))
+        id_or_nobody(number(self.field::<116, 8>()).unwrap_or(0))
     }
 
     /// Length of the data, bytes, if there is any.
@@ -292,7 +292,7 @@ fn number(field: &[u8]) -> std::result::Result<i64, ()> {
 }
 
 /// A user or group ID. If it does not fit in 32 bits, it becomes 65534 (nobody).
-pub(super) fn owner(number: i64) -> u32 {
+pub(super) fn id_or_nobody(number: i64) -> u32 {
     u32::try_from(number).unwrap_or(65_534)
 }
 
@@ -337,7 +337,7 @@ mod tests {
         ] {
             assert_eq!(number(field), value, "{}", field.escape_ascii());
         }
-        assert_eq!((owner(-2), owner(1 << 32), owner(7)), (65_534, 65_534, 7));
+        assert_eq!((id_or_nobody(-2), id_or_nobody(1 << 32), id_or_nobody(7)), (65_534, 65_534, 7));
     }
 
     #[test]

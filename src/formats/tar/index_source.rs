@@ -3,7 +3,7 @@
 //!
 //! Invariant: a saved index that does not match the archive costs a scan, never a wrong tree.
 
-use super::index::{Draft, Index, IndexFile, IndexOptions, unsaved};
+use super::index::{FinishedTree, Index, IndexFile, IndexOptions, unsaved};
 use super::options::{IndexPolicy, SavedIndex, TarOptions};
 use super::saved::{New, Saved};
 use crate::error::Result;
@@ -54,33 +54,38 @@ impl<'o> IndexSource<'o> {
         }
     }
 
-    /// Makes the index of a new tree, of an archive of `decoded_len` bytes. Saves it or compares it
+    /// Makes the index of a new tree, of an archive of `archive_len` bytes. Saves it or compares it
     /// with the saved one. Samples of blocks at some of `offsets` identify the archive.
     ///
     /// # Errors
     /// As `save` and `unsaved`.
-    pub(super) fn make(&self, draft: Draft, decoded_len: u64, offsets: &[u64]) -> Result<NewIndex> {
+    pub(super) fn make(
+        &self,
+        finished: FinishedTree,
+        archive_len: u64,
+        offsets: &[u64],
+    ) -> Result<NewIndex> {
         let &Self { name, options, ref saved } = self;
-        let unsaved = |draft| unsaved(draft, decoded_len, name, options.indexes);
-        let not_saved = |draft| {
+        let unsaved = |finished| unsaved(finished, archive_len, name, options.indexes);
+        let not_saved = |finished| {
             log::info!("{name}: index made, not saved");
-            Ok(NewIndex { index: unsaved(draft)?, is_saved: false })
+            Ok(NewIndex { index: unsaved(finished)?, is_saved: false })
         };
         let Some((saved_index, saved)) = saved else {
-            return not_saved(draft);
+            return not_saved(finished);
         };
         if saved_index.policy == IndexPolicy::Compare {
-            let seek_points = draft.seek_points.clone();
-            let mut index = unsaved(draft)?;
+            let seek_points = finished.seek_points.clone();
+            let mut index = unsaved(finished)?;
             let findings = saved.compare(saved_index.file, &index, &seek_points, options.indexes);
             index.findings.extend(findings);
             return Ok(NewIndex { index, is_saved: false });
         }
-        match save(&draft, decoded_len, offsets, (saved_index, saved), options)? {
+        match save(&finished, archive_len, offsets, (saved_index, saved), options)? {
             Some(index) => {
-                Ok(NewIndex { index: index.with_findings(draft.findings), is_saved: true })
+                Ok(NewIndex { index: index.with_findings(finished.findings), is_saved: true })
             }
-            None => not_saved(draft),
+            None => not_saved(finished),
         }
     }
 }
@@ -90,20 +95,20 @@ impl<'o> IndexSource<'o> {
 /// # Errors
 /// `Io` if it cannot be saved although the user asked for it.
 fn save(
-    draft: &Draft,
-    decoded_len: u64,
+    finished: &FinishedTree,
+    archive_len: u64,
     offsets: &[u64],
     (saved_index, saved): (&SavedIndex<'_>, &Saved),
     options: &TarOptions<'_>,
 ) -> Result<Option<Index>> {
     let &SavedIndex { file, policy, .. } = saved_index;
     let key = saved.key(file, offsets)?;
-    let is_slow_to_make = !draft.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
-    let worthwhile = draft.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
+    let is_slow_to_make = !finished.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
+    let worthwhile = finished.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
     if policy == IndexPolicy::SaveIfWorthwhile && !worthwhile && !saved.is_named() {
         return Ok(None);
     }
-    let new = New { draft, key: &key, decoded_len };
+    let new = New { finished, key: &key, archive_len };
     match saved.save(file, &new, policy == IndexPolicy::Save) {
         Ok((path, file)) => {
             log::info!("{}: index saved as {}", saved.archive().display(), path.display());

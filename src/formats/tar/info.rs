@@ -23,7 +23,7 @@ impl Tar {
             let node = self.in_index(self.index.node(id))?;
             match node.content() {
                 Content::HardLink { .. } => {
-                    kinds.add_name(self.in_index(self.index.inode(id))?.1.kind());
+                    kinds.add_name(self.in_index(self.index.resolve_hard_link(id))?.1.kind());
                     continue;
                 }
                 Content::Stored { start } => {

@@ -157,7 +157,7 @@ impl Members {
     }
 
     /// Number of pieces in the member's sparse map, 0 if it has none.
-    pub(super) fn pieces(&self, member: &Member) -> usize {
+    pub(super) fn segment_count(&self, member: &Member) -> usize {
         match member.body {
             Body::Sparse(number) => self.sparse(number).len(),
             _ => 0,

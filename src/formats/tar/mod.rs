@@ -139,7 +139,7 @@ impl Tar {
                 format!("{}: {} is not an inode of this archive", self.name, ino.number());
             Error::new(Kind::NotFound, context)
         })?;
-        self.in_index(self.index.inode(id))
+        self.in_index(self.index.resolve_hard_link(id))
     }
 
     fn attr_of(&self, id: NodeId, node: &Node) -> Result<Attr> {

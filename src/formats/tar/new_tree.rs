@@ -1,6 +1,6 @@
 //! The tree that a scan fills with members, and the notes on what it leaves out.
 
-use super::index::{Builder, DirectoryId, Draft, Nested};
+use super::index::{ArchiveRange, Builder, DirectoryId, FinishedTree};
 use super::members::Members;
 use super::notes::Notes;
 use super::weight::Weight;
@@ -31,9 +31,9 @@ impl NewTree {
     /// `Io` if there is no room for them. `Unsupported` if there are too many names.
     pub(super) fn add(
         &mut self,
-        archive: Nested,
+        archive: ArchiveRange,
         members: &Members,
-        inner: &mut Vec<Nested>,
+        inner: &mut Vec<ArchiveRange>,
     ) -> Result<()> {
         self.add_from(archive, members, 0, inner)
     }
@@ -44,10 +44,10 @@ impl NewTree {
     /// As `add`.
     pub(super) fn add_from(
         &mut self,
-        archive: Nested,
+        archive: ArchiveRange,
         members: &Members,
         nth: usize,
-        inner: &mut Vec<Nested>,
+        inner: &mut Vec<ArchiveRange>,
     ) -> Result<()> {
         let list = members.list().get(nth..).unwrap_or_default();
         self.builder.add(archive, members, list, inner, &mut self.notes)?;
@@ -63,9 +63,9 @@ impl NewTree {
     ///
     /// # Errors
     /// `Io` if there is no room for it.
-    pub(super) fn finish(mut self) -> Result<Draft> {
-        let mut draft = self.builder.finish(&mut self.notes)?;
-        (draft.notes, draft.findings) = self.notes.finish();
-        Ok(draft)
+    pub(super) fn finish(mut self) -> Result<FinishedTree> {
+        let mut finished = self.builder.finish(&mut self.notes)?;
+        (finished.notes, finished.findings) = self.notes.finish();
+        Ok(finished)
     }
 }

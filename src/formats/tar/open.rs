@@ -52,15 +52,15 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
     }
     let source = IndexSource::new(name, options)?;
     let fit = |file: IndexFile| match file.seek_points.is_empty() {
-        true if file.decoded_len == storage.len() => Ok(file.index),
+        true if file.archive_len == storage.len() => Ok(file.index),
         _ => Err(Error::corrupt("not used: it belongs to a compressed archive")),
     };
     if let Some(index) = source.load(fit) {
         return Ok(Opened { storage, compressed: None, index, is_saved: true });
     }
-    let draft = scan::uncompressed(storage.as_ref(), options.nesting(), options.progress)?;
-    let offsets = draft.header_offsets(SAMPLES);
-    let NewIndex { index, is_saved } = source.make(draft, storage.len(), &offsets)?;
+    let finished = scan::uncompressed(storage.as_ref(), options.nesting(), options.progress)?;
+    let offsets = finished.header_offsets(SAMPLES);
+    let NewIndex { index, is_saved } = source.make(finished, storage.len(), &offsets)?;
     Ok(Opened { storage, compressed: None, index, is_saved })
 }
 

@@ -31,7 +31,9 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
-use super::index::{Allowance, Draft, FileKey, Hash, Index, IndexFile, IndexOptions, Key, MAGIC};
+use super::index::{
+    Allowance, FileKey, FinishedTree, Hash, Index, IndexFile, IndexOptions, Key, MAGIC,
+};
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
@@ -56,9 +58,9 @@ pub(super) struct Saved {
 
 /// A new index to save.
 pub(super) struct New<'n> {
-    pub(super) draft: &'n Draft,
+    pub(super) finished: &'n FinishedTree,
     pub(super) key: &'n Key,
-    pub(super) decoded_len: u64,
+    pub(super) archive_len: u64,
 }
 
 /// A path where an index may be.
@@ -351,8 +353,8 @@ impl Saved {
             CandidateKind::Cached | CandidateKind::Named => 0,
         };
         let readers = Readers { group: self.origin.group, mode };
-        let New { draft, key, decoded_len } = new;
-        let write = &mut |file: &mut File| draft.write(key, *decoded_len, file);
+        let New { finished, key, archive_len } = new;
+        let write = &mut |file: &mut File| finished.write(key, *archive_len, file);
         let file = NewFile::replace(directory, &candidate.name, readers, write).map_err(failed)?;
         archive.with(file, candidate.path.clone()).map_err(failed)
     }

@@ -9,7 +9,7 @@ use std::mem;
 use std::ops::ControlFlow;
 
 use super::chain::Nesting;
-use super::index::{DirectoryId, Draft, Nested};
+use super::index::{ArchiveRange, DirectoryId, FinishedTree};
 use super::members::{Inner, Kind, Members};
 use super::new_tree::NewTree;
 use super::notes::Notes;
@@ -33,7 +33,7 @@ pub(super) fn uncompressed(
     storage: &dyn Storage,
     nesting: Nesting,
     progress: &Progress,
-) -> Result<Draft> {
+) -> Result<FinishedTree> {
     uncompressed_with_grain(storage, nesting, Grain::DEFAULT, progress)
 }
 
@@ -46,9 +46,9 @@ pub(super) fn uncompressed_with_grain(
     nesting: Nesting,
     grain: Grain,
     progress: &Progress,
-) -> Result<Draft> {
+) -> Result<FinishedTree> {
     let mut tree = NewTree::default();
-    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() };
+    let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() };
     let mut level = vec![whole];
     let mut depth = 0;
     while !level.is_empty() {
@@ -60,7 +60,7 @@ pub(super) fn uncompressed_with_grain(
                 let outer_notes = mem::take(&mut tree.notes);
                 segments::scan(storage, archive, nesting, grain, &mut tree, found, progress)?;
                 let inner_notes = mem::replace(&mut tree.notes, outer_notes);
-                tree.note(archive.directory, inner_notes);
+                tree.note(archive.base, inner_notes);
             }
         } else {
             // Many archives, for example the 1000 of ImageNet: one thread scans each.
@@ -72,7 +72,7 @@ pub(super) fn uncompressed_with_grain(
                 let added = archive.map_or(Ok(()), |(archive, outcome)| {
                     let (members, notes) = outcome?;
                     progress.advance(archive.end.saturating_sub(archive.start));
-                    tree.note(archive.directory, notes);
+                    tree.note(archive.base, notes);
                     tree.add(archive, &members, &mut inner)
                 });
                 match added {
@@ -95,10 +95,10 @@ pub(super) fn uncompressed_with_grain(
 ///
 /// # Errors
 /// As `uncompressed`.
-pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Draft> {
+pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<FinishedTree> {
     let mut tree = NewTree::default();
     let mut members = Members::default();
-    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
     let mut frames = vec![(Walk::new(whole.start, whole.end, nesting), whole, Notes::default())];
     while let Some((walk, archive, notes)) = frames.last_mut() {
         let archive = *archive;
@@ -120,7 +120,7 @@ pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<Draft
             members.clear();
         }
         if !has_more && let Some((_, _, notes)) = frames.pop() {
-            tree.note(archive.directory, notes);
+            tree.note(archive.base, notes);
         }
         if let Some(&archive) = inner.first() {
             let nesting = if archive.depth < NESTING_MAX { nesting } else { Nesting::Ignore };
@@ -136,7 +136,11 @@ fn is_tar(kind: Kind) -> bool {
 }
 
 /// Scans one archive from start to end in this thread.
-fn scan_one(storage: &dyn Storage, archive: Nested, nesting: Nesting) -> Result<(Members, Notes)> {
+fn scan_one(
+    storage: &dyn Storage,
+    archive: ArchiveRange,
+    nesting: Nesting,
+) -> Result<(Members, Notes)> {
     let mut source = Windowed::new(storage, archive.end);
     let (mut members, mut notes) = (Members::default(), Notes::default());
     let mut walk = Walk::new(archive.start, archive.end, nesting);

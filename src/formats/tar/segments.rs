@@ -23,7 +23,7 @@ use std::ops::ControlFlow;
 
 use super::chain::{Chain, Nesting, Step};
 use super::header::{BLOCK, BLOCK_LEN, Dialect, Header};
-use super::index::Nested;
+use super::index::ArchiveRange;
 use super::members::Members;
 use super::new_tree::NewTree;
 use super::source::{Source, Windowed};
@@ -69,11 +69,11 @@ const SEARCH_MAX: u64 = 4 << 20;
 /// `Io` if it cannot be read. `Unsupported` if it has too many names.
 pub(super) fn scan(
     storage: &dyn Storage,
-    archive: Nested,
+    archive: ArchiveRange,
     nesting: Nesting,
     grain: Grain,
     tree: &mut NewTree,
-    inner: &mut Vec<Nested>,
+    inner: &mut Vec<ArchiveRange>,
     progress: &Progress,
 ) -> Result<()> {
     let mut source = Windowed::new(storage, archive.end);
@@ -131,7 +131,7 @@ fn steps(
 
 /// Length of the archives from the `nth` on. Their progress counts when they are scanned
 /// themselves.
-fn bytes_of(archives: &[Nested], nth: usize) -> u64 {
+fn bytes_of(archives: &[ArchiveRange], nth: usize) -> u64 {
     let archives = archives.get(nth..).unwrap_or_default();
     archives.iter().map(|archive| archive.end.saturating_sub(archive.start)).sum()
 }
@@ -139,7 +139,7 @@ fn bytes_of(archives: &[Nested], nth: usize) -> u64 {
 /// How an archive is divided.
 #[derive(Clone, Copy)]
 struct Division {
-    archive: Nested,
+    archive: ArchiveRange,
     /// Start of the first segment.
     start: u64,
     /// Size of a segment, bytes.
@@ -178,7 +178,7 @@ fn scan_guided(
     division: &Division,
     walk: &mut Walk,
     tree: &mut NewTree,
-    inner: &mut Vec<Nested>,
+    inner: &mut Vec<ArchiveRange>,
     progress: &Progress,
 ) -> Result<bool> {
     let mut source = Windowed::new(storage, division.archive.end);
@@ -221,7 +221,7 @@ fn follow(
     source: &mut dyn Source,
     members: &mut Members,
     tree: &mut NewTree,
-    inner: &mut Vec<Nested>,
+    inner: &mut Vec<ArchiveRange>,
 ) -> Result<bool> {
     let guessed = guess.members.list();
     let archive = division.archive;

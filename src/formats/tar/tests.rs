@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 
 use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
-use super::index::apart::Apart;
-use super::index::{Allowance, Content, DirectoryId, Draft, Index, Nested, in_memory};
+use super::index::index_parts::IndexParts;
+use super::index::{Allowance, ArchiveRange, Content, DirectoryId, FinishedTree, Index, in_memory};
 use super::members::Members;
 use super::new_tree::NewTree;
 use super::notes::Notes;
@@ -171,21 +171,21 @@ fn random_archive(seed: u64) -> Vec<u8> {
 }
 
 /// The index of a tree, for an archive of unlimited length.
-fn indexed(draft: Draft) -> Index {
-    in_memory(draft, u64::MAX, "index", &Arc::new(Allowance::new(1 << 20))).unwrap()
+fn indexed(finished: FinishedTree) -> Index {
+    in_memory(finished, u64::MAX, "index", &Arc::new(Allowance::new(1 << 20))).unwrap()
 }
 
 /// The parts of the index of a tree, and its findings.
-fn apart(draft: Draft) -> (Apart, Vec<Finding>) {
-    let findings = draft.findings.clone();
-    (Apart::of_index(&indexed(draft)).unwrap(), findings)
+fn apart(finished: FinishedTree) -> (IndexParts, Vec<Finding>) {
+    let findings = finished.findings.clone();
+    (IndexParts::of_index(&indexed(finished)).unwrap(), findings)
 }
 
 /// The tree of an archive, scanned strictly from header to header.
-fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
+fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<FinishedTree> {
     let mut tree = NewTree::default();
     let mut level =
-        vec![Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() }];
+        vec![ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() }];
     for depth in 0.. {
         let nesting = if depth < NESTING_MAX { nesting } else { Nesting::Ignore };
         let mut inner = Vec::new();
@@ -195,7 +195,7 @@ fn sequential(storage: &dyn Storage, nesting: Nesting) -> Result<Draft> {
             let mut walk = Walk::new(archive.start, archive.end, nesting);
             let mut notes = Notes::default();
             while walk.step(&mut source, &mut members, &mut notes)? {}
-            tree.note(archive.directory, notes);
+            tree.note(archive.base, notes);
             tree.add(archive, &members, &mut inner)?;
         }
         level = inner;
@@ -272,6 +272,31 @@ fn a_scan_in_the_order_of_the_bytes_finds_what_a_scan_level_by_level_finds() {
         assert_eq!(differs, None, "seed {seed}");
         assert_eq!(levels.len(), bytes.len(), "seed {seed}");
     }
+}
+
+/// A file of one byte that belongs to `uid`.
+fn owned_file(name: &[u8], uid: u32) -> Vec<u8> {
+    let mut file = member(name, b'0', b"", b"x");
+    file[108..116].copy_from_slice(format!("{uid:07o}\0").as_bytes());
+    seal(&mut file[..BLOCK]);
+    file
+}
+
+#[test]
+fn the_owner_of_an_implied_directory_does_not_depend_on_the_order_of_the_scan() {
+    let end = || vec![0; 2 * BLOCK];
+    // Both `y/z.tar` and `z.tar` in `y.tar` are shown as `y/z`, and their files imply `y/z/b`.
+    let inner = [owned_file(b"b/f", 2), end()].concat();
+    let middle = [member(b"z.tar", b'0', b"", &inner), end()].concat();
+    let other = [owned_file(b"b/g", 1), end()].concat();
+    let outer = [member(b"y.tar", b'0', b"", &middle), member(b"y/z.tar", b'0', b"", &other)];
+    let storage = MemStorage::new([outer.concat(), end()].concat());
+    let levels = sequential(&storage, Nesting::Recognise).unwrap();
+    let mut source = Windowed::new(&storage, u64::MAX);
+    let bytes = forward(&mut source, Nesting::Recognise).unwrap();
+    let levels = shape(&indexed(levels));
+    assert!(levels.iter().any(|node| node.starts_with("b (493, 1, ")), "{levels:?}");
+    assert_eq!(shape(&indexed(bytes)), levels);
 }
 
 /// Storage whose read number `countdown` fails.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::sections::Section;
-use super::{Index, NodeId, WITH_XATTRS, binary_search};
+use super::{Index, NodeId, WITH_XATTRS_LEN, binary_search};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
@@ -21,7 +21,7 @@ pub(in crate::formats::tar) type Visit<'v> =
 
 impl Index {
     pub(in crate::formats::tar) fn has_xattrs(&self) -> bool {
-        self.layout.len_of(Section::WithXattrs) > 0
+        self.section_lens.len_of(Section::WithXattrs) > 0
     }
 
     /// Visits the attributes of a node.
@@ -34,19 +34,19 @@ impl Index {
         visit: &mut Visit<'_>,
     ) -> Result<()> {
         let read = |nth| {
-            let bytes: [u8; WITH_XATTRS] = self.record(Section::WithXattrs, nth)?;
+            let bytes: [u8; WITH_XATTRS_LEN] = self.record(Section::WithXattrs, nth)?;
             let mut reader = Reader::new("node with attributes", &bytes);
             Ok((reader.u32()?, reader.u64()?))
         };
-        let count = self.layout.count(Section::WithXattrs, WITH_XATTRS);
+        let count = self.section_lens.count(Section::WithXattrs, WITH_XATTRS_LEN);
         let Some(offset) = binary_search(count, id, read)? else {
             return Ok(());
         };
-        self.set(offset, visit).map(drop)
+        self.visit_set(offset, visit).map(drop)
     }
 
     /// Visits the set of attributes at `offset`. Returns the end of the set, unless `visit` breaks.
-    pub(super) fn set(&self, mut offset: u64, visit: &mut Visit<'_>) -> Result<Option<u64>> {
+    pub(super) fn visit_set(&self, mut offset: u64, visit: &mut Visit<'_>) -> Result<Option<u64>> {
         let wrong = || Error::corrupt("attributes in the index are not valid");
         let read_number = |offset: &mut u64| {
             let mut bytes = [0; 4];
@@ -76,7 +76,7 @@ impl Index {
                 return Ok(None);
             }
         }
-        match count > 0 && offset <= self.layout.len_of(Section::Xattrs) {
+        match count > 0 && offset <= self.section_lens.len_of(Section::Xattrs) {
             true => Ok(Some(offset)),
             false => Err(wrong()),
         }

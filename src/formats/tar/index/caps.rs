@@ -2,7 +2,7 @@
 
 use super::super::members::{Kind, Member, Members, Parts, Segment, Xattrs};
 use super::super::notes::Notes;
-use super::apart::Apart;
+use super::index_parts::IndexParts;
 use super::*;
 use crate::spilled::Spill;
 use crate::sync::Arc;
@@ -13,7 +13,7 @@ use crate::vfs::FileKind;
 fn built(
     parts: Vec<(Xattrs, Option<Vec<Segment>>)>,
     limits: (usize, usize),
-) -> (Apart, Vec<String>) {
+) -> (IndexParts, Vec<String>) {
     let mut members = Members::default();
     for (number, (xattrs, sparse)) in parts.into_iter().enumerate() {
         let path = format!("f{number}").into_bytes();
@@ -21,13 +21,13 @@ fn built(
         members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
     }
     let mut builder = Builder::new(Spill::default()).with_limits(limits.0, limits.1);
-    let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
     let (mut inner, mut notes) = (Vec::new(), Notes::default());
     builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();
     let allowance = Arc::new(Allowance::new(0));
     let index =
         in_memory(builder.finish(&mut notes).unwrap(), u64::MAX, "index", &allowance).unwrap();
-    (Apart::of_index(&index).unwrap(), notes.lines())
+    (IndexParts::of_index(&index).unwrap(), notes.lines())
 }
 
 fn xattrs(value: &[u8]) -> Xattrs {

@@ -7,7 +7,8 @@ use std::ops::ControlFlow;
 
 use super::sections::Section;
 use super::{
-    Content, Index, LINK_COUNT, MAP, NestedImage, NodeId, ROOT, SEGMENT, WITH_XATTRS, wrong,
+    Content, Index, LINK_COUNT_LEN, MAP_LEN, NestedImage, NodeId, ROOT, SEGMENT_LEN,
+    WITH_XATTRS_LEN, wrong,
 };
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
@@ -28,7 +29,7 @@ impl Index {
     /// Checks that images lie within the archive and have valid paths.
     pub(super) fn check_nested_images(&self) -> Result<()> {
         let is_sound = |nested_image: &NestedImage| {
-            let end = nested_image.at.checked_add(nested_image.len);
+            let end = nested_image.offset.checked_add(nested_image.len);
             let mut names = nested_image.path.split(|&byte| byte == b'/');
             end.is_some_and(|end| end <= self.archive_len)
                 && (nested_image.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
@@ -51,20 +52,20 @@ impl Index {
     fn check_tables(&self) -> Result<()> {
         let out_of_order = || Error::corrupt("a table of the index is out of order");
         let (mut links, mut with_xattrs) = (None, None);
-        self.each(Section::LinkCounts, &mut |bytes: [u8; LINK_COUNT]| {
+        self.each(Section::LinkCounts, &mut |bytes: [u8; LINK_COUNT_LEN]| {
             let mut reader = Reader::new("link", &bytes);
             let (id, count) = (reader.u32()?, reader.u32()?);
             let is_next = links.replace(id).is_none_or(|previous| previous < id);
             if is_next && id < self.len() && count > 1 { Ok(()) } else { Err(out_of_order()) }
         })?;
-        self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS]| {
+        self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS_LEN]| {
             let id = Reader::new("node with attributes", &bytes).u32()?;
             let is_next = with_xattrs.replace(id).is_none_or(|previous| previous < id);
             if is_next && id < self.len() { Ok(()) } else { Err(out_of_order()) }
         })?;
-        let segments = self.layout.count(Section::Segments, SEGMENT);
+        let segments = self.section_lens.count(Section::Segments, SEGMENT_LEN);
         let mut previous_end = 0;
-        self.each(Section::Maps, &mut |bytes: [u8; MAP]| {
+        self.each(Section::Maps, &mut |bytes: [u8; MAP_LEN]| {
             let end = Reader::new("map", &bytes).u64()?;
             let is_next = previous_end <= end && end <= segments;
             previous_end = end;
@@ -75,7 +76,7 @@ impl Index {
     fn check_nodes(&self) -> Result<()> {
         let mut next_child = 1;
         for id in 0..self.len() {
-            let (_, node) = self.inode(id)?;
+            let (_, node) = self.resolve_hard_link(id)?;
             let own_node = self.node(id)?;
             match own_node.content() {
                 Content::Sparse { map } => {
@@ -128,12 +129,12 @@ impl Index {
     fn check_xattrs(&self) -> Result<()> {
         let mut starts = Vec::new();
         let mut offset = 0;
-        while offset < self.layout.len_of(Section::Xattrs) {
+        while offset < self.section_lens.len_of(Section::Xattrs) {
             starts.push(offset);
-            let end = self.set(offset, &mut |_, _| Ok(ControlFlow::Continue(())))?;
+            let end = self.visit_set(offset, &mut |_, _| Ok(ControlFlow::Continue(())))?;
             offset = end.unwrap_or(offset);
         }
-        self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS]| {
+        self.each(Section::WithXattrs, &mut |bytes: [u8; WITH_XATTRS_LEN]| {
             let mut reader = Reader::new("node with attributes", &bytes);
             let (_, offset) = (reader.u32()?, reader.u64()?);
             match starts.binary_search(&offset) {
@@ -149,7 +150,8 @@ impl Index {
         section: Section,
         visit: &mut dyn FnMut([u8; N]) -> Result<()>,
     ) -> Result<()> {
-        (0..self.layout.count(section, N)).try_for_each(|nth| visit(self.record(section, nth)?))
+        (0..self.section_lens.count(section, N))
+            .try_for_each(|nth| visit(self.record(section, nth)?))
     }
 
     /// Whether `other` shows the same tree. Notes and findings may differ.
@@ -157,8 +159,9 @@ impl Index {
     /// # Errors
     /// `Corrupt`, `Io` if one of the two cannot be read.
     pub(in crate::formats::tar) fn is_same_tree(&self, other: &Self) -> Result<bool> {
-        let has_same_len =
-            |&section: &Section| self.layout.len_of(section) == other.layout.len_of(section);
+        let has_same_len = |&section: &Section| {
+            self.section_lens.len_of(section) == other.section_lens.len_of(section)
+        };
         let is_alike =
             (self.archive_len, &self.nested_images) == (other.archive_len, &other.nested_images);
         Ok(is_alike && Section::TREE.iter().all(has_same_len) && self.has_same_bytes(other)?)
@@ -166,7 +169,7 @@ impl Index {
 
     fn has_same_bytes(&self, other: &Self) -> Result<bool> {
         // The sections of the tree come first, so they are at the same offsets in both.
-        let end = self.layout.range(Section::Xattrs).end;
+        let end = self.section_lens.range(Section::Xattrs).end;
         let mut offset = 0;
         let (mut mine, mut others) = (vec![0; STEP], vec![0; STEP]);
         while offset < end {

@@ -66,7 +66,7 @@ pub(in crate::formats::tar) struct IndexFile {
     /// The output of `SeekIndex::write`, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
     /// Length of the uncompressed archive, bytes.
-    pub(in crate::formats::tar) decoded_len: u64,
+    pub(in crate::formats::tar) archive_len: u64,
     pub(in crate::formats::tar) index: Index,
 }
 
@@ -91,17 +91,17 @@ impl IndexFile {
         let tail_offset = file.len().saturating_sub(length(TAIL));
         file.read_exact_at(&mut tail, tail_offset)?;
         let mut reader = Reader::new("index", &tail);
-        let decoded_len = reader.u64()?;
-        let mut layout = Sections::default();
-        for len in &mut layout.lens {
+        let archive_len = reader.u64()?;
+        let mut section_lens = Sections::default();
+        for len in &mut section_lens.lens {
             *len = reader.u64()?;
         }
         let hash: Hash = reader.array()?;
-        if file.len() > longest(decoded_len).min(INDEX_MAX) {
+        if file.len() > longest(archive_len).min(INDEX_MAX) {
             return Err(Error::corrupt("longer than the index of such an archive can be"));
         }
-        layout.check()?;
-        let data_len = layout.total();
+        section_lens.check()?;
+        let data_len = section_lens.total();
         let blocks = data_len.div_ceil(length(BLOCK));
         let data_offset = length(start.len());
         let sums_offset = data_offset.saturating_add(data_len);
@@ -123,8 +123,8 @@ impl IndexFile {
         let mut index = Index {
             name: options.name.to_owned(),
             blocks,
-            layout,
-            archive_len: decoded_len,
+            section_lens,
+            archive_len,
             nested_images: Vec::new(),
             notes: Vec::new(),
             findings: Vec::new(),
@@ -135,14 +135,13 @@ impl IndexFile {
         } else {
             index.check_root()?;
         }
-        let seek_points = match layout.len_of(Section::SeekPoints) {
+        let seek_points = match section_lens.len_of(Section::SeekPoints) {
             len if len <= longest(key.len) => index.section(Section::SeekPoints)?,
             len => {
-                let most = longest(key.len);
-                return Err(Error::corrupt(format!("{len} bytes of the index, limit {most}")));
+                return Err(Section::SeekPoints.too_long(len, longest(key.len)));
             }
         };
-        Ok(Self { key, seek_points, decoded_len, index })
+        Ok(Self { key, seek_points, archive_len, index })
     }
 }
 
@@ -152,9 +151,9 @@ impl Index {
         let bytes = self.section(Section::NestedImages)?;
         let mut reader = Reader::new("image in the index", &bytes);
         while reader.remaining() > 0 {
-            let (at, len, path) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            let (offset, len, path) = (reader.u64()?, reader.u64()?, reader.u64()?);
             let path = reader.bytes(index(path))?.to_vec();
-            self.nested_images.push(NestedImage { path, at, len });
+            self.nested_images.push(NestedImage { path, offset, len });
         }
         let bytes = self.section(Section::Notes)?;
         let mut reader = Reader::new("note in the index", &bytes);
@@ -167,9 +166,10 @@ impl Index {
 
     /// Reads a whole section.
     pub(super) fn section(&self, section: Section) -> Result<Vec<u8>> {
-        let mut bytes = reserved(self.layout.len_of(section))?;
-        self.layout.range(section).step_by(BLOCK).try_for_each(|offset| {
-            let len = self.layout.range(section).end.saturating_sub(offset).min(length(BLOCK));
+        let mut bytes = reserved(self.section_lens.len_of(section))?;
+        self.section_lens.range(section).step_by(BLOCK).try_for_each(|offset| {
+            let len =
+                self.section_lens.range(section).end.saturating_sub(offset).min(length(BLOCK));
             let start = bytes.len();
             bytes.resize(start.saturating_add(index(len)), 0);
             self.blocks.read(offset, bytes.get_mut(start..).unwrap_or_default())

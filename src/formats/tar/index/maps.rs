@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::super::members::Segment;
 use super::sections::Section;
-use super::{Index, MAP, Node, NodeId, SEGMENT, wrong};
+use super::{Index, MAP_LEN, Node, NodeId, SEGMENT_LEN, wrong};
 use crate::error::{Error, Result};
 use crate::formats::bytes::Reader;
 
@@ -26,11 +26,11 @@ impl Index {
     /// `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
     pub(in crate::formats::tar) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
         let wrong = || wrong(id, "its sparse map is not valid");
-        if number >= self.layout.count(Section::Maps, MAP) {
+        if number >= self.section_lens.count(Section::Maps, MAP_LEN) {
             return Err(wrong());
         }
         let read = |number| {
-            let bytes: [u8; MAP] = self.record(Section::Maps, number)?;
+            let bytes: [u8; MAP_LEN] = self.record(Section::Maps, number)?;
             let mut reader = Reader::new("map", &bytes);
             Ok::<_, Error>((reader.u64()?, reader.u32()?, reader.u64()?))
         };
@@ -38,18 +38,21 @@ impl Index {
             Some(previous) => read(previous)?.0,
             None => 0,
         };
-        let (end, owner, stored) = read(number)?;
+        let (end, map_node, stored) = read(number)?;
         // Each file has its own map, so all files together have at most as many segments as the
         // index.
-        let is_own = owner == id && stored <= node.size;
-        match is_own && first <= end && end <= self.layout.count(Section::Segments, SEGMENT) {
+        let is_own = map_node == id && stored <= node.size;
+        match is_own
+            && first <= end
+            && end <= self.section_lens.count(Section::Segments, SEGMENT_LEN)
+        {
             true => Ok(Map { first, end, stored, size: node.size }),
             false => Err(wrong()),
         }
     }
 
     fn segment(&self, map: &Map, number: u64) -> Result<Segment> {
-        let bytes: [u8; SEGMENT] = self.record(Section::Segments, number)?;
+        let bytes: [u8; SEGMENT_LEN] = self.record(Section::Segments, number)?;
         let mut reader = Reader::new("segment", &bytes);
         let (offset, len, archive_offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let is_within =

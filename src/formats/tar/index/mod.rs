@@ -20,8 +20,6 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{FILE_SIZE_MAX, TAR_PATH_MAX};
 use crate::vfs::{Finding, Name};
 
-#[cfg(any(test, fuzzing))]
-pub(super) mod apart;
 mod attributes;
 mod blocks;
 mod build;
@@ -29,6 +27,8 @@ mod build;
 mod caps;
 mod check;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub(super) mod index_parts;
 mod key;
 mod maps;
 mod node;
@@ -42,14 +42,14 @@ mod tests;
 pub(in crate::formats) use blocks::Allowance;
 #[cfg(any(test, fuzzing))]
 pub(super) use build::in_memory;
-pub(super) use build::{Builder, DirectoryId, Draft, Nested, unsaved};
+pub(super) use build::{ArchiveRange, Builder, DirectoryId, FinishedTree, unsaved};
 pub(super) use file::{IndexFile, IndexOptions};
 pub(super) use key::{FileKey, Hash, Key, MAGIC};
 pub(super) use maps::Map;
 pub(super) use node::{Content, Node};
 
 use blocks::Blocks;
-use node::NODE;
+use node::NODE_LEN;
 use sections::{Section, Sections};
 
 /// The number of a node.
@@ -59,10 +59,10 @@ pub(super) type NodeId = u32;
 pub(super) const ROOT: NodeId = 0;
 
 /// Sizes of the other records of an index, bytes.
-const SEGMENT: usize = 24;
-const MAP: usize = 20;
-const LINK_COUNT: usize = 8;
-const WITH_XATTRS: usize = 12;
+const SEGMENT_LEN: usize = 24;
+const MAP_LEN: usize = 20;
+const LINK_COUNT_LEN: usize = 8;
+const WITH_XATTRS_LEN: usize = 12;
 
 /// A buffer for any name.
 pub(super) type NameBuffer = [u8; 255];
@@ -73,7 +73,7 @@ pub(in crate::formats) struct NestedImage {
     /// The path of the directory, without a leading slash.
     pub(in crate::formats) path: Vec<u8>,
     /// The offset of the image in the archive.
-    pub(in crate::formats) at: u64,
+    pub(in crate::formats) offset: u64,
     pub(in crate::formats) len: u64,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Index {
     /// The name of the index in errors.
     name: String,
     blocks: Blocks,
-    layout: Sections,
+    section_lens: Sections,
     /// Length of the uncompressed archive, bytes.
     archive_len: u64,
     pub(super) nested_images: Vec<NestedImage>,
@@ -100,7 +100,7 @@ impl Index {
 
     /// Number of nodes.
     pub(super) fn len(&self) -> u32 {
-        u32::try_from(self.layout.count(Section::Nodes, NODE)).unwrap_or(u32::MAX)
+        u32::try_from(self.section_lens.count(Section::Nodes, NODE_LEN)).unwrap_or(u32::MAX)
     }
 
     /// The node with number `id`.
@@ -109,7 +109,7 @@ impl Index {
     /// `Corrupt` if there is no such node, or if a file system cannot show it. `Io` if the index
     /// cannot be read.
     pub(super) fn node(&self, id: NodeId) -> Result<Node> {
-        let node = Node::decoded(&self.record(Section::Nodes, id.into())?)?;
+        let node = Node::from_bytes(&self.record(Section::Nodes, id.into())?)?;
         match self.fault_of(id, &node) {
             None => Ok(node),
             Some(what) => Err(wrong(id, what)),
@@ -118,7 +118,7 @@ impl Index {
 
     /// What is wrong with a node in itself, if anything.
     fn fault_of(&self, id: NodeId, node: &Node) -> Option<&'static str> {
-        let names = self.layout.len_of(Section::Names);
+        let names = self.section_lens.len_of(Section::Names);
         let is_within =
             |start: u64, len: u64, end: u64| start.checked_add(len).is_some_and(|e| e <= end);
         if !node.is_known() || node.size > FILE_SIZE_MAX {
@@ -154,12 +154,12 @@ impl Index {
     ///
     /// # Errors
     /// As `node`.
-    pub(super) fn inode(&self, id: NodeId) -> Result<(NodeId, Node)> {
+    pub(super) fn resolve_hard_link(&self, id: NodeId) -> Result<(NodeId, Node)> {
         let node = self.node(id)?;
-        self.resolved(id, node)
+        self.resolve_node(id, node)
     }
 
-    fn resolved(&self, id: NodeId, node: Node) -> Result<(NodeId, Node)> {
+    fn resolve_node(&self, id: NodeId, node: Node) -> Result<(NodeId, Node)> {
         let Content::HardLink { target } = node.content() else {
             return Ok((id, node));
         };
@@ -181,7 +181,7 @@ impl Index {
         if node.parent != parent {
             return Err(wrong(id, "it is in another directory"));
         }
-        Ok((node, self.resolved(id, node)?))
+        Ok((node, self.resolve_node(id, node)?))
     }
 
     /// The parent of the directory `id`. The root is its own parent.
@@ -233,7 +233,7 @@ impl Index {
             let middle = low.midpoint(high);
             // A record starts with the offset and length of the name.
             let mut head = [0; 5];
-            let offset = u64::from(middle).saturating_mul(length(NODE));
+            let offset = u64::from(middle).saturating_mul(length(NODE_LEN));
             self.read_section(Section::Nodes, offset, &mut head)?;
             let [a, b, c, d, len] = head;
             let offset = u32::from_le_bytes([a, b, c, d]);
@@ -263,11 +263,11 @@ impl Index {
     /// `Corrupt`, `Io`.
     pub(super) fn link_count(&self, id: NodeId) -> Result<u32> {
         let read = |nth| {
-            let bytes: [u8; LINK_COUNT] = self.record(Section::LinkCounts, nth)?;
+            let bytes: [u8; LINK_COUNT_LEN] = self.record(Section::LinkCounts, nth)?;
             let mut reader = Reader::new("link", &bytes);
             Ok((reader.u32()?, reader.u32()?))
         };
-        let count = self.layout.count(Section::LinkCounts, LINK_COUNT);
+        let count = self.section_lens.count(Section::LinkCounts, LINK_COUNT_LEN);
         Ok(binary_search(count, id, read)?.unwrap_or(1).max(1))
     }
 
@@ -294,7 +294,7 @@ impl Index {
 
     /// Fills `buffer` with the bytes at `offset` in `section`.
     fn read_section(&self, section: Section, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let range = self.layout.range(section);
+        let range = self.section_lens.range(section);
         let start = range.start.saturating_add(offset);
         let end = start.saturating_add(length(buffer.len()));
         if end > range.end {

@@ -8,7 +8,7 @@ use crate::formats::bytes::{Reader, index};
 use crate::vfs::FileKind;
 
 /// Size of a node in an index, bytes.
-pub(super) const NODE: usize = 47;
+pub(super) const NODE_LEN: usize = 47;
 
 /// One name in the tree and what it refers to. The fields are ordered without gaps, so that nodes
 /// can be kept in a file while the tree is built.
@@ -49,26 +49,28 @@ pub(in crate::formats::tar) enum Content {
     HardLink { target: NodeId },
 }
 
-pub(super) const STORED: u16 = 1;
-const SPARSE: u16 = 2;
-const DIRECTORY: u16 = 3;
-const SYMLINK: u16 = 4;
-const CHAR: u16 = 5;
-const BLOCK: u16 = 6;
-const FIFO: u16 = 7;
-pub(super) const LINK: u16 = 8;
+pub(super) const KIND_STORED: u16 = 1;
+const KIND_SPARSE: u16 = 2;
+const KIND_DIRECTORY: u16 = 3;
+const KIND_SYMLINK: u16 = 4;
+const KIND_CHAR_DEVICE: u16 = 5;
+const KIND_BLOCK_DEVICE: u16 = 6;
+const KIND_FIFO: u16 = 7;
+pub(super) const KIND_HARD_LINK: u16 = 8;
 
 impl Content {
     fn encode(self) -> (u16, u64) {
         match self {
-            Self::Stored { start } => (STORED, start),
-            Self::Sparse { map } => (SPARSE, map),
-            Self::Directory { first, .. } => (DIRECTORY, u64::from(first)),
-            Self::Symlink { target } => (SYMLINK, target),
-            Self::Device { kind: FileKind::BlockDevice, number } => (BLOCK, u64::from(number)),
-            Self::Device { number, .. } => (CHAR, u64::from(number)),
-            Self::Fifo => (FIFO, 0),
-            Self::HardLink { target } => (LINK, u64::from(target)),
+            Self::Stored { start } => (KIND_STORED, start),
+            Self::Sparse { map } => (KIND_SPARSE, map),
+            Self::Directory { first, .. } => (KIND_DIRECTORY, u64::from(first)),
+            Self::Symlink { target } => (KIND_SYMLINK, target),
+            Self::Device { kind: FileKind::BlockDevice, number } => {
+                (KIND_BLOCK_DEVICE, u64::from(number))
+            }
+            Self::Device { number, .. } => (KIND_CHAR_DEVICE, u64::from(number)),
+            Self::Fifo => (KIND_FIFO, 0),
+            Self::HardLink { target } => (KIND_HARD_LINK, u64::from(target)),
         }
     }
 }
@@ -101,15 +103,15 @@ impl Node {
         let id = || NodeId::try_from(self.content).unwrap_or(NodeId::MAX);
         let number = || u32::try_from(self.content).unwrap_or(0);
         match self.mode >> 12 {
-            SPARSE => Content::Sparse { map: self.content },
-            DIRECTORY => {
+            KIND_SPARSE => Content::Sparse { map: self.content },
+            KIND_DIRECTORY => {
                 Content::Directory { first: id(), count: u32::try_from(self.size).unwrap_or(0) }
             }
-            SYMLINK => Content::Symlink { target: self.content },
-            CHAR => Content::Device { kind: FileKind::CharDevice, number: number() },
-            BLOCK => Content::Device { kind: FileKind::BlockDevice, number: number() },
-            FIFO => Content::Fifo,
-            LINK => Content::HardLink { target: id() },
+            KIND_SYMLINK => Content::Symlink { target: self.content },
+            KIND_CHAR_DEVICE => Content::Device { kind: FileKind::CharDevice, number: number() },
+            KIND_BLOCK_DEVICE => Content::Device { kind: FileKind::BlockDevice, number: number() },
+            KIND_FIFO => Content::Fifo,
+            KIND_HARD_LINK => Content::HardLink { target: id() },
             _ => Content::Stored { start: self.content },
         }
     }
@@ -128,7 +130,7 @@ impl Node {
 
     /// Whether an index can hold its kind.
     pub(super) fn is_known(&self) -> bool {
-        (STORED..=LINK).contains(&(self.mode >> 12))
+        (KIND_STORED..=KIND_HARD_LINK).contains(&(self.mode >> 12))
     }
 
     pub(super) fn set(&mut self, content: Content) {
@@ -138,7 +140,7 @@ impl Node {
     }
 
     /// The record of this node.
-    pub(super) fn encoded(&self) -> [u8; NODE] {
+    pub(super) fn to_bytes(self) -> [u8; NODE_LEN] {
         let Self {
             name,
             name_len,
@@ -152,7 +154,7 @@ impl Node {
             content,
             padding: _,
         } = self;
-        let mut bytes = [0; NODE];
+        let mut bytes = [0; NODE_LEN];
         let mut rest = bytes.as_mut_slice();
         let mut put = |field: &[u8]| {
             if let Some((head, tail)) = std::mem::take(&mut rest).split_at_mut_checked(field.len())
@@ -162,7 +164,7 @@ impl Node {
             }
         };
         put(&name.to_le_bytes());
-        put(&[*name_len]);
+        put(&[name_len]);
         put(&mode.to_le_bytes());
         put(&parent.to_le_bytes());
         put(&nanoseconds.to_le_bytes());
@@ -175,7 +177,7 @@ impl Node {
     }
 
     /// Decodes a record.
-    pub(super) fn decoded(bytes: &[u8; NODE]) -> Result<Self> {
+    pub(super) fn from_bytes(bytes: &[u8; NODE_LEN]) -> Result<Self> {
         let mut reader = Reader::new("node", bytes);
         Ok(Self {
             name: reader.u32()?,

@@ -17,7 +17,7 @@ pub(super) struct Output<'o> {
     /// Data not written yet: less than `STEP` bytes, starting at a block boundary.
     buffer: Vec<u8>,
     sums: Vec<u8>,
-    layout: Sections,
+    section_lens: Sections,
     section: Section,
 }
 
@@ -30,7 +30,14 @@ impl<'o> Output<'o> {
         let start = key.encoded();
         out.write_all(&start)?;
         let (buffer, sums) = (Vec::with_capacity(STEP.saturating_mul(2)), Vec::new());
-        Ok(Self { out, start, buffer, sums, layout: Sections::default(), section: Section::Nodes })
+        Ok(Self {
+            out,
+            start,
+            buffer,
+            sums,
+            section_lens: Sections::default(),
+            section: Section::Nodes,
+        })
     }
 
     /// Starts `section`. Sections must come in order.
@@ -43,7 +50,7 @@ impl<'o> Output<'o> {
     /// # Errors
     /// The errors of `out`.
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.layout.grow(self.section, length(bytes.len()));
+        self.section_lens.grow(self.section, length(bytes.len()));
         // Chunks keep the buffer from growing.
         for piece in bytes.chunks(STEP) {
             self.buffer.extend(piece);
@@ -65,13 +72,13 @@ impl<'o> Output<'o> {
         Ok(())
     }
 
-    /// Finishes the index of an archive of `decoded_len` bytes.
+    /// Finishes the index of an archive of `archive_len` bytes.
     ///
     /// # Errors
     /// The errors of `out`.
-    pub(super) fn finish(mut self, decoded_len: u64) -> io::Result<()> {
+    pub(super) fn finish(mut self, archive_len: u64) -> io::Result<()> {
         self.flush(self.buffer.len())?;
-        let tail = self.layout.tail(decoded_len);
+        let tail = self.section_lens.tail(archive_len);
         let hash = hash_of(&self.start, &self.sums, &tail);
         self.out.write_all(&self.sums)?;
         self.out.write_all(&tail)?;

@@ -1,13 +1,13 @@
 //! Tests that a small index, which is checked as a whole, is rejected if it breaks any rule.
 
-use super::apart::{Apart, read};
-use super::node::LINK;
+use super::index_parts::{IndexParts, read};
+use super::node::KIND_HARD_LINK;
 use super::tests::{ALL, ARCHIVE, NOTHING, everything, walk};
 use super::*;
 use crate::error;
 
 /// The node at `path`.
-fn node_at<'i>(parts: &'i mut Apart, path: &str) -> &'i mut Node {
+fn node_at<'i>(parts: &'i mut IndexParts, path: &str) -> &'i mut Node {
     let mut id = ROOT as usize;
     for name in path.split('/') {
         let Content::Directory { first, count } = parts.nodes[id].content() else {
@@ -22,7 +22,7 @@ fn node_at<'i>(parts: &'i mut Apart, path: &str) -> &'i mut Node {
 }
 
 /// One rule of an index: its description, how to break it, and text that the error must contain.
-type Rule = (&'static str, fn(&mut Apart), &'static str);
+type Rule = (&'static str, fn(&mut IndexParts), &'static str);
 
 fn assert_rejected(rules: &[Rule]) {
     for (what, break_it, expected) in rules {
@@ -45,7 +45,7 @@ fn refuses_files_that_reach_outside_the_archive() {
         ("past the end", |parts| node_at(parts, "z").content = ARCHIVE - 999, OUTSIDE),
         ("an offset that overflows", |parts| node_at(parts, "z").content = u64::MAX, OUTSIDE),
         ("larger than a file can be", |parts| node_at(parts, "z").size = 1 << 63, "a known type"),
-        ("an image past the end", |parts| parts.nested_images[0].at = ARCHIVE, OUTSIDE),
+        ("an image past the end", |parts| parts.nested_images[0].offset = ARCHIVE, OUTSIDE),
         ("an image that overflows", |parts| parts.nested_images[0].len = u64::MAX, OUTSIDE),
         (
             "an image above the root",
@@ -115,7 +115,7 @@ fn refuses_directories_that_form_no_tree() {
         ("no nodes", |parts| parts.nodes.clear(), "the root is not a directory"),
         (
             "nothing at all",
-            |parts| *parts = Apart { decoded_len: ARCHIVE, ..Apart::default() },
+            |parts| *parts = IndexParts { archive_len: ARCHIVE, ..IndexParts::default() },
             "the root is not a directory",
         ),
         (
@@ -160,7 +160,8 @@ fn refuses_links_to_nothing_and_unknown_kinds() {
         (
             "a link to itself",
             |parts| {
-                let hard = parts.nodes.iter().position(|node| node.mode >> 12 == LINK).unwrap();
+                let hard =
+                    parts.nodes.iter().position(|node| node.mode >> 12 == KIND_HARD_LINK).unwrap();
                 parts.nodes[hard].content = hard as u64;
             },
             "names nothing",

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::key::Hash;
-use super::node::NODE;
-use super::{LINK_COUNT, MAP, SEGMENT, WITH_XATTRS};
+use super::node::NODE_LEN;
+use super::{LINK_COUNT_LEN, MAP_LEN, SEGMENT_LEN, WITH_XATTRS_LEN};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 
@@ -67,6 +67,12 @@ impl Section {
         }
     }
 
+    /// The error for a section of `len` bytes.
+    pub(super) fn too_long(self, len: u64, limit: u64) -> Error {
+        let label = self.label();
+        Error::corrupt(format!("{len} bytes of {label} in the index, limit {limit}"))
+    }
+
     /// Its position in the data, counted in sections.
     fn position(self) -> usize {
         match self {
@@ -119,11 +125,11 @@ impl Sections {
     /// `Corrupt` with the section.
     pub(super) fn check(&self) -> Result<()> {
         let records = [
-            (Section::Nodes, NODE),
-            (Section::Segments, SEGMENT),
-            (Section::Maps, MAP),
-            (Section::LinkCounts, LINK_COUNT),
-            (Section::WithXattrs, WITH_XATTRS),
+            (Section::Nodes, NODE_LEN),
+            (Section::Segments, SEGMENT_LEN),
+            (Section::Maps, MAP_LEN),
+            (Section::LinkCounts, LINK_COUNT_LEN),
+            (Section::WithXattrs, WITH_XATTRS_LEN),
         ];
         for (section, record_len) in records {
             if self.len_of(section).checked_rem(length(record_len)) != Some(0) {
@@ -131,22 +137,21 @@ impl Sections {
                 return Err(Error::corrupt(what));
             }
         }
-        if self.count(Section::Nodes, NODE) > u64::from(u32::MAX) {
+        if self.count(Section::Nodes, NODE_LEN) > u64::from(u32::MAX) {
             return Err(Error::corrupt("more nodes than have numbers"));
         }
         for section in [Section::NestedImages, Section::Notes] {
             let len = self.len_of(section);
             if len > LISTS_MAX {
-                let what = format!("{len} bytes of the index, limit {LISTS_MAX}");
-                return Err(Error::corrupt(what));
+                return Err(section.too_long(len, LISTS_MAX));
             }
         }
         Ok(())
     }
 
     /// The tail of a file, without its hash.
-    pub(super) fn tail(&self, decoded_len: u64) -> Vec<u8> {
-        let numbers = std::iter::once(&decoded_len).chain(&self.lens);
+    pub(super) fn tail(&self, archive_len: u64) -> Vec<u8> {
+        let numbers = std::iter::once(&archive_len).chain(&self.lens);
         numbers.flat_map(|number| number.to_le_bytes()).collect()
     }
 }

@@ -9,8 +9,9 @@ use std::ops::ControlFlow;
 
 use super::super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
 use super::super::notes::Notes;
-use super::apart::{Apart, read, sealed, without_sums};
 use super::blocks::BLOCK;
+use super::index_parts::{IndexParts, read, sealed, without_sums};
+use super::key::START;
 use super::sections::TAIL;
 use super::*;
 use crate::spilled::Spill;
@@ -65,35 +66,35 @@ impl Packer {
         self.add(kind, path, "", Body::Stored(0), (10, parts));
     }
 
-    fn draft(&self, spill: Spill) -> Draft {
+    fn finished(&self, spill: Spill) -> FinishedTree {
         let (mut builder, mut nested) = (Builder::new(spill), Vec::new());
         let mut notes = Notes::default();
         let list = self.members.list();
-        let whole = Nested { directory: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
+        let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
         builder.add(whole, &self.members, list, &mut nested, &mut notes).unwrap();
-        let mut draft = builder.finish(&mut notes).unwrap();
-        draft.notes = vec!["a note".into(), "another, longer note".into()];
-        draft
+        let mut finished = builder.finish(&mut notes).unwrap();
+        finished.notes = vec!["a note".into(), "another, longer note".into()];
+        finished
     }
 
     /// The parts of the index, for an archive of `ARCHIVE` bytes.
-    fn parts(&self) -> Apart {
+    fn parts(&self) -> IndexParts {
         self.parts_made(Spill::default())
     }
 
-    fn parts_made(&self, spill: Spill) -> Apart {
+    fn parts_made(&self, spill: Spill) -> IndexParts {
         let allowance = Arc::new(Allowance::new(0));
-        let draft = self.draft(spill);
-        Apart::of_index(&in_memory(draft, ARCHIVE, "index", &allowance).unwrap()).unwrap()
+        let finished = self.finished(spill);
+        IndexParts::of_index(&in_memory(finished, ARCHIVE, "index", &allowance).unwrap()).unwrap()
     }
 }
 
 /// One of everything that an index can hold, built as a scan builds it.
-pub(super) fn everything() -> Apart {
+pub(super) fn everything() -> IndexParts {
     everything_made(Spill::default())
 }
 
-fn everything_made(spill: Spill) -> Apart {
+fn everything_made(spill: Spill) -> IndexParts {
     let mut packer = Packer { members: Members::default() };
     packer.with_xattrs(Kind::Directory, ".", &["user.root"]);
     packer.with_xattrs(Kind::Directory, "folder", &["user.a", "user.bb"]);
@@ -121,7 +122,7 @@ fn everything_made(spill: Spill) -> Apart {
         samples: vec![(0, [1; 32]), (512, [2; 32])],
     };
     let seek_points = b"seek points".to_vec();
-    Apart { key, seek_points, ..packer.parts_made(spill) }
+    IndexParts { key, seek_points, ..packer.parts_made(spill) }
 }
 
 #[test]
@@ -153,7 +154,7 @@ pub(super) fn walk(index: &Index, is_checked: bool) -> Result<()> {
         index
             .nested_images
             .iter()
-            .all(|nested_image| nested_image.at + nested_image.len <= index.archive_len)
+            .all(|nested_image| nested_image.offset + nested_image.len <= index.archive_len)
     );
     failed
 }
@@ -167,7 +168,7 @@ fn walk_node(
     is_checked: bool,
 ) -> Result<()> {
     let archive_len = index.archive_len;
-    let (inode, node) = index.inode(id)?;
+    let (inode, node) = index.resolve_hard_link(id)?;
     assert!(index.link_count(inode)? > 0);
     assert!(node.nanoseconds < 1_000_000_000);
     index.xattrs_of(inode, &mut |name, value| {
@@ -218,16 +219,16 @@ fn walk_node(
 #[test]
 fn an_index_of_everything_survives_a_round_trip() {
     let parts = everything();
-    let Apart { segments, maps, links, with_xattrs, nested_images, .. } = &parts;
+    let IndexParts { segments, maps, links, with_xattrs, nested_images, .. } = &parts;
     assert_eq!((segments.len(), maps.len(), links.len()), (4, 2, 2));
     assert_eq!((with_xattrs.len(), nested_images.len()), (4, 1));
     for small in [ALL, NOTHING] {
         let found = read(parts.written(), small).unwrap();
         walk(&found.index, true).unwrap();
-        assert_eq!(Apart::of(&found).unwrap(), parts);
+        assert_eq!(IndexParts::of(&found).unwrap(), parts);
     }
     let empty = Packer { members: Members::default() }.parts();
-    assert_eq!(Apart::of(&read(empty.written(), ALL).unwrap()).unwrap(), empty);
+    assert_eq!(IndexParts::of(&read(empty.written(), ALL).unwrap()).unwrap(), empty);
 }
 
 #[test]
@@ -499,4 +500,80 @@ fn simple_members_take_47_bytes_and_their_names() {
     let sums = 4 * (10_000 * (47 + 5)) / BLOCK;
     let found = packer.parts().written().len() - empty;
     assert!((found - 10_000 * (47 + 5)).abs_diff(sums) <= 8, "{found} bytes");
+}
+
+#[test]
+fn the_estimate_covers_every_section_of_an_index() {
+    let count = 1000;
+    let filled = |kind: &str| {
+        let mut packer = Packer { members: Members::default() };
+        for number in 0..count {
+            let path = format!("{number:05}");
+            match kind {
+                "sparse files" => packer.sparse(&path),
+                "attributes" => packer.with_xattrs(Kind::Regular, &path, &["user.same"]),
+                "images" => {
+                    let path = format!("images of one directory/{path}.sqfs");
+                    packer.simple(Kind::Archive(Inner::SquashFs), &path, "");
+                }
+                "links" => {
+                    packer.simple(Kind::Regular, &path, "");
+                    packer.simple(Kind::HardLink, &format!("other {path}"), &path);
+                }
+                _ => packer.simple(Kind::Regular, &path, ""),
+            }
+        }
+        let mut finished = packer.finished(Spill::default());
+        match kind {
+            "notes" => finished.notes = vec!["a note".into(); count],
+            "seek points" => finished.seek_points = vec![0; 2 << 20],
+            _ => {}
+        }
+        finished
+    };
+    for kind in ["files", "sparse files", "attributes", "images", "links", "notes", "seek points"] {
+        let finished = filled(kind);
+        let (mut bytes, key) = (Vec::new(), Key::default());
+        finished.write(&key, ARCHIVE, &mut bytes).unwrap();
+        let sums = 4 * bytes.len().div_ceil(BLOCK);
+        let (estimate, data) = (finished.estimate(), (bytes.len() - START - TAIL - sums) as u64);
+        assert!(estimate >= data, "{kind}: {estimate} of {data} bytes");
+        assert!(estimate <= data + data / 10, "{kind}: {estimate} of {data} bytes");
+    }
+}
+
+#[test]
+fn a_second_batch_leaves_the_root_as_its_member_describes_it() {
+    let mut members = Members::default();
+    for (kind, path, uid) in [(Kind::Directory, "./", 5), (Kind::Regular, "file", 9)] {
+        let parts = Parts { path: path.as_bytes(), link: b"", sparse: None, xattrs: Vec::new() };
+        members.push(Member { permissions: 0o700, uid, ..Member::new(0, kind) }, parts);
+    }
+    let mut builder = Builder::new(Spill::default());
+    let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
+    let mut notes = Notes::default();
+    for batch in members.list().chunks(1) {
+        builder.add(whole, &members, batch, &mut Vec::new(), &mut notes).unwrap();
+    }
+    let allowance = Arc::new(Allowance::new(0));
+    let finished = builder.finish(&mut notes).unwrap();
+    let root = in_memory(finished, ARCHIVE, "index", &allowance).unwrap().node(ROOT).unwrap();
+    assert_eq!((root.permissions(), root.uid), (0o700, 5));
+}
+
+#[test]
+fn a_hard_link_to_a_later_link_is_shown_if_that_one_has_a_target() {
+    let mut packer = Packer { members: Members::default() };
+    packer.simple(Kind::HardLink, "a", "b");
+    packer.simple(Kind::HardLink, "b", "c");
+    packer.simple(Kind::Regular, "c", "");
+    // Links to each other have no target, and neither has a link to one of them.
+    packer.simple(Kind::HardLink, "x", "y");
+    packer.simple(Kind::HardLink, "y", "x");
+    packer.simple(Kind::HardLink, "z", "y");
+    let IndexParts { nodes, links, .. } = packer.parts();
+    let contents: Vec<_> = nodes.iter().skip(1).map(Node::content).collect();
+    let link = Content::HardLink { target: 3 };
+    assert_eq!(contents, [link, link, Content::Stored { start: 4096 }]);
+    assert_eq!(links, [(3, 3)]);
 }

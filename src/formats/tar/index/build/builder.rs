@@ -1,16 +1,16 @@
 //! Adds members to a tree (`add`), and takes it through the later phases (`finish`).
 
-use super::super::NodeId;
 use super::super::node::Content;
+use super::choose_shown::choose_shown;
 use super::directories::DirectoryId;
-use super::draft::Draft;
-use super::groups::SlotsByDirectory;
+use super::finished_tree::FinishedTree;
+use super::hard_link_targets::HardLinkTargets;
 use super::hard_links::HardLinks;
-use super::order::Order;
+use super::numbering::Numbering;
+use super::pending_node::PendingContent;
 use super::pending_tree::{PendingTree, ROOT_SLOT};
-use super::rare::RareData;
-use super::shown::shown;
-use super::targets::HardLinkTargets;
+use super::side_tables::SideTables;
+use super::slots_by_directory::SlotsByDirectory;
 use crate::error::Result;
 use crate::formats::bytes::length;
 use crate::formats::tar::members::{Body, Inner, Kind, Member, Members};
@@ -19,10 +19,11 @@ use crate::formats::tar::paths::archive_stem;
 use crate::spilled::Spill;
 use crate::vfs::{FileKind, Name};
 
-/// A tar within the archive, and the directory that shows its contents.
+/// A tar: the whole file or a member of a tar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats::tar) struct Nested {
-    pub(in crate::formats::tar) directory: DirectoryId,
+pub(in crate::formats::tar) struct ArchiveRange {
+    /// The directory that shows its contents.
+    pub(in crate::formats::tar) base: DirectoryId,
     /// Number of archives around it. 0 for the outermost archive.
     pub(in crate::formats::tar) depth: u32,
     pub(in crate::formats::tar) start: u64,
@@ -33,29 +34,34 @@ pub(in crate::formats::tar) struct Nested {
 pub(in crate::formats::tar) struct Builder {
     tree: PendingTree,
     hard_links: HardLinks,
-    rare: RareData,
+    side_tables: SideTables,
 }
 
-/// What a member loses, as a note says it.
-type LeftOut = Option<&'static str>;
+/// What the tree has of a member.
+enum Added {
+    Whole,
+    /// Without what a note names.
+    Without(&'static str),
+}
 
-const NOT_SHOWN: LeftOut = Some("paths that are not valid on Linux");
-const TOO_MANY_SEGMENTS: LeftOut = Some("sparse files beyond the limit on pieces in one archive");
-const TOO_MANY_XATTRS: LeftOut =
-    Some("extended attributes of members, beyond the limit in one archive");
+const INVALID_PATH: Added = Added::Without("paths that are not valid on Linux");
+const TOO_MANY_SEGMENTS: Added =
+    Added::Without("sparse files beyond the limit on pieces in one archive");
+const TOO_MANY_XATTRS: Added =
+    Added::Without("extended attributes of members, beyond the limit in one archive");
 
 impl Builder {
     /// An empty builder that keeps its long lists where `spill` says.
     pub(in crate::formats::tar) fn new(spill: Spill) -> Self {
         let tree = PendingTree::new(spill);
-        Self { tree, hard_links: HardLinks::new(), rare: RareData::new() }
+        Self { tree, hard_links: HardLinks::new(), side_tables: SideTables::new() }
     }
 
     /// The same with limits for segments of sparse files, and for bytes of attributes.
     #[cfg(test)]
     pub(in crate::formats::tar) fn with_limits(mut self, segments: usize, xattrs: usize) -> Self {
-        self.rare.sparse_maps.limit(segments);
-        self.rare.xattrs.limit(xattrs);
+        self.side_tables.sparse_maps.limit(segments);
+        self.side_tables.xattrs.limit(xattrs);
         self
     }
 
@@ -63,30 +69,29 @@ impl Builder {
     /// the tars among them to `nested`.
     ///
     /// # Errors
-    /// `Unsupported` if the names exceed 4 GiB, the limit of an index. `Io` if there is no room for
-    /// the lists.
+    /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
+    /// if there is no room for the lists.
     pub(in crate::formats::tar) fn add(
         &mut self,
-        archive: Nested,
+        archive: ArchiveRange,
         members: &Members,
         batch: &[Member],
-        nested: &mut Vec<Nested>,
+        nested: &mut Vec<ArchiveRange>,
         notes: &mut Notes,
     ) -> Result<()> {
-        if let (Some(first), true) = (batch.first(), self.tree.nodes().is_empty()) {
-            // The root has this owner and time unless a member describes it.
-            self.tree.describe(DirectoryId::ROOT, first, 0o755);
-        }
         self.tree.enter(archive.depth);
+        if let Some(first) = batch.first() {
+            self.tree.imply_root(first);
+        }
         for member in batch {
-            let left_out = match member.kind {
+            let added = match member.kind {
                 Kind::Directory => self.add_directory(archive, members, member)?,
                 Kind::Archive(inner) => {
                     self.add_archive(archive, members, member, inner, nested)?
                 }
                 _ => self.add_leaf(archive, members, member)?,
             };
-            if let Some(what) = left_out {
+            if let Added::Without(what) = added {
                 notes.skip(what, Some(members.path(member)));
             }
         }
@@ -95,15 +100,15 @@ impl Builder {
 
     fn add_directory(
         &mut self,
-        archive: Nested,
+        archive: ArchiveRange,
         members: &Members,
         member: &Member,
-    ) -> Result<LeftOut> {
+    ) -> Result<Added> {
         let path = members.path(member);
-        let Some(directory) = self.tree.ensure_directory(archive.directory, path, member)? else {
-            return Ok(NOT_SHOWN);
+        let Some(directory) = self.tree.ensure_directory(archive.base, path, member)? else {
+            return Ok(INVALID_PATH);
         };
-        self.tree.describe(directory, member, member.permissions);
+        self.tree.set_attributes_from_member(directory, member, member.permissions);
         let slot = self.tree.directories.slot(directory).unwrap_or(ROOT_SLOT);
         Ok(self.add_xattrs(slot, members, member))
     }
@@ -111,45 +116,48 @@ impl Builder {
     /// Adds an archive within the archive, as a directory.
     fn add_archive(
         &mut self,
-        archive: Nested,
+        archive: ArchiveRange,
         members: &Members,
         member: &Member,
         inner: Inner,
-        nested: &mut Vec<Nested>,
-    ) -> Result<LeftOut> {
+        nested: &mut Vec<ArchiveRange>,
+    ) -> Result<Added> {
         let path = members.path(member);
         let stem = archive_stem(path).unwrap_or(path);
-        let Some(directory) = self.tree.ensure_directory(archive.directory, stem, member)? else {
-            return Ok(NOT_SHOWN);
+        let Some(directory) = self.tree.ensure_directory(archive.base, stem, member)? else {
+            return Ok(INVALID_PATH);
         };
         // Permission to read the archive becomes permission to search the directory.
         let search = (member.permissions & 0o444) >> 2;
-        self.tree.describe(directory, member, member.permissions | search);
-        let Body::Stored(start) = member.body else { return Ok(None) };
+        self.tree.set_attributes_from_member(directory, member, member.permissions | search);
+        let Body::Stored(start) = member.body else { return Ok(Added::Whole) };
         let end = start.saturating_add(member.size);
         let depth = archive.depth.saturating_add(1);
         match inner {
-            Inner::Tar => nested.push(Nested { directory, depth, start, end }),
-            Inner::SquashFs => self.rare.nested_images.push((directory, start, member.size)),
+            Inner::Tar => nested.push(ArchiveRange { base: directory, depth, start, end }),
+            Inner::SquashFs => self.side_tables.nested_images.push((directory, start, member.size)),
         }
-        Ok(None)
+        Ok(Added::Whole)
     }
 
     /// Adds a member that is no directory.
-    fn add_leaf(&mut self, archive: Nested, members: &Members, member: &Member) -> Result<LeftOut> {
-        let (base, path) = (archive.directory, members.path(member));
+    fn add_leaf(
+        &mut self,
+        archive: ArchiveRange,
+        members: &Members,
+        member: &Member,
+    ) -> Result<Added> {
+        let (base, path) = (archive.base, members.path(member));
         let Some((parent, name)) = self.tree.parent_and_name(base, path, member)? else {
-            return Ok(NOT_SHOWN);
+            return Ok(INVALID_PATH);
         };
-        if !self.rare.sparse_maps.has_room(members.pieces(member)) {
+        if !self.side_tables.sparse_maps.has_room(members.segment_count(member)) {
             return Ok(TOO_MANY_SEGMENTS);
         }
         if member.kind == Kind::HardLink {
-            // `Order` sets its target.
-            let content = Content::HardLink { target: NodeId::MAX };
-            let slot = self.tree.push(parent, name, content, 0, member)?;
+            let slot = self.tree.push(parent, name, PendingContent::HardLink, 0, member)?;
             self.hard_links.add(slot, base, members.link(member));
-            return Ok(None);
+            return Ok(Added::Whole);
         }
         let slot = self.push_leaf(parent, name, members, member)?;
         Ok(self.add_xattrs(slot, members, member))
@@ -179,19 +187,19 @@ impl Builder {
             }
             (Kind::Fifo, _) => (Content::Fifo, 0),
             (_, Body::Sparse(number)) => {
-                let map = self.rare.sparse_maps.add(members.sparse(number));
+                let map = self.side_tables.sparse_maps.add(members.sparse(number));
                 (Content::Sparse { map }, member.size)
             }
             (_, Body::Stored(start)) => (Content::Stored { start }, member.size),
             (_, Body::Device(_)) => (Content::Stored { start: 0 }, 0),
         };
-        self.tree.push(parent, name, content, size, member)
+        self.tree.push(parent, name, PendingContent::Leaf(content), size, member)
     }
 
-    fn add_xattrs(&mut self, slot: u32, members: &Members, member: &Member) -> LeftOut {
-        let depth = self.tree.depths.current();
-        match self.rare.xattrs.add(slot, members.xattrs(member), depth) {
-            true => None,
+    fn add_xattrs(&mut self, slot: u32, members: &Members, member: &Member) -> Added {
+        let depth = self.tree.ranks.current();
+        match self.side_tables.xattrs.add(slot, members.xattrs(member), depth) {
+            true => Added::Whole,
             false => TOO_MANY_XATTRS,
         }
     }
@@ -205,14 +213,14 @@ impl Builder {
     ///
     /// # Errors
     /// `Io` if there is no room for the order of its nodes.
-    pub(in crate::formats::tar) fn finish(self, notes: &mut Notes) -> Result<Draft> {
-        let Self { mut tree, hard_links, rare } = self;
+    pub(in crate::formats::tar) fn finish(self, notes: &mut Notes) -> Result<FinishedTree> {
+        let Self { mut tree, hard_links, side_tables } = self;
         tree.directories.shrink();
-        let groups = SlotsByDirectory::new(&tree)?;
-        let targets = HardLinkTargets::new(&tree, &groups, hard_links, notes);
-        let shown = shown(&tree, &groups, &targets, notes)?;
-        drop(groups);
-        let order = Order::new(&tree, &shown, targets)?;
-        Ok(Draft::new(tree, order, rare))
+        let by_directory = SlotsByDirectory::new(&tree)?;
+        let targets = HardLinkTargets::new(&tree, &by_directory, hard_links, notes);
+        let shown = choose_shown(&tree, &by_directory, &targets, notes)?;
+        drop(by_directory);
+        let numbering = Numbering::new(&tree, &shown, targets)?;
+        Ok(FinishedTree::new(tree, numbering, side_tables))
     }
 }

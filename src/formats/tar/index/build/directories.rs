@@ -29,7 +29,9 @@ pub(super) struct Directories {
 
 #[derive(Clone, Copy)]
 enum AttributeSource {
-    /// From a member at this depth, whose path leads through the directory.
+    /// From no member: the root before the first one.
+    Nothing,
+    /// From a member at this depth, whose path contains the directory.
     Implied(u32),
     /// From a member at this depth that is the directory itself.
     Described(u32),
@@ -38,11 +40,7 @@ enum AttributeSource {
 impl Directories {
     /// The root alone.
     pub(super) fn new() -> Self {
-        Self {
-            slots: vec![None],
-            sources: vec![AttributeSource::Implied(0)],
-            by_name: HashMap::new(),
-        }
+        Self { slots: vec![None], sources: vec![AttributeSource::Nothing], by_name: HashMap::new() }
     }
 
     /// Number of directories.
@@ -60,7 +58,7 @@ impl Directories {
         DirectoryId(u32::try_from(self.len()).unwrap_or(u32::MAX))
     }
 
-    /// Adds the directory in `slot`, for a member at `depth` whose path leads through it.
+    /// Adds the directory in `slot`, for a member at `depth` whose path contains it.
     pub(super) fn add(&mut self, parent_and_name: ParentAndName, slot: u32, depth: u32) {
         let directory = self.next_id();
         self.slots.push(Some(slot));
@@ -77,7 +75,7 @@ impl Directories {
         self.slots.get(index(directory.0)).copied().flatten()
     }
 
-    /// The parent directory and the name that `components` lead to from `base`.
+    /// The parent directory of `components` below `base`, and the last of them.
     pub(super) fn find_parent<'p>(
         &self,
         base: DirectoryId,
@@ -91,21 +89,26 @@ impl Directories {
         Some((directory, Name::parse(last)?))
     }
 
-    /// Returns true if a member at `depth`, whose path leads through `directory`, comes from an
-    /// outer archive and so replaces the implied owner and time. Records its depth.
-    pub(super) fn replaces_implied(&mut self, directory: DirectoryId, depth: u32) -> bool {
-        match self.sources.get_mut(index(directory.0)) {
-            Some(AttributeSource::Implied(known)) if depth < *known => {
-                *known = depth;
-                true
-            }
-            _ => false,
+    /// Claims `directory` for a member at `depth` whose path contains it. Returns true if the
+    /// caller must copy the owner and time of the member: no member describes the directory, and
+    /// only members at a greater depth have implied it.
+    pub(super) fn claim_as_implied(&mut self, directory: DirectoryId, depth: u32) -> bool {
+        let Some(source) = self.sources.get_mut(index(directory.0)) else { return false };
+        let replaces = match *source {
+            AttributeSource::Nothing => true,
+            AttributeSource::Implied(known) => depth < known,
+            AttributeSource::Described(_) => false,
+        };
+        if replaces {
+            *source = AttributeSource::Implied(depth);
         }
+        replaces
     }
 
-    /// Returns true if a member at `depth`, which is `directory` itself, gives its mode, owner and
-    /// time. Records its depth.
-    pub(super) fn replaces_described(&mut self, directory: DirectoryId, depth: u32) -> bool {
+    /// Claims `directory` for a member at `depth` that is the directory itself. Returns true if the
+    /// caller must copy the mode, owner and time of the member: no member of an inner archive
+    /// describes the directory.
+    pub(super) fn claim_as_described(&mut self, directory: DirectoryId, depth: u32) -> bool {
         match self.sources.get_mut(index(directory.0)) {
             Some(AttributeSource::Described(known)) if depth < *known => false,
             Some(source) => {

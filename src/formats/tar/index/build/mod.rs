@@ -4,16 +4,15 @@
 //! needs the children of each directory side by side and sorted by name, and an archive may have
 //! millions of members.
 //!
-//! In: batches of members. Out: a `Draft`, which writes the index. In between:
-//! 1. `Builder::add` appends each member to a `PendingTree`, as a pending node. The position of
-//!    that node is its slot. A pending node has a name and a parent directory, but no node number
-//!    yet. The parent is a `DirectoryId`, which is assigned when a path first leads to that
-//!    directory. Only directories are looked up in this phase. Rare data goes into tables of its
-//!    own.
+//! In: batches of members. Out: a `FinishedTree`, which writes the index. In between:
+//! 1. `Builder::add` appends each member to a `PendingTree`, as a pending node: one name from one
+//!    member, not yet numbered. The position of that node is its slot. It has a name and a parent
+//!    directory. The parent is a `DirectoryId`, which is assigned when a path first contains that
+//!    directory. Only directories are looked up in this phase. Rare data goes into side tables.
 //! 2. `SlotsByDirectory` sorts the slots by directory, then by name.
 //! 3. `HardLinkTargets` finds the target of each hard link.
-//! 4. `shown` picks the one pending node to show for each path.
-//! 5. `Order` numbers the nodes that are shown.
+//! 4. `choose_shown` picks the one pending node to show for each path.
+//! 5. `Numbering` numbers the nodes that are shown.
 //!
 //! For example, the members `a/f`, `b` and `a/f` add four pending nodes. Slot 0 is the directory
 //! `a`, which the first path implies. Slots 1 to 3 are the members. The tree then has four nodes:
@@ -23,33 +22,35 @@
 //! - A path is normalized as text: `.` and empty components vanish, and `..` goes up, but not above
 //!   the base directory.
 //! - Parent directories that have no member of their own are created.
-//! - A later member replaces an earlier one with the same path. `depths` decides which is later.
+//! - A later member replaces an earlier one with the same path. `ranks` decides which is later.
 //! - A directory is never replaced by anything else, because that would lose its contents. So a
 //!   symbolic link in the archive cannot redirect other members.
 //! - A hard link names the last member before it that has the target path, or else the first
-//!   after it.
+//!   after it. (GNU tar extracts no link to a later member.) The target of a link to a link is the
+//!   target of the latter.
 //!
 //! Invariant: whatever its path says, a member ends up in the directory that shows its archive, or
 //! below it.
 
 mod builder;
-mod depths;
+mod choose_shown;
 mod directories;
-mod draft;
-mod groups;
+mod finished_tree;
+mod hard_link_targets;
 mod hard_links;
-mod order;
+mod numbering;
+mod pending_node;
 mod pending_tree;
-mod rare;
-mod shown;
+mod ranks;
+mod side_tables;
+mod slots_by_directory;
 mod sparse_maps;
-mod targets;
-mod unsaved;
+mod unsaved_index;
 mod xattrs;
 
-pub(in crate::formats::tar) use builder::{Builder, Nested};
+pub(in crate::formats::tar) use builder::{ArchiveRange, Builder};
 pub(in crate::formats::tar) use directories::DirectoryId;
-pub(in crate::formats::tar) use draft::Draft;
+pub(in crate::formats::tar) use finished_tree::FinishedTree;
 #[cfg(any(test, fuzzing))]
-pub(in crate::formats::tar) use unsaved::in_memory;
-pub(in crate::formats::tar) use unsaved::unsaved;
+pub(in crate::formats::tar) use unsaved_index::in_memory;
+pub(in crate::formats::tar) use unsaved_index::unsaved;

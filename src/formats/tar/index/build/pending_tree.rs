@@ -2,13 +2,13 @@
 
 use std::io;
 
-use super::super::node::{Content, Node};
-use super::depths::Depths;
 use super::directories::{Directories, DirectoryId};
+use super::pending_node::{PendingContent, PendingNode};
+use super::ranks::Ranks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::TAR_DEPTH_MAX;
-use crate::formats::tar::header::owner;
+use crate::formats::tar::header::id_or_nobody;
 use crate::formats::tar::members::Member;
 use crate::formats::tar::paths::components_of;
 use crate::spilled::{Spill, Spilled};
@@ -20,14 +20,13 @@ pub(super) const ROOT_SLOT: u32 = u32::MAX;
 /// The tree under construction.
 pub(super) struct PendingTree {
     /// One node for each name that a member or an implied directory gives. Several may have the
-    /// same path. `parent` is a `DirectoryId`, not yet a node number, and so is `first` of a
-    /// directory.
-    nodes: Spilled<Node>,
+    /// same path.
+    nodes: Spilled<PendingNode>,
     /// The names of the pending nodes, and the targets of symbolic links.
     names: Spilled<u8>,
-    pub(super) root: Node,
+    pub(super) root: PendingNode,
     pub(super) directories: Directories,
-    pub(super) depths: Depths,
+    pub(super) ranks: Ranks,
     /// The last lookup in `parent_and_name`: base, path, result. Most members follow one from the
     /// same directory.
     last_parent: Option<(DirectoryId, Vec<u8>, DirectoryId)>,
@@ -41,9 +40,9 @@ impl PendingTree {
         Self {
             nodes: Spilled::new(&spill),
             names: Spilled::new(&spill),
-            root: Node { mode: 0o755, uid: owner(0), gid: owner(0), ..Node::empty() },
+            root: PendingNode::root(id_or_nobody(0)),
             directories: Directories::new(),
-            depths: Depths::new(),
+            ranks: Ranks::new(),
             last_parent: None,
             spill,
         }
@@ -51,41 +50,36 @@ impl PendingTree {
 
     /// Notes that the members added next are at `depth`.
     pub(super) fn enter(&mut self, depth: u32) {
+        if self.ranks.current() != depth {
+            // The first path at this depth may change the owner of the directories it implies.
+            self.last_parent = None;
+        }
         // `push` fails before a slot exceeds `u32`.
-        self.depths.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
+        self.ranks.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
     }
 
     /// Appends a pending node with the attributes of `member`. Returns its slot.
     ///
     /// # Errors
-    /// `Unsupported` if the names exceed 4 GiB, the limit of an index. `Io` if there is no room.
+    /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
+    /// if there is no room.
     pub(super) fn push(
         &mut self,
         parent: DirectoryId,
         name: Name<'_>,
-        content: Content,
+        content: PendingContent,
         size: u64,
         member: &Member,
     ) -> Result<u32> {
-        let too_many = |_| Error::new(Kind::Unsupported, "more than 4 GiB of names");
-        let name_offset = u32::try_from(self.names.len()).map_err(too_many)?;
-        let slot = u32::try_from(self.nodes.len()).map_err(too_many)?;
+        let more_than = |limit| Error::new(Kind::Unsupported, format!("more than {limit}"));
+        let name_offset = u32::try_from(self.names.len());
+        let name_offset = name_offset.map_err(|_| more_than("4 GiB of names"))?;
+        let slot = u32::try_from(self.nodes.len());
+        let slot = slot.map_err(|_| more_than("2^32 members and directories"))?;
         let name = name.as_bytes();
         self.names.extend_from_slice(name).map_err(no_room)?;
-        let mut node = Node {
-            name: name_offset,
-            name_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
-            parent: parent.0,
-            mode: member.permissions,
-            nanoseconds: member.modified.nanoseconds,
-            seconds: member.modified.seconds,
-            uid: member.uid,
-            gid: member.gid,
-            size,
-            content: 0,
-            padding: 0,
-        };
-        node.set(content);
+        let name = (name_offset, u8::try_from(name.len()).unwrap_or(u8::MAX));
+        let node = PendingNode::new(parent, name, content, size, member);
         self.nodes.push(node).map_err(no_room)?;
         Ok(slot)
     }
@@ -134,8 +128,8 @@ impl PendingTree {
         Ok(Some(directory))
     }
 
-    /// The directory `name` in `parent`. Creates it if it is missing. If it exists, but only
-    /// because another path implied it, `member` may still change its owner and time (`depths`).
+    /// The directory `name` in `parent`. Creates it if it is missing. If only paths in an inner
+    /// archive implied it, it gets the owner and time of `member` (`ranks`).
     fn ensure_subdirectory(
         &mut self,
         parent: DirectoryId,
@@ -144,18 +138,25 @@ impl PendingTree {
     ) -> Result<DirectoryId> {
         let parent_and_name = (parent, Box::from(name.as_bytes()));
         let implied = Member { permissions: 0o755, ..*member };
-        let depth = self.depths.current();
+        let depth = self.ranks.current();
         if let Some(directory) = self.directories.get(&parent_and_name) {
-            if self.directories.replaces_implied(directory, depth) {
+            if self.directories.claim_as_implied(directory, depth) {
                 self.set_attributes(directory, &implied, implied.permissions);
             }
             return Ok(directory);
         }
         let directory = self.directories.next_id();
-        let content = Content::Directory { first: directory.0, count: 0 };
+        let content = PendingContent::ChildDirectory(directory);
         let slot = self.push(parent, name, content, 0, &implied)?;
         self.directories.add(parent_and_name, slot, depth);
         Ok(directory)
+    }
+
+    /// Gives the root the owner and time of `member`, unless it has those of an earlier member.
+    pub(super) fn imply_root(&mut self, member: &Member) {
+        if self.directories.claim_as_implied(DirectoryId::ROOT, self.ranks.current()) {
+            self.set_attributes(DirectoryId::ROOT, member, 0o755);
+        }
     }
 
     /// The parent directory of the member at `path`, and the member's name in it. Creates missing
@@ -197,8 +198,13 @@ impl PendingTree {
     }
 
     /// Sets the mode, owner and time of a directory from its own member.
-    pub(super) fn describe(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
-        if self.directories.replaces_described(directory, self.depths.current()) {
+    pub(super) fn set_attributes_from_member(
+        &mut self,
+        directory: DirectoryId,
+        member: &Member,
+        permissions: u16,
+    ) {
+        if self.directories.claim_as_described(directory, self.ranks.current()) {
             self.set_attributes(directory, member, permissions);
         }
     }
@@ -211,36 +217,30 @@ impl PendingTree {
             },
             None => &mut self.root,
         };
-        node.mode = (node.mode & !0o7777) | permissions;
-        (node.uid, node.gid) = (member.uid, member.gid);
-        (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
+        node.set_attributes(member, permissions);
     }
 
     /// All pending nodes, by slot.
-    pub(super) fn nodes(&self) -> &[Node] {
+    pub(super) fn nodes(&self) -> &[PendingNode] {
         &self.nodes
     }
 
     /// The pending node in `slot`. `None` for the root.
-    pub(super) fn node(&self, slot: u32) -> Option<&Node> {
+    pub(super) fn node(&self, slot: u32) -> Option<&PendingNode> {
         self.nodes.get(index(slot))
     }
 
     pub(super) fn kind(&self, slot: u32) -> FileKind {
-        self.node(slot).map_or(FileKind::Regular, Node::kind)
+        self.node(slot).map_or(FileKind::Regular, PendingNode::kind)
     }
 
     pub(super) fn is_hard_link(&self, slot: u32) -> bool {
-        matches!(self.node(slot).map(Node::content), Some(Content::HardLink { .. }))
+        self.node(slot).is_some_and(PendingNode::is_hard_link)
     }
 
     /// The directory in `slot`, if it is one.
     pub(super) fn directory(&self, slot: u32) -> Option<DirectoryId> {
-        match self.node(slot).map(Node::content) {
-            None => Some(DirectoryId::ROOT),
-            Some(Content::Directory { first, .. }) => Some(DirectoryId(first)),
-            Some(_) => None,
-        }
+        self.node(slot).map_or(Some(DirectoryId::ROOT), PendingNode::child_directory)
     }
 
     pub(super) fn name(&self, slot: u32) -> &[u8] {
@@ -275,7 +275,7 @@ impl PendingTree {
     }
 
     fn parent(&self, slot: u32) -> DirectoryId {
-        self.node(slot).map_or(DirectoryId::ROOT, |node| DirectoryId(node.parent))
+        self.node(slot).map_or(DirectoryId::ROOT, PendingNode::parent)
     }
 
     /// Checks that all data the kernel wrote to temporary files can be read back.

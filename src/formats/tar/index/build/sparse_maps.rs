@@ -42,7 +42,7 @@ impl SparseMaps {
     }
 
     /// For each map: where it ends in `segments`, and how many bytes it stores.
-    pub(super) fn ends(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(super) fn map_records(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut start = 0;
         self.ends.iter().map(move |&end| {
             let map = self.segments.get(index(start)..index(end)).unwrap_or_default();

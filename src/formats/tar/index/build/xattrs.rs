@@ -19,12 +19,12 @@ pub(super) struct XattrSets {
     /// Offset in `bytes` by the hash of a set. If different sets have one hash, the entry is that
     /// of the set added last.
     offsets: HashMap<u64, u64>,
-    owners: Vec<Owner>,
+    entries: Vec<XattrEntry>,
 }
 
 /// A member with attributes.
 #[derive(Clone, Copy)]
-pub(super) struct Owner {
+pub(super) struct XattrEntry {
     /// Its slot, or `ROOT_SLOT`.
     pub(super) slot: u32,
     /// The offset of its set.
@@ -38,7 +38,7 @@ impl XattrSets {
             bytes: Vec::new(),
             bytes_max: TAR_XATTRS_MAX,
             offsets: HashMap::new(),
-            owners: Vec::new(),
+            entries: Vec::new(),
         }
     }
 
@@ -49,7 +49,7 @@ impl XattrSets {
             return true;
         }
         let set = self.intern(&encoded(list));
-        self.owners.extend(set.map(|set| Owner { slot, set, depth }));
+        self.entries.extend(set.map(|set| XattrEntry { slot, set, depth }));
         set.is_some()
     }
 
@@ -80,8 +80,8 @@ impl XattrSets {
     }
 
     /// Members with attributes, in the order of the scan.
-    pub(super) fn owners(&self) -> &[Owner] {
-        &self.owners
+    pub(super) fn entries(&self) -> &[XattrEntry] {
+        &self.entries
     }
 
     #[cfg(test)]

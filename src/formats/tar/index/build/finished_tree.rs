@@ -3,22 +3,22 @@
 use std::io::{self, Write};
 
 use super::super::key::Key;
-use super::super::node::{Content, NODE, Node};
+use super::super::node::{Content, NODE_LEN, Node};
 use super::super::output::Output;
 use super::super::sections::Section;
-use super::super::{NestedImage, NodeId, SEGMENT};
-use super::order::Order;
+use super::super::{LINK_COUNT_LEN, MAP_LEN, NestedImage, NodeId, SEGMENT_LEN, WITH_XATTRS_LEN};
+use super::numbering::Numbering;
 use super::pending_tree::PendingTree;
-use super::rare::RareData;
+use super::side_tables::SideTables;
 use crate::formats::bytes::{index, length};
 use crate::formats::tar::header::BLOCK_LEN;
 use crate::vfs::Finding;
 
 /// A finished tree that is not an index yet.
-pub(in crate::formats::tar) struct Draft {
+pub(in crate::formats::tar) struct FinishedTree {
     tree: PendingTree,
-    order: Order,
-    rare: RareData,
+    numbering: Numbering,
+    side_tables: SideTables,
     /// The output of `SeekIndex::write`, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
     /// Warnings about this archive, one line each.
@@ -27,15 +27,15 @@ pub(in crate::formats::tar) struct Draft {
     pub(in crate::formats::tar) findings: Vec<Finding>,
 }
 
-impl Draft {
-    pub(super) fn new(tree: PendingTree, order: Order, rare: RareData) -> Self {
+impl FinishedTree {
+    pub(super) fn new(tree: PendingTree, numbering: Numbering, side_tables: SideTables) -> Self {
         let (seek_points, notes, findings) = (Vec::new(), Vec::new(), Vec::new());
-        Self { tree, order, rare, seek_points, notes, findings }
+        Self { tree, numbering, side_tables, seek_points, notes, findings }
     }
 
     /// Number of nodes.
     pub(in crate::formats::tar) fn len(&self) -> usize {
-        self.order.len()
+        self.numbering.len()
     }
 
     /// Whether the tree has only its root.
@@ -45,7 +45,7 @@ impl Draft {
 
     fn nodes(&self) -> impl Iterator<Item = Node> {
         let ids = 0..NodeId::try_from(self.len()).unwrap_or(NodeId::MAX);
-        ids.map(|id| self.order.node(&self.tree, id))
+        ids.map(|id| self.numbering.final_node(&self.tree, id))
     }
 
     /// About `count` offsets of headers, unordered: the blocks before the data of stored files.
@@ -53,7 +53,7 @@ impl Draft {
     pub(in crate::formats::tar) fn header_offsets(&self, count: usize) -> Vec<u64> {
         let step = self.len().div_ceil(count.max(1)).max(1);
         let header_offset = |id| {
-            let node = self.order.node(&self.tree, NodeId::try_from(id).ok()?);
+            let node = self.numbering.final_node(&self.tree, NodeId::try_from(id).ok()?);
             match node.content() {
                 Content::Stored { start } => start.checked_sub(BLOCK_LEN),
                 _ => None,
@@ -69,27 +69,21 @@ impl Draft {
         std::iter::once(0).chain(found).collect()
     }
 
-    /// Writes the index with `key` of an archive of `decoded_len` bytes.
+    /// Writes the index with `key` of an archive of `archive_len` bytes.
     ///
     /// # Errors
     /// The errors of `out`.
     pub(in crate::formats::tar) fn write(
         &self,
         key: &Key,
-        decoded_len: u64,
+        archive_len: u64,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let Self { tree, order, rare, seek_points, notes, .. } = self;
+        let Self { tree, numbering, side_tables, seek_points, notes, .. } = self;
         let mut out = Output::new(out, key)?;
-        let mut owners = vec![NodeId::MAX; rare.sparse_maps.len()];
         let mut names_offset = 0_u32;
-        for (id, node) in (0..).zip(self.nodes()) {
-            if let Content::Sparse { map } = node.content()
-                && let Some(owner) = owners.get_mut(index(map))
-            {
-                *owner = id;
-            }
-            out.bytes(&with_name_offsets(&mut names_offset, node).encoded())?;
+        for node in self.nodes() {
+            out.bytes(&with_name_offsets(&mut names_offset, node).to_bytes())?;
         }
         out.begin(Section::Names);
         for node in self.nodes() {
@@ -100,32 +94,32 @@ impl Draft {
             }
         }
         out.begin(Section::Segments);
-        for segment in rare.sparse_maps.segments() {
+        for segment in side_tables.sparse_maps.segments() {
             out.bytes(&segment.offset.to_le_bytes())?;
             out.bytes(&segment.len.to_le_bytes())?;
             out.bytes(&segment.archive_offset.to_le_bytes())?;
         }
         out.begin(Section::Maps);
-        for ((end, stored), owner) in rare.sparse_maps.ends().zip(&owners) {
+        for ((end, stored), node) in side_tables.sparse_maps.map_records().zip(self.map_nodes()) {
             out.bytes(&end.to_le_bytes())?;
-            out.bytes(&owner.to_le_bytes())?;
+            out.bytes(&node.to_le_bytes())?;
             out.bytes(&stored.to_le_bytes())?;
         }
         out.begin(Section::LinkCounts);
-        for (node, count) in order.link_counts() {
+        for (node, count) in numbering.link_counts() {
             out.bytes(&node.to_le_bytes())?;
             out.bytes(&count.to_le_bytes())?;
         }
         out.begin(Section::WithXattrs);
-        for (node, set_offset) in order.with_xattrs(&rare.xattrs) {
+        for (node, set_offset) in numbering.with_xattrs(&side_tables.xattrs) {
             out.bytes(&node.to_le_bytes())?;
             out.bytes(&set_offset.to_le_bytes())?;
         }
         out.begin(Section::Xattrs);
-        out.bytes(rare.xattrs.bytes())?;
+        out.bytes(side_tables.xattrs.bytes())?;
         out.begin(Section::NestedImages);
         for nested_image in self.nested_images() {
-            out.bytes(&nested_image.at.to_le_bytes())?;
+            out.bytes(&nested_image.offset.to_le_bytes())?;
             out.bytes(&nested_image.len.to_le_bytes())?;
             out.bytes(&length(nested_image.path.len()).to_le_bytes())?;
             out.bytes(&nested_image.path)?;
@@ -139,22 +133,49 @@ impl Draft {
         out.bytes(seek_points)?;
         // The tail makes the file an index, so all temporary files are checked first.
         tree.check()?;
-        order.check()?;
-        out.finish(decoded_len)
+        numbering.check()?;
+        out.finish(archive_len)
+    }
+
+    /// The node of each sparse map.
+    fn map_nodes(&self) -> Vec<NodeId> {
+        let mut map_nodes = vec![NodeId::MAX; self.side_tables.sparse_maps.len()];
+        for (id, node) in (0..).zip(self.nodes()) {
+            if let Content::Sparse { map } = node.content()
+                && let Some(map_node) = map_nodes.get_mut(index(map))
+            {
+                *map_node = id;
+            }
+        }
+        map_nodes
     }
 
     /// The nested images, with their paths.
     fn nested_images(&self) -> impl Iterator<Item = NestedImage> {
-        let images = self.rare.nested_images.iter();
-        images.map(|&(directory, at, len)| NestedImage { path: self.tree.path(directory), at, len })
+        let images = self.side_tables.nested_images.iter();
+        images.map(|&(directory, offset, len)| NestedImage {
+            path: self.tree.path(directory),
+            offset,
+            len,
+        })
     }
 
     /// Approximate size of the index, bytes.
-    pub(super) fn estimate(&self) -> u64 {
-        let nodes = self.len().saturating_mul(NODE);
-        let segments = self.rare.sparse_maps.segments().len().saturating_mul(SEGMENT);
-        let (names, xattrs) = (self.tree.names().len(), self.rare.xattrs.bytes().len());
-        length(nodes.saturating_add(segments)).saturating_add(length(names.saturating_add(xattrs)))
+    pub(in crate::formats::tar) fn estimate(&self) -> u64 {
+        let Self { tree, numbering, side_tables, seek_points, notes, .. } = self;
+        let tables = [
+            (numbering.len(), NODE_LEN),
+            (side_tables.sparse_maps.segments().len(), SEGMENT_LEN),
+            (side_tables.sparse_maps.len(), MAP_LEN),
+            (numbering.link_counts().len(), LINK_COUNT_LEN),
+            (side_tables.xattrs.entries().len(), WITH_XATTRS_LEN),
+        ];
+        let tables = tables.map(|(count, len)| count.saturating_mul(len));
+        let images = self.nested_images().map(|image| image.path.len().saturating_add(24));
+        let notes = notes.iter().map(|note| note.len().saturating_add(8));
+        let bytes = [tree.names().len(), side_tables.xattrs.bytes().len(), seek_points.len()];
+        let parts = tables.into_iter().chain(images).chain(notes).chain(bytes);
+        length(parts.fold(0, usize::saturating_add))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::formats::bytes::index;
 use crate::spilled::Spilled;
 
-/// Slots of pending nodes, grouped by directory and sorted by name, then by rank (`Depths::rank`).
+/// Slots of pending nodes, grouped by directory and sorted by name, then by rank (`Ranks::rank`).
 pub(super) struct SlotsByDirectory {
     slots: Spilled<u32>,
     /// Where the slots of each directory start in `slots`. The last entry is the end of `slots`.
@@ -26,7 +26,7 @@ impl SlotsByDirectory {
         let nodes = tree.nodes();
         let mut starts = vec![0_usize; tree.directories.len().saturating_add(1)];
         for node in nodes {
-            if let Some(count) = starts.get_mut(index(node.parent).saturating_add(1)) {
+            if let Some(count) = starts.get_mut(index(node.parent().0).saturating_add(1)) {
                 *count = count.saturating_add(1);
             }
         }
@@ -38,7 +38,7 @@ impl SlotsByDirectory {
         let mut ends = starts.clone();
         let mut slots = Spilled::filled(0_u32, nodes.len(), &tree.spill).map_err(no_room)?;
         for (slot, node) in nodes.iter().enumerate() {
-            let Some(end) = ends.get_mut(index(node.parent)) else { continue };
+            let Some(end) = ends.get_mut(index(node.parent().0)) else { continue };
             if let Some(entry) = slots.get_mut(*end) {
                 *entry = u32::try_from(slot).unwrap_or(u32::MAX);
             }
@@ -47,7 +47,7 @@ impl SlotsByDirectory {
         for window in starts.windows(2) {
             let &[start, end] = window else { continue };
             if let Some(children) = slots.get_mut(start..end) {
-                let rank = |slot: u32| tree.depths.rank(slot);
+                let rank = |slot: u32| tree.ranks.rank(slot);
                 children.sort_unstable_by(|&a, &b| {
                     tree.name(a).cmp(tree.name(b)).then_with(|| rank(a).cmp(&rank(b)))
                 });
@@ -56,15 +56,15 @@ impl SlotsByDirectory {
         Ok(Self { slots, starts })
     }
 
-    /// Some of the slots: in each directory those that `choose` gives for all slots with the same
+    /// Some of the slots: in each directory those that `pick` gives for all slots with the same
     /// name, which are ordered by rank.
     ///
     /// # Errors
     /// `Io` if there is no room for the slots.
-    pub(super) fn choose(
+    pub(super) fn filter_by_path(
         &self,
         tree: &PendingTree,
-        mut choose: impl FnMut(&[u32]) -> Option<u32>,
+        mut pick: impl FnMut(&[u32]) -> Option<u32>,
     ) -> Result<Self> {
         let mut slots = Spilled::with_capacity(self.len(), &tree.spill).map_err(no_room)?;
         let mut starts = Vec::with_capacity(self.starts.len());
@@ -72,7 +72,7 @@ impl SlotsByDirectory {
         for directory in tree.directories.ids() {
             starts.push(slots.len());
             for same_path in self.slots_of(directory).chunk_by(has_same_name) {
-                if let Some(slot) = choose(same_path) {
+                if let Some(slot) = pick(same_path) {
                     slots.push(slot).map_err(no_room)?;
                 }
             }

@@ -5,14 +5,14 @@ use super::sparse_maps::SparseMaps;
 use super::xattrs::XattrSets;
 
 /// The tables that an index takes over.
-pub(super) struct RareData {
+pub(super) struct SideTables {
     pub(super) sparse_maps: SparseMaps,
     pub(super) xattrs: XattrSets,
     /// Images in the archive: the directory that shows the image, its offset and its length.
     pub(super) nested_images: Vec<(DirectoryId, u64, u64)>,
 }
 
-impl RareData {
+impl SideTables {
     pub(super) fn new() -> Self {
         Self { sparse_maps: SparseMaps::new(), xattrs: XattrSets::new(), nested_images: Vec::new() }
     }

@@ -6,7 +6,10 @@ use super::file::{IndexFile, IndexOptions};
 use super::key::Key;
 use super::output::Output;
 use super::sections::{HASH, Section, TAIL, hash_of};
-use super::{Allowance, Index, LINK_COUNT, MAP, NestedImage, Node, NodeId, SEGMENT, WITH_XATTRS};
+use super::{
+    Allowance, Index, LINK_COUNT_LEN, MAP_LEN, NestedImage, Node, NodeId, SEGMENT_LEN,
+    WITH_XATTRS_LEN,
+};
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::InMemory;
@@ -14,10 +17,10 @@ use crate::sync::Arc;
 
 /// All parts of an index file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats::tar) struct Apart {
+pub(in crate::formats::tar) struct IndexParts {
     pub(super) key: Key,
     pub(super) seek_points: Vec<u8>,
-    pub(super) decoded_len: u64,
+    pub(super) archive_len: u64,
     pub(super) nodes: Vec<Node>,
     pub(super) names: Vec<u8>,
     pub(super) segments: Vec<Segment>,
@@ -40,7 +43,7 @@ fn records<T, const N: usize>(
     bytes.as_chunks::<N>().0.iter().map(|record| read(&mut Reader::new("record", record))).collect()
 }
 
-impl Apart {
+impl IndexParts {
     /// The parts of `found`.
     pub(in crate::formats::tar) fn of(found: &IndexFile) -> Result<Self> {
         let parts = Self::of_index(&found.index)?;
@@ -51,27 +54,27 @@ impl Apart {
     /// The parts of `index` alone.
     pub(in crate::formats::tar) fn of_index(index: &Index) -> Result<Self> {
         let nodes = index.section(Section::Nodes)?;
-        let nodes = nodes.as_chunks().0.iter().map(Node::decoded).collect::<Result<_>>()?;
+        let nodes = nodes.as_chunks().0.iter().map(Node::from_bytes).collect::<Result<_>>()?;
         Ok(Self {
             key: Key::default(),
             seek_points: Vec::new(),
-            decoded_len: index.archive_len,
+            archive_len: index.archive_len,
             nodes,
             names: index.section(Section::Names)?,
-            segments: records::<_, SEGMENT>(index, Section::Segments, |reader| {
+            segments: records::<_, SEGMENT_LEN>(index, Section::Segments, |reader| {
                 Ok(Segment {
                     offset: reader.u64()?,
                     len: reader.u64()?,
                     archive_offset: reader.u64()?,
                 })
             })?,
-            maps: records::<_, MAP>(index, Section::Maps, |reader| {
+            maps: records::<_, MAP_LEN>(index, Section::Maps, |reader| {
                 Ok((reader.u64()?, reader.u32()?, reader.u64()?))
             })?,
-            links: records::<_, LINK_COUNT>(index, Section::LinkCounts, |reader| {
+            links: records::<_, LINK_COUNT_LEN>(index, Section::LinkCounts, |reader| {
                 Ok((reader.u32()?, reader.u32()?))
             })?,
-            with_xattrs: records::<_, WITH_XATTRS>(index, Section::WithXattrs, |reader| {
+            with_xattrs: records::<_, WITH_XATTRS_LEN>(index, Section::WithXattrs, |reader| {
                 Ok((reader.u32()?, reader.u64()?))
             })?,
             xattrs: index.section(Section::Xattrs)?,
@@ -85,7 +88,7 @@ impl Apart {
         let mut bytes = Vec::new();
         let mut out = Output::new(&mut bytes, &self.key).expect("memory");
         let sections: [(Section, Vec<u8>); 10] = [
-            (Section::Nodes, self.nodes.iter().flat_map(Node::encoded).collect()),
+            (Section::Nodes, self.nodes.iter().copied().flat_map(Node::to_bytes).collect()),
             (Section::Names, self.names.clone()),
             (Section::Segments, {
                 let numbers = |s: &Segment| {
@@ -114,7 +117,7 @@ impl Apart {
             (Section::NestedImages, {
                 let record = |nested_image: &NestedImage| {
                     let numbers =
-                        [nested_image.at, nested_image.len, length(nested_image.path.len())];
+                        [nested_image.offset, nested_image.len, length(nested_image.path.len())];
                     [&numbers.map(u64::to_le_bytes).concat(), &nested_image.path[..]].concat()
                 };
                 self.nested_images.iter().flat_map(record).collect()
@@ -131,7 +134,7 @@ impl Apart {
             out.begin(section);
             out.bytes(&content).expect("memory");
         }
-        out.finish(self.decoded_len).expect("memory");
+        out.finish(self.archive_len).expect("memory");
         bytes
     }
 }

@@ -1,4 +1,6 @@
-//! The nesting depth of members, and which of two members with the same path is later.
+//! The rank of pending nodes: which of two with the same path is later.
+//!
+//! An outer archive's implied directory wins; an inner archive's own entry wins.
 //!
 //! An archive that can be read at any offset is scanned level by level: first the outermost
 //! archive, then the archives in it. A stream is scanned in the order of its bytes. Both must give
@@ -7,15 +9,15 @@
 //!
 //! Invariant: the members of a nested archive rank after all members of the archive around it.
 
-/// The depths of all pending nodes.
-pub(super) struct Depths {
+/// The ranks of all pending nodes.
+pub(super) struct Ranks {
     /// The depth of the members being added.
     current: u32,
     /// The slots at which the depth changes, and the depth from there.
     changes: Vec<(u32, u32)>,
 }
 
-impl Depths {
+impl Ranks {
     pub(super) fn new() -> Self {
         Self { current: 0, changes: Vec::new() }
     }

@@ -1,8 +1,8 @@
 //! The choice of the pending node to show for each path.
 
-use super::groups::SlotsByDirectory;
+use super::hard_link_targets::HardLinkTargets;
 use super::pending_tree::PendingTree;
-use super::targets::HardLinkTargets;
+use super::slots_by_directory::SlotsByDirectory;
 use crate::error::Result;
 use crate::formats::tar::notes::Notes;
 use crate::vfs::FileKind;
@@ -12,13 +12,13 @@ use crate::vfs::FileKind;
 ///
 /// # Errors
 /// `Io` if there is no room for the slots.
-pub(super) fn shown(
+pub(super) fn choose_shown(
     tree: &PendingTree,
-    groups: &SlotsByDirectory,
+    by_directory: &SlotsByDirectory,
     targets: &HardLinkTargets,
     notes: &mut Notes,
 ) -> Result<SlotsByDirectory> {
-    groups.choose(tree, |same_path| {
+    by_directory.filter_by_path(tree, |same_path| {
         let directory = same_path.iter().find(|&&slot| tree.kind(slot) == FileKind::Directory);
         if let (Some(&directory), true) = (directory, same_path.len() > 1) {
             let what = "members whose path is also that of a directory";

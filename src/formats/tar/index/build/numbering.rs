@@ -1,22 +1,21 @@
-//! The order of the nodes in the finished tree: their numbers.
+//! The numbers of the nodes in the finished tree, and each node as the index has it.
 
-use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use super::super::node::{Content, Node};
 use super::super::{NodeId, ROOT};
 use super::directories::DirectoryId;
-use super::groups::SlotsByDirectory;
+use super::hard_link_targets::HardLinkTargets;
 use super::pending_tree::{PendingTree, ROOT_SLOT, no_room};
-use super::targets::HardLinkTargets;
-use super::xattrs::XattrSets;
+use super::slots_by_directory::SlotsByDirectory;
+use super::xattrs::{XattrEntry, XattrSets};
 use crate::error::Result;
 use crate::formats::bytes::index;
 use crate::spilled::Spilled;
 
-/// The order of the nodes in the finished tree.
-pub(super) struct Order {
+/// The numbers of the nodes in the finished tree.
+pub(super) struct Numbering {
     /// The slot of each node. `ROOT_SLOT` for the root.
     slot_of_node: Spilled<u32>,
     /// The node of each slot. If a hard link is shown but its target is not, the slot of the target
@@ -32,7 +31,7 @@ pub(super) struct Order {
 /// No node.
 const NONE: NodeId = NodeId::MAX;
 
-impl Order {
+impl Numbering {
     /// Numbers the nodes breadth first: the root, its children, then the children of each directory
     /// in the order of the directories.
     ///
@@ -66,11 +65,11 @@ impl Order {
             }
             next = next.saturating_add(1);
         }
-        let mut order =
+        let mut numbering =
             Self { slot_of_node, node_of_slot, children, targets, link_counts: Vec::new() };
-        order.promote_links(tree);
-        order.count_links(tree);
-        Ok(order)
+        numbering.promote_links(tree);
+        numbering.count_links(tree);
+        Ok(numbering)
     }
 
     /// Number of nodes.
@@ -96,8 +95,7 @@ impl Order {
         self.node_of_slot.get(index(slot)).copied().filter(|&id| id != NONE)
     }
 
-    /// Makes the first hard link to each target that is not shown the file itself: a later member
-    /// took the name of the target.
+    /// If a hard link's target is hidden by a later member, the first link becomes the file.
     fn promote_links(&mut self, tree: &PendingTree) {
         for (id, &slot) in (0..).zip(self.slot_of_node.iter()) {
             let target = tree.is_hard_link(slot).then(|| self.targets.get(slot)).flatten();
@@ -124,30 +122,29 @@ impl Order {
     }
 
     /// The node `id`. Its name and target are still offsets in the names of `tree`.
-    pub(super) fn node(&self, tree: &PendingTree, id: NodeId) -> Node {
+    pub(super) fn final_node(&self, tree: &PendingTree, id: NodeId) -> Node {
         let slot = self.slot_of_node.get(index(id)).copied().unwrap_or(ROOT_SLOT);
         let Some(pending) = tree.node(slot) else {
-            return self.with_children(Node { parent: ROOT, ..tree.root }, DirectoryId::ROOT);
+            return self.with_children(tree.root.numbered(ROOT), DirectoryId::ROOT);
         };
-        let parent = tree.directories.slot(DirectoryId(pending.parent));
+        let parent = tree.directories.slot(pending.parent());
         let parent = parent.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
-        let node = Node { parent, ..*pending };
-        match node.content() {
-            Content::Directory { first, .. } => self.with_children(node, DirectoryId(first)),
-            Content::HardLink { .. } => {
-                let target = self.targets.get(slot);
-                let target_id = target.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
-                let mut node = node;
-                node.set(Content::HardLink { target: target_id });
-                match target.and_then(|slot| tree.node(slot)) {
-                    Some(&target) if target_id == id => {
-                        Node { name: node.name, name_len: node.name_len, parent, ..target }
-                    }
-                    _ => node,
-                }
-            }
-            _ => node,
+        let mut node = pending.numbered(parent);
+        if let Some(directory) = pending.child_directory() {
+            return self.with_children(node, directory);
         }
+        if pending.is_hard_link() {
+            let target = self.targets.get(slot);
+            let target_id = target.and_then(|slot| self.id(slot)).unwrap_or(ROOT);
+            match target.and_then(|slot| tree.node(slot)) {
+                Some(target) if target_id == id => {
+                    let Node { name, name_len, .. } = node;
+                    node = Node { name, name_len, ..target.numbered(parent) };
+                }
+                _ => node.set(Content::HardLink { target: target_id }),
+            }
+        }
+        node
     }
 
     fn with_children(&self, mut node: Node, directory: DirectoryId) -> Node {
@@ -157,21 +154,20 @@ impl Order {
         node
     }
 
-    /// Nodes with attributes in ascending order, and the offsets of their sets.
-    pub(super) fn with_xattrs(&self, xattrs: &XattrSets) -> Vec<(NodeId, u64)> {
-        let mut found: Vec<_> = xattrs
-            .owners()
-            .iter()
-            .filter_map(|owner| {
-                let id = if owner.slot == ROOT_SLOT { ROOT } else { self.id(owner.slot)? };
-                Some((id, owner.set, owner.depth))
-            })
-            .collect();
-        // If the archive has several members for one directory, the later one counts.
-        found.reverse();
-        found.sort_by_key(|&(id, _, depth)| (id, Reverse(depth)));
-        found.dedup_by_key(|&mut (id, ..)| id);
-        found.into_iter().map(|(id, set, _)| (id, set)).collect()
+    /// Nodes with attributes in ascending order, and the offsets of their sets. If several members
+    /// of a directory have attributes, those of the latest count. A later member without attributes
+    /// leaves the set of an earlier one.
+    pub(super) fn with_xattrs(&self, xattrs: &XattrSets) -> BTreeMap<NodeId, u64> {
+        let mut latest: BTreeMap<NodeId, XattrEntry> = BTreeMap::new();
+        for &entry in xattrs.entries() {
+            let id = if entry.slot == ROOT_SLOT { Some(ROOT) } else { self.id(entry.slot) };
+            let Some(id) = id else { continue };
+            let known = latest.entry(id).or_insert(entry);
+            if known.depth <= entry.depth {
+                *known = entry;
+            }
+        }
+        latest.into_iter().map(|(id, entry)| (id, entry.set)).collect()
     }
 }
 
