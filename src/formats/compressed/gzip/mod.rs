@@ -41,14 +41,14 @@ use super::cursor::Cursor;
 use super::format::{ChunkDecoder, ContainerFormat};
 use super::forward::Forward;
 use super::pass::{Found, Pass, Start};
-use super::point::{Point, PointDecoder, Window};
+use super::point::{CompressedWindow, Point, PointDecoder};
 use super::seek_index::Chunks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::{
     GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING, GZIP_SPACING_MAX, GZIP_WINDOW,
 };
-use crate::storage::{Storage, Window as FileRange};
+use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
@@ -151,7 +151,7 @@ impl GzipPass {
         }
         let window = match at_header {
             true => None,
-            false => Window::compress(window_bytes)?,
+            false => CompressedWindow::compress(window_bytes)?,
         };
         self.points.push(Point { decoded, bit, window });
         if self.points.len() > self.points_max && self.spacing < GZIP_SPACING_MAX {
@@ -269,7 +269,7 @@ impl PointDecoder for Gzip {
         len: u64,
         buffers: &Buffers,
     ) -> Result<Vec<u8>> {
-        let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::decompress)?;
+        let window = point.window.as_ref().map_or(Ok(Vec::new()), CompressedWindow::decompress)?;
         let size = window.len().saturating_add(index(len));
         // Do not read past the next point: if the data compresses well, a stride holds many chunks.
         let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(AHEAD));
