@@ -27,7 +27,7 @@ pub(super) struct CompressedWindow {
 /// Decodes the chunks of a container that start with points.
 pub(super) trait PointDecoder: Sync {
     /// The most memory that decoding a chunk of `len` bytes takes, bytes.
-    fn cost(&self, len: u64) -> u64;
+    fn memory_needed(&self, len: u64) -> u64;
 
     /// Decodes the `len` bytes from `point` on. `end` is the bit of the next point, if there is
     /// one.

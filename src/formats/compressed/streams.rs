@@ -177,11 +177,11 @@ impl<F: StreamFormat> Forward for Streams<F> {
         self.cursor.position()
     }
 
-    fn garbage(&self) -> Option<u64> {
+    fn trailing_garbage_at(&self) -> Option<u64> {
         self.garbage
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
+    fn usable_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 }

@@ -53,7 +53,7 @@ impl ContainerFormat for Zstd {
         Ok(Start::Pass(Box::new(pipeline)))
     }
 
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
         Ok(Box::new(Streams::<Self>::new(name, storage)?))
     }
 
@@ -61,7 +61,7 @@ impl ContainerFormat for Zstd {
         ChunkDecoder::Extents(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "a zstd frame of more than 64 MiB"
     }
 
@@ -239,7 +239,7 @@ impl Frames {
 }
 
 impl Walk for Frames {
-    fn garbage(&self) -> Option<u64> {
+    fn trailing_garbage_at(&self) -> Option<u64> {
         self.garbage
     }
 
@@ -264,7 +264,7 @@ impl Walk for Frames {
                 }
             }
         }
-        Ok(Next::Giant)
+        Ok(Next::ChunkTooLarge)
     }
 
     fn merge(&self, _before: u32, _after: u32) -> Option<u32> {

@@ -116,7 +116,7 @@ impl Blocks {
 }
 
 impl Walk for Blocks {
-    fn garbage(&self) -> Option<u64> {
+    fn trailing_garbage_at(&self) -> Option<u64> {
         self.garbage
     }
 

@@ -144,7 +144,7 @@ impl MemberDecoder {
 
     /// Decoded bytes that count as correct after damage. If the file ends early, those are the
     /// bytes of whole blocks; after a wrong checksum or a damaged block, those of whole members.
-    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
+    pub(super) fn usable_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.whole_blocks_len } else { self.checked_len }
     }
 
@@ -164,7 +164,7 @@ impl MemberDecoder {
     }
 
     /// Offset in the file of other data after the last member.
-    pub(super) fn garbage(&self) -> Option<u64> {
+    pub(super) fn trailing_garbage_at(&self) -> Option<u64> {
         self.garbage
     }
 

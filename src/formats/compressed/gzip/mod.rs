@@ -16,7 +16,7 @@
 //! the last point. A block usually decodes to 50 to 400 KiB; most points are therefore less than 1
 //! MiB apart. The bytes from one point to the next are a chunk, the unit that archfs decodes
 //! (`decode`) and caches. A read finds the chunks that hold its bytes, and decodes each from its
-//! point. If one huge block makes a chunk larger than 64 MiB, the pass returns `Found::Giant`.
+//! point. If one huge block makes a chunk larger than 64 MiB, the pass returns `Output::ChunkTooLarge`.
 //! archfs then decodes the file into a temporary file instead.
 //!
 //! A checksum covers a whole member. The pass checks all of them. A chunk that starts inside a
@@ -40,7 +40,7 @@ use super::chunk_cache::ChunkCache;
 use super::cursor::Cursor;
 use super::format::{ChunkDecoder, ContainerFormat};
 use super::forward::Forward;
-use super::pass::{Found, Pass, Start};
+use super::pass::{Output, Pass, Start};
 use super::point::{CompressedWindow, Point, PointDecoder};
 use super::seek_index::Chunks;
 use crate::error::{Error, Kind, Result};
@@ -78,15 +78,15 @@ impl ContainerFormat for Gzip {
         Ok(Start::Pass(Box::new(GzipPass::new(name, Arc::clone(storage)))))
     }
 
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
-        Ok(Box::new(GzipPass::forward(name, storage)))
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+        Ok(Box::new(GzipPass::open_forward(name, storage)))
     }
 
     fn chunk_decoder(&self) -> ChunkDecoder {
         ChunkDecoder::Points(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "a deflate block of more than 64 MiB"
     }
 
@@ -114,7 +114,7 @@ impl GzipPass {
     }
 
     /// A pass that records no points, and therefore accepts blocks of any size.
-    fn forward(name: &str, storage: Arc<dyn Storage>) -> Self {
+    fn open_forward(name: &str, storage: Arc<dyn Storage>) -> Self {
         Self::with_points_max(name, storage, 0)
     }
 
@@ -165,7 +165,7 @@ impl GzipPass {
 impl Pass for GzipPass {
     /// Decodes until the buffer is full and returns its bytes. Records a point at each boundary on
     /// the way that is far enough from the last one.
-    fn next(&mut self) -> Result<Found> {
+    fn next(&mut self) -> Result<Output> {
         while self.damage.is_none() && !self.ended && !self.members.is_full() {
             match self.members.step() {
                 Ok(Event::Full) => {}
@@ -178,14 +178,14 @@ impl Pass for GzipPass {
             let last = self.points.last().map_or(0, |point| point.decoded);
             if self.points_max > 0 && self.members.decoded().saturating_sub(last) > GIANT_CHUNK_MAX
             {
-                return Ok(Found::Giant);
+                return Ok(Output::ChunkTooLarge);
             }
         }
         let piece = self.members.take();
         if !piece.is_empty() {
-            return Ok(Found::Piece(piece));
+            return Ok(Output::Piece(piece));
         }
-        self.damage.take().map_or(Ok(Found::End), |error| {
+        self.damage.take().map_or(Ok(Output::End), |error| {
             self.ended = true;
             Err(error)
         })
@@ -195,12 +195,12 @@ impl Pass for GzipPass {
         self.members.position()
     }
 
-    fn garbage(&self) -> Option<u64> {
-        self.members.garbage()
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.members.trailing_garbage_at()
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
-        self.members.verified_len(damage)
+    fn usable_len(&self, damage: Kind) -> u64 {
+        self.members.usable_len(damage)
     }
 
     /// The points before `len`, the decoded bytes that can be read. A point at `len` has no chunk.
@@ -213,8 +213,8 @@ impl Pass for GzipPass {
 impl Forward for GzipPass {
     fn next(&mut self) -> Result<Option<SharedBytes>> {
         match Pass::next(self)? {
-            Found::Piece(piece) => Ok(Some(piece)),
-            Found::Giant | Found::End => Ok(None),
+            Output::Piece(piece) => Ok(Some(piece)),
+            Output::ChunkTooLarge | Output::End => Ok(None),
         }
     }
 
@@ -222,12 +222,12 @@ impl Forward for GzipPass {
         Pass::position(self)
     }
 
-    fn garbage(&self) -> Option<u64> {
-        Pass::garbage(self)
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        Pass::trailing_garbage_at(self)
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
-        Pass::verified_len(self, damage)
+    fn usable_len(&self, damage: Kind) -> u64 {
+        Pass::usable_len(self, damage)
     }
 }
 
@@ -257,7 +257,7 @@ fn thin(points: &mut Vec<Point>, spacing: u64) {
 impl PointDecoder for Gzip {
     /// The window and the chunk in one buffer, the compressed and the decompressed window, the read
     /// buffer, and the decoder.
-    fn cost(&self, len: u64) -> u64 {
+    fn memory_needed(&self, len: u64) -> u64 {
         len.saturating_add(length(STRIDE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
     }
 

@@ -165,7 +165,7 @@ impl Frames {
     }
 
     /// Offset of other data after the last frame.
-    pub(super) fn garbage(&self) -> Option<u64> {
+    pub(super) fn trailing_garbage_at(&self) -> Option<u64> {
         self.garbage
     }
 
