@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use super::container::Container;
 use super::cursor::Cursor;
 use super::forward::Forward;
+use super::trailing_garbage;
 use crate::codecs::Streaming;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
@@ -54,7 +55,7 @@ pub(super) struct Streams<F> {
     start: Option<u64>,
     damage: Option<Error>,
     ended: bool,
-    garbage: Option<u64>,
+    trailing_garbage_at: Option<u64>,
     /// Stream padding so far, bytes.
     padding: u64,
     decoded: u64,
@@ -74,7 +75,7 @@ impl<F: StreamFormat> Streams<F> {
             start: None,
             damage: None,
             ended: false,
-            garbage: None,
+            trailing_garbage_at: None,
             padding: 0,
             decoded: 0,
             checked: 0,
@@ -123,10 +124,8 @@ impl<F: StreamFormat> Streams<F> {
             return Err(Error::corrupt(format!("not {} data", F::CONTAINER.name())));
         }
         if self.cursor.has_garbage()? {
-            self.garbage = Some(at);
-            let (name, container) = (&self.name, F::CONTAINER.name());
-            let at = crate::log::detail(format_args!(" at {at:#x}"));
-            log::warn!("{name}: bytes after the {container} data{at} are ignored");
+            self.trailing_garbage_at = Some(at);
+            trailing_garbage::warn(&self.name, F::CONTAINER, at);
         }
         Ok(())
     }
@@ -141,7 +140,7 @@ impl<F: StreamFormat> Streams<F> {
         let most = F::PADDING_MAX;
         if self.padding > most {
             self.ended = true;
-            self.garbage = Some(at);
+            self.trailing_garbage_at = Some(at);
             let name = &self.name;
             let at = crate::log::detail(format_args!(" before {at:#x}"));
             log::warn!("{name}: more than {most} zeros{at}: not read further");
@@ -178,7 +177,7 @@ impl<F: StreamFormat> Forward for Streams<F> {
     }
 
     fn trailing_garbage_at(&self) -> Option<u64> {
-        self.garbage
+        self.trailing_garbage_at
     }
 
     fn usable_len(&self, damage: Kind) -> u64 {
