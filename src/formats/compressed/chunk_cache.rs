@@ -191,8 +191,8 @@ impl ChunkCache {
         self.room.now(bytes)
     }
 
-    /// The chunk `key`, from the cache or from `decode`, which takes `memory_needed` bytes. The call
-    /// waits until there is room for them.
+    /// The chunk `key`, from the cache or from `decode`, which takes `memory_needed` bytes. Waits
+    /// until there is room for them.
     ///
     /// # Errors
     /// The error of `decode`. `Busy` if the chunk is decoded ahead and there is no room now.
