@@ -30,8 +30,8 @@ const INPUT_MAX: u64 = 4 << 20;
 pub(super) trait StreamFormat {
     const CONTAINER: Container;
 
-    /// Most bytes of zeros between the streams of a file. Zero if there is no such padding.
-    const PADDING_MAX: u64;
+    /// Most bytes of zeros between the streams of a file. None if there is no such padding.
+    const PADDING_MAX: Option<u64>;
 
     /// Whether each stream needs a new decoder.
     const DECODER_PER_STREAM: bool;
@@ -109,7 +109,10 @@ impl<F: StreamFormat> Streams<F> {
     /// Starts the next stream, or ends.
     fn begin(&mut self) -> Result<()> {
         let at = self.cursor.position();
-        if F::PADDING_MAX > 0 && at > 0 && self.skip_padding()? {
+        if at > 0
+            && let Some(most) = F::PADDING_MAX
+            && self.skip_padding(most)?
+        {
             return Ok(());
         }
         if F::is_stream(&mut self.cursor)? {
@@ -130,14 +133,14 @@ impl<F: StreamFormat> Streams<F> {
         Ok(())
     }
 
-    /// Skips the stream padding that is buffered. Returns whether there was any.
-    fn skip_padding(&mut self) -> Result<bool> {
+    /// Skips the stream padding that is buffered. Returns whether there was any. Ends the file after
+    /// more than `most` bytes.
+    fn skip_padding(&mut self, most: u64) -> Result<bool> {
         let words = self.cursor.fill_buf(4)?.chunks_exact(4);
         let zeros = words.take_while(|word| *word == [0; 4]).count();
         let (at, passed) = (self.cursor.position(), length(zeros).saturating_mul(4));
         self.cursor.skip(passed)?;
         self.padding = self.padding.saturating_add(passed);
-        let most = F::PADDING_MAX;
         if self.padding > most {
             self.ended = true;
             self.trailing_garbage_at = Some(at);

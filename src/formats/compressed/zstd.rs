@@ -91,7 +91,7 @@ impl ExtentDecoder for Zstd {
 
 impl StreamFormat for Zstd {
     const CONTAINER: Container = Container::Zstd;
-    const PADDING_MAX: u64 = 0;
+    const PADDING_MAX: Option<u64> = None;
     const DECODER_PER_STREAM: bool = false;
 
     fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {

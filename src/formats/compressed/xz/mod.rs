@@ -102,7 +102,7 @@ impl ExtentDecoder for Xz {
 
 impl StreamFormat for Xz {
     const CONTAINER: Container = Container::Xz;
-    const PADDING_MAX: u64 = XZ_PADDING_MAX;
+    const PADDING_MAX: Option<u64> = Some(XZ_PADDING_MAX);
     const DECODER_PER_STREAM: bool = true;
 
     fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {
