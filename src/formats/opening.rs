@@ -18,7 +18,7 @@ use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
-use crate::storage::{FileStorage, Metered, Storage, Window};
+use crate::storage::{FileRange, FileStorage, Metered, Storage};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::units::format_duration;
 use crate::vfs::{Finding, Layer, Location, Tree, View};
@@ -140,10 +140,11 @@ impl Opening<'_> {
         let whole = Arc::<FileStorage>::clone(file);
         let mut storage: Arc<dyn Storage> = Arc::new(Metered::new(whole, Arc::clone(stats)));
         if offset != 0 {
-            let window = Window::new(storage, offset).map_err(|error| error.within(&name))?;
-            storage = Arc::new(window);
+            let file_range =
+                FileRange::new(storage, offset).map_err(|error| error.within(&name))?;
+            storage = Arc::new(file_range);
         }
-        // A window of a file has no modification time and no name to store an index under.
+        // A range of a file has no modification time and no name to store an index under.
         let path = self.options.index.as_deref();
         let use_index = offset == 0 && policy != IndexPolicy::Ignore;
         let saved = use_index.then_some(SavedIndex { file, path, policy });
@@ -192,10 +193,10 @@ impl Opening<'_> {
         let opening = self.with_share(tar.nested_images().len());
         let mut parts = Vec::new();
         for nested_image in tar.nested_images() {
-            let window = Window::new(Arc::clone(tar.storage()), nested_image.offset)?
+            let file_range = FileRange::new(Arc::clone(tar.storage()), nested_image.offset)?
                 .cut(nested_image.len)?;
             // The directory exists in the tar. It stays empty if the image cannot be opened.
-            opening.open_inner(name, &nested_image.path, Arc::new(window), depth, &mut parts);
+            opening.open_inner(name, &nested_image.path, Arc::new(file_range), depth, &mut parts);
         }
         let tar = Arc::new(tar);
         let tree: Arc<dyn Tree> = Arc::<Tar>::clone(&tar);

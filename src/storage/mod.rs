@@ -1,4 +1,4 @@
-//! Where the bytes of an archive come from: files, copies, memory, and windows into them.
+//! Where the bytes of an archive come from: files, copies, memory, and ranges of them.
 //!
 //! Invariant: a read fills the whole buffer or fails, and may run from any number of threads at
 //! once.
@@ -13,13 +13,13 @@ mod changes;
 #[cfg(test)]
 mod faulty;
 mod file;
+mod file_range;
 mod identity;
 mod in_memory;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
 mod pool;
-mod window;
 
 pub use archive_cache::ArchiveCache;
 pub use archives::{copied_len, copy, open_files, read_all, serve};
@@ -27,12 +27,12 @@ pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
 pub use file::FileStorage;
+pub use file_range::FileRange;
 pub use identity::{Identity, Origin};
 pub use in_memory::InMemory;
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use window::Window;
 
 /// Bytes that can be read at any offset.
 pub trait Storage: Send + Sync {

@@ -143,22 +143,24 @@ impl ChunkCache {
         self.buffers.release();
     }
 
-    /// Checks that the job has memory for the `cost` bytes that decoding a chunk takes, if that is
-    /// more than the cache.
+    /// Checks that the job has `memory_needed` bytes for decoding a chunk, if that is more than the
+    /// cache.
     ///
     /// # Errors
     /// `Io` if it does not.
-    pub(super) fn check(&self, cost: u64) -> Result<()> {
-        if cost <= self.initial_capacity {
+    pub(super) fn check(&self, memory_needed: u64) -> Result<()> {
+        if memory_needed <= self.initial_capacity {
             return Ok(());
         }
-        let Some(left) = memory::headroom().filter(|left| cost > largest_within(left.bytes)) else {
+        let Some(left) =
+            memory::headroom().filter(|left| memory_needed > largest_within(left.bytes))
+        else {
             return Ok(());
         };
         let context = format!(
             "a part of it must be decompressed at once, which takes {} of memory, but {} {}, of which the \
              cache may take {}",
-            Size(cost),
+            Size(memory_needed),
             left.bound.leaves(),
             Size(left.bytes),
             Size(largest_within(left.bytes))
@@ -189,15 +191,15 @@ impl ChunkCache {
         self.room.now(bytes)
     }
 
-    /// The chunk `key`, from the cache or from `decode`. `cost` is the memory that decoding takes;
-    /// the call waits until there is room for it.
+    /// The chunk `key`, from the cache or from `decode`, which takes `memory_needed` bytes. Waits
+    /// until there is room for them.
     ///
     /// # Errors
     /// The error of `decode`. `Busy` if the chunk is decoded ahead and there is no room now.
     pub(super) fn get_or_decode(
         &self,
         key: (u32, u32),
-        cost: impl Fn() -> u64,
+        memory_needed: impl Fn() -> u64,
         demand: Demand,
         decode: impl Fn() -> Result<Vec<u8>>,
     ) -> Result<Arc<Chunk>> {
@@ -205,8 +207,8 @@ impl ChunkCache {
         let chunk = self.cache.get_or_load(key, || {
             is_new = true;
             let mut permit = match demand {
-                Demand::Now => self.wait(cost()),
-                Demand::Ahead => self.room.ahead(cost())?,
+                Demand::Now => self.wait(memory_needed()),
+                Demand::Ahead => self.room.ahead(memory_needed())?,
             };
             let bytes = decode()?;
             permit.shrink(length(bytes.capacity()));

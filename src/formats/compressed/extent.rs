@@ -66,12 +66,12 @@ pub(super) trait ExtentDecoder: Sync {
 
     /// The most memory that decoding `extent` takes, bytes: input, output, and decoder. May read
     /// the header of the extent.
-    fn cost(&self, _storage: &dyn Storage, extent: &Extent, size: Size) -> u64 {
-        self.max_cost(extent, size)
+    fn memory_needed(&self, _storage: &dyn Storage, extent: &Extent, size: Size) -> u64 {
+        self.max_memory_needed(extent, size)
     }
 
     /// The same for any header.
-    fn max_cost(&self, extent: &Extent, size: Size) -> u64 {
+    fn max_memory_needed(&self, extent: &Extent, size: Size) -> u64 {
         size.max().saturating_add(extent.encoded_len())
     }
 

@@ -15,7 +15,7 @@
 use super::chunk_cache::ChunkCache;
 use super::container::Container;
 use super::format::ContainerFormat;
-use super::pass::{Found, Pass, Start};
+use super::pass::{Output, Pass, Start};
 use super::registry;
 use super::seek_index::{Chunks, SeekIndex};
 use super::spool::Spool;
@@ -73,25 +73,26 @@ impl FirstPass {
     /// before that; `Unsupported` or `Io` if it cannot be decoded here.
     pub(crate) fn next_piece(&mut self) -> Result<Option<SharedBytes>> {
         while !self.ended {
-            let found = match &mut self.source {
+            let output = match &mut self.source {
                 Source::Container(pass) => pass.next(),
-                Source::Spool(spool) => {
-                    spool.piece(self.delivered).map(|piece| piece.map_or(Found::End, Found::Piece))
-                }
+                Source::Spool(spool) => spool
+                    .piece(self.delivered)
+                    .map(|piece| piece.map_or(Output::End, Output::Piece)),
             };
-            match found {
-                Ok(Found::Piece(piece)) => {
+            match output {
+                Ok(Output::Piece(piece)) => {
                     self.delivered = self.delivered.saturating_add(length(piece.len()));
                     return Ok(Some(piece));
                 }
-                Ok(Found::Giant) => {
+                Ok(Output::ChunkTooLarge) => {
                     let (name, storage, format) = (&self.name, &self.storage, self.format);
-                    self.source = spooled(name, storage, format, &self.cache, format.giant())?;
+                    self.source =
+                        spooled(name, storage, format, &self.cache, format.too_large_reason())?;
                 }
-                Ok(Found::End) => self.ended = true,
+                Ok(Output::End) => self.ended = true,
                 Err(error) => {
                     self.ended = true;
-                    self.delivered = self.delivered.min(self.source.verified_len(error.kind()));
+                    self.delivered = self.delivered.min(self.source.usable_len(error.kind()));
                     return Err(error);
                 }
             }
@@ -100,10 +101,10 @@ impl FirstPass {
     }
 
     /// Offset in the file of other data after the end of the container.
-    pub(crate) fn garbage(&self) -> Option<u64> {
+    pub(crate) fn trailing_garbage_at(&self) -> Option<u64> {
         match &self.source {
-            Source::Container(pass) => pass.garbage(),
-            Source::Spool(spool) => spool.garbage(),
+            Source::Container(pass) => pass.trailing_garbage_at(),
+            Source::Spool(spool) => spool.trailing_garbage_at(),
         }
     }
 
@@ -127,11 +128,11 @@ impl FirstPass {
 }
 
 impl Source {
-    /// Decoded bytes that count as correct after damage of the kind `damage`.
-    fn verified_len(&self, damage: Kind) -> u64 {
+    /// Decoded bytes that readers may get after damage of the kind `damage`.
+    fn usable_len(&self, damage: Kind) -> u64 {
         match self {
-            Self::Container(pass) => pass.verified_len(damage),
-            Self::Spool(spool) => spool.verified_len(),
+            Self::Container(pass) => pass.usable_len(damage),
+            Self::Spool(spool) => spool.usable_len(),
         }
     }
 }

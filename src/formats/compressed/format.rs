@@ -23,12 +23,12 @@ pub(super) trait ContainerFormat: Sync {
     ) -> Result<Start>;
 
     /// Decodes `storage` from its start, whatever the size of its chunks; `name` is for messages.
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>>;
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>>;
 
     fn chunk_decoder(&self) -> ChunkDecoder;
 
-    /// The part that can be too large to be decoded as a chunk.
-    fn giant(&self) -> &'static str;
+    /// Why a chunk is too large to be decoded at once; completes "it has ...".
+    fn too_large_reason(&self) -> &'static str;
 
     /// What the owner of a spooled file can do to avoid spooling.
     fn advice(&self) -> &'static str;

@@ -14,8 +14,8 @@ pub(super) trait Forward: Send {
     fn position(&self) -> u64;
 
     /// Offset in the file of other data after the end of the container.
-    fn garbage(&self) -> Option<u64>;
+    fn trailing_garbage_at(&self) -> Option<u64>;
 
-    /// Decoded bytes that count as correct after damage of the kind `damage`.
-    fn verified_len(&self, damage: Kind) -> u64;
+    /// Decoded bytes that readers may get after damage of the kind `damage`.
+    fn usable_len(&self, damage: Kind) -> u64;
 }

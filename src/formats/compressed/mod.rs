@@ -32,6 +32,7 @@ mod spool_limit;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod trailing_garbage;
 mod walk;
 mod xz;
 mod zstd;

@@ -5,10 +5,10 @@ use crate::error::{Kind, Result};
 use crate::vfs::SharedBytes;
 
 /// One step of a pass.
-pub(super) enum Found {
+pub(super) enum Output {
     Piece(SharedBytes),
     /// A chunk that is too large to be decoded at once.
-    Giant,
+    ChunkTooLarge,
     End,
 }
 
@@ -16,16 +16,16 @@ pub(super) enum Found {
 ///
 /// Invariant: `next` returns each decoded byte once and in order, and those before an error first.
 pub(super) trait Pass {
-    fn next(&mut self) -> Result<Found>;
+    fn next(&mut self) -> Result<Output>;
 
     /// Compressed bytes consumed so far.
     fn position(&self) -> u64;
 
     /// Offset in the file of other data after the end of the container.
-    fn garbage(&self) -> Option<u64>;
+    fn trailing_garbage_at(&self) -> Option<u64>;
 
-    /// Decoded bytes that count as correct after damage of the kind `damage`.
-    fn verified_len(&self, damage: Kind) -> u64;
+    /// Decoded bytes that readers may get after damage of the kind `damage`.
+    fn usable_len(&self, damage: Kind) -> u64;
 
     /// The chunks of the first `len` decoded bytes.
     fn into_chunks(self: Box<Self>, len: u64) -> Chunks;

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 
 use super::chunk_cache::ChunkCache;
 use super::extent::{Extent, ExtentDecoder, Size, decode};
-use super::pass::{Found, Pass};
+use super::pass::{Output, Pass};
 use super::seek_index::Chunks;
 use super::walk::{Next, Task, Verdict, Walk};
 use crate::cache::Permit;
@@ -45,7 +45,7 @@ pub(super) struct Pipeline {
     /// An extent that was found but has no permit yet.
     next_task: Option<Task>,
     /// How the walk ended. Returned once everything in flight is delivered.
-    stop: Option<Result<Found>>,
+    stop: Option<Result<Output>>,
     /// A decoded chunk that is being delivered, and how many of its bytes were.
     pending: (Vec<u8>, usize),
     /// For the memory of that chunk.
@@ -90,18 +90,18 @@ impl Pipeline {
     }
 
     /// The next part of the chunk that is being delivered.
-    fn take_piece(&mut self) -> Option<Found> {
+    fn take_piece(&mut self) -> Option<Output> {
         let (bytes, taken) = &mut self.pending;
         let rest = bytes.get(*taken..).filter(|rest| !rest.is_empty())?;
         let piece = rest.get(..PIECE_MAX).unwrap_or(rest);
-        let found = Found::Piece(piece.into());
+        let output = Output::Piece(piece.into());
         *taken = taken.saturating_add(piece.len());
         if *taken >= bytes.len() {
             let (delivered, _) = std::mem::take(&mut self.pending);
             self.cache.buffers().recycle(delivered);
             self.permit = None;
         }
-        Some(found)
+        Some(output)
     }
 
     /// Finds extents and sends them to the threads, up to the limit.
@@ -115,7 +115,7 @@ impl Pipeline {
             match next {
                 Ok(Next::Task(task)) => {
                     let storage = &*self.storage;
-                    let bytes = self.decoder.cost(storage, &task.extent, task.size);
+                    let bytes = self.decoder.memory_needed(storage, &task.extent, task.size);
                     let permit = match self.in_flight.is_empty() {
                         true => {
                             self.cache.check(bytes)?;
@@ -132,8 +132,8 @@ impl Pipeline {
                     self.sent = self.sent.wrapping_add(1);
                     self.in_flight.push_back((task, permit));
                 }
-                Ok(Next::Giant) => self.stop = Some(Ok(Found::Giant)),
-                Ok(Next::End) => self.stop = Some(Ok(Found::End)),
+                Ok(Next::ChunkTooLarge) => self.stop = Some(Ok(Output::ChunkTooLarge)),
+                Ok(Next::End) => self.stop = Some(Ok(Output::End)),
                 Err(error) => self.stop = Some(Err(error)),
             }
         }
@@ -176,7 +176,7 @@ impl Pipeline {
             Ok(Verdict::Unchecked) => {}
             Ok(Verdict::End) => {
                 self.checked = decoded_end;
-                self.end(Ok(Found::End));
+                self.end(Ok(Output::End));
             }
             // The bytes are delivered before the error.
             Err(error) => self.end(Err(error)),
@@ -207,7 +207,7 @@ impl Pipeline {
     }
 
     /// Discards everything in flight.
-    fn end(&mut self, how: Result<Found>) {
+    fn end(&mut self, how: Result<Output>) {
         self.in_flight.clear();
         self.next_task = None;
         self.stop = Some(how);
@@ -215,15 +215,15 @@ impl Pipeline {
 }
 
 impl Pass for Pipeline {
-    fn next(&mut self) -> Result<Found> {
+    fn next(&mut self) -> Result<Output> {
         loop {
             if let Some(piece) = self.take_piece() {
                 return Ok(piece);
             }
             self.look_ahead()?;
             let Some((task, permit, decoded)) = self.receive() else {
-                let stop = self.stop.replace(Ok(Found::End));
-                return stop.unwrap_or(Ok(Found::End));
+                let stop = self.stop.replace(Ok(Output::End));
+                return stop.unwrap_or(Ok(Output::End));
             };
             let outcome = match decoded {
                 Ok(bytes) => {
@@ -248,11 +248,11 @@ impl Pass for Pipeline {
         self.position
     }
 
-    fn garbage(&self) -> Option<u64> {
-        self.walk.garbage()
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.walk.trailing_garbage_at()
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
+    fn usable_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 

@@ -14,12 +14,12 @@ pub(super) struct Point {
     /// Bit offset in the compressed file, of a block or of the header of a member.
     pub(super) bit: u64,
     /// The decoded bytes before this point; `None` at the start of a member.
-    pub(super) window: Option<Window>,
+    pub(super) window: Option<CompressedWindow>,
 }
 
 /// Up to 32 KiB of decoded bytes, compressed by zstd. They are most of the size of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Window {
+pub(super) struct CompressedWindow {
     pub(super) len: u16,
     pub(super) compressed: Box<[u8]>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Window {
 /// Decodes the chunks of a container that start with points.
 pub(super) trait PointDecoder: Sync {
     /// The most memory that decoding a chunk of `len` bytes takes, bytes.
-    fn cost(&self, len: u64) -> u64;
+    fn memory_needed(&self, len: u64) -> u64;
 
     /// Decodes the `len` bytes from `point` on. `end` is the bit of the next point, if there is
     /// one.
@@ -41,7 +41,7 @@ pub(super) trait PointDecoder: Sync {
     ) -> Result<Vec<u8>>;
 }
 
-impl Window {
+impl CompressedWindow {
     pub(super) fn compress(bytes: &[u8]) -> Result<Option<Self>> {
         match u16::try_from(bytes.len()) {
             Ok(len) if len > 0 => Ok(Some(Self { len, compressed: zstd_compress(bytes)?.into() })),

@@ -6,7 +6,7 @@
 
 use super::container::{ChunkStart, Container};
 use super::extent::Extent;
-use super::point::{Point, Window};
+use super::point::{CompressedWindow, Point};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX, GZIP_WINDOW};
@@ -119,7 +119,7 @@ impl Point {
             0 => None,
             len if usize::from(len) <= GZIP_WINDOW => {
                 let compressed_len = reader.u32().map(index)?;
-                Some(Window { len, compressed: reader.bytes(compressed_len)?.into() })
+                Some(CompressedWindow { len, compressed: reader.bytes(compressed_len)?.into() })
             }
             len => return Err(wrong(format!("a window of {len} bytes"))),
         };

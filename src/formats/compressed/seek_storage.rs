@@ -77,7 +77,7 @@ impl Compressed {
         if u32::try_from(source.count()).is_err() {
             return Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks")));
         }
-        cache.check(source.largest_cost(len))?;
+        cache.check(source.most_memory_needed(len))?;
         let name = name.to_owned();
         Ok(Arc::new_cyclic(|weak_self| {
             let weak_self = Weak::clone(weak_self);
@@ -146,8 +146,8 @@ impl Compressed {
         let missing = || Error::corrupt(format!("there is no chunk {number}"));
         match &self.source {
             Source::Points(points, decoder) => {
-                let cost = || decoder.cost(len);
-                self.cache.get_or_decode(key, cost, demand, || {
+                let memory_needed = || decoder.memory_needed(len);
+                self.cache.get_or_decode(key, memory_needed, demand, || {
                     let point = points.get(number).ok_or_else(missing)?;
                     let next = points.get(number.saturating_add(1)).map(|next| next.bit);
                     decoder.decode(&self.storage, point, next, len, self.cache.buffers())
@@ -157,8 +157,8 @@ impl Compressed {
                 let extent = extents.get(number).ok_or_else(missing)?;
                 let size = Size::Exactly(len);
                 let (decoder, storage) = (*decoder, &*self.storage);
-                let cost = || decoder.cost(storage, extent, size);
-                self.cache.get_or_decode(key, cost, demand, || {
+                let memory_needed = || decoder.memory_needed(storage, extent, size);
+                self.cache.get_or_decode(key, memory_needed, demand, || {
                     extent::decode(decoder, storage, extent, size, self.cache.buffers())
                 })
             }
@@ -226,21 +226,21 @@ impl Source {
 
     /// The most memory that decoding a chunk takes, bytes. `len` is the length of all decoded
     /// bytes.
-    fn largest_cost(&self, len: u64) -> u64 {
+    fn most_memory_needed(&self, len: u64) -> u64 {
         match self {
             Self::Points(points, decoder) => {
                 let starts = points.iter().map(|point| point.decoded);
                 let ends = starts.clone().skip(1).chain([len]);
-                let costs = starts.zip(ends).map(|(start, end)| end.saturating_sub(start));
-                costs.map(|len| decoder.cost(len)).max().unwrap_or(0)
+                let lens = starts.zip(ends).map(|(start, end)| end.saturating_sub(start));
+                lens.map(|len| decoder.memory_needed(len)).max().unwrap_or(0)
             }
             Self::Extents(extents, decoder) => {
                 let ends = extents.iter().skip(1).map(|next| next.decoded).chain([len]);
-                let costs = extents.iter().zip(ends).map(|(extent, end)| {
+                let sizes = extents.iter().zip(ends).map(|(extent, end)| {
                     let size = Size::Exactly(end.saturating_sub(extent.decoded));
-                    decoder.max_cost(extent, size)
+                    decoder.max_memory_needed(extent, size)
                 });
-                costs.max().unwrap_or(0)
+                sizes.max().unwrap_or(0)
             }
             Self::Spool(_) => 0,
         }

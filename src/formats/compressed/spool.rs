@@ -42,7 +42,7 @@ struct Shared {
     changed: Condvar,
     stopped: AtomicBool,
     position: AtomicU64,
-    verified_len: AtomicU64,
+    usable_len: AtomicU64,
     garbage: OnceLock<u64>,
 }
 
@@ -107,7 +107,7 @@ impl Spool {
         format: &'static dyn ContainerFormat,
         target: TemporaryFile<'_>,
     ) -> Result<Self> {
-        let forward = format.forward(name, Arc::clone(&storage))?;
+        let forward = format.open_forward(name, Arc::clone(&storage))?;
         let TemporaryFile { file, directory, limit } = target;
         let (directory, exceeds) = (directory.to_owned(), Arc::clone(&limit));
         let limit_error = move || exceeded(&exceeds, &directory, format.advice());
@@ -119,12 +119,12 @@ impl Spool {
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
             position: AtomicU64::new(0),
-            verified_len: AtomicU64::new(0),
+            usable_len: AtomicU64::new(0),
             garbage: OnceLock::new(),
         });
         let filled = Arc::clone(&shared);
         let name = name.to_owned();
-        let reopen = move || format.forward(&name, Arc::clone(&storage));
+        let reopen = move || format.open_forward(&name, Arc::clone(&storage));
         let work = move || filled.fill(forward, reopen, limit_error);
         let thread = thread::Builder::new().name("archfs-spool".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("cannot start a decoding thread", error))?;
@@ -137,13 +137,13 @@ impl Spool {
     }
 
     /// Offset in the file of other data after the end of the container.
-    pub(super) fn garbage(&self) -> Option<u64> {
+    pub(super) fn trailing_garbage_at(&self) -> Option<u64> {
         self.shared.garbage.get().copied()
     }
 
-    /// Decoded bytes that count as correct, after an error.
-    pub(super) fn verified_len(&self) -> u64 {
-        self.shared.verified_len.load(Ordering::Relaxed)
+    /// Decoded bytes that readers may get after an error.
+    pub(super) fn usable_len(&self) -> u64 {
+        self.shared.usable_len.load(Ordering::Relaxed)
     }
 
     /// Waits for bytes at `offset` and returns some of them; `None` at the end.
@@ -224,14 +224,14 @@ impl Shared {
             let piece = match forward.next() {
                 Ok(Some(piece)) => piece,
                 Ok(None) => {
-                    if let Some(offset) = forward.garbage() {
+                    if let Some(offset) = forward.trailing_garbage_at() {
                         // Only this thread sets it.
                         let _ = self.garbage.set(offset);
                     }
                     break;
                 }
                 Err(error) => {
-                    self.verified_len.store(forward.verified_len(error.kind()), Ordering::Relaxed);
+                    self.usable_len.store(forward.usable_len(error.kind()), Ordering::Relaxed);
                     let failure = Failure::of(&error);
                     return Err(match error.kind() {
                         Kind::Io => Fault::Transient(failure),

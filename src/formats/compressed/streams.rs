@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use super::container::Container;
 use super::cursor::Cursor;
 use super::forward::Forward;
+use super::trailing_garbage;
 use crate::codecs::Streaming;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
@@ -29,8 +30,8 @@ const INPUT_MAX: u64 = 4 << 20;
 pub(super) trait StreamFormat {
     const CONTAINER: Container;
 
-    /// Most bytes of zeros between the streams of a file. Zero if there is no such padding.
-    const PADDING_MAX: u64;
+    /// Most bytes of zeros between the streams of a file. None if there is no such padding.
+    const PADDING_MAX: Option<u64>;
 
     /// Whether each stream needs a new decoder.
     const DECODER_PER_STREAM: bool;
@@ -54,7 +55,7 @@ pub(super) struct Streams<F> {
     start: Option<u64>,
     damage: Option<Error>,
     ended: bool,
-    garbage: Option<u64>,
+    trailing_garbage_at: Option<u64>,
     /// Stream padding so far, bytes.
     padding: u64,
     decoded: u64,
@@ -74,7 +75,7 @@ impl<F: StreamFormat> Streams<F> {
             start: None,
             damage: None,
             ended: false,
-            garbage: None,
+            trailing_garbage_at: None,
             padding: 0,
             decoded: 0,
             checked: 0,
@@ -108,7 +109,10 @@ impl<F: StreamFormat> Streams<F> {
     /// Starts the next stream, or ends.
     fn begin(&mut self) -> Result<()> {
         let at = self.cursor.position();
-        if F::PADDING_MAX > 0 && at > 0 && self.skip_padding()? {
+        if at > 0
+            && let Some(most) = F::PADDING_MAX
+            && self.skip_padding(most)?
+        {
             return Ok(());
         }
         if F::is_stream(&mut self.cursor)? {
@@ -123,25 +127,23 @@ impl<F: StreamFormat> Streams<F> {
             return Err(Error::corrupt(format!("not {} data", F::CONTAINER.name())));
         }
         if self.cursor.has_garbage()? {
-            self.garbage = Some(at);
-            let (name, container) = (&self.name, F::CONTAINER.name());
-            let at = crate::log::detail(format_args!(" at {at:#x}"));
-            log::warn!("{name}: bytes after the {container} data{at} are ignored");
+            self.trailing_garbage_at = Some(at);
+            trailing_garbage::warn(&self.name, F::CONTAINER, at);
         }
         Ok(())
     }
 
-    /// Skips the stream padding that is buffered. Returns whether there was any.
-    fn skip_padding(&mut self) -> Result<bool> {
+    /// Skips the stream padding that is buffered. Returns whether there was any. Ends the file after
+    /// more than `most` bytes.
+    fn skip_padding(&mut self, most: u64) -> Result<bool> {
         let words = self.cursor.fill_buf(4)?.chunks_exact(4);
         let zeros = words.take_while(|word| *word == [0; 4]).count();
         let (at, passed) = (self.cursor.position(), length(zeros).saturating_mul(4));
         self.cursor.skip(passed)?;
         self.padding = self.padding.saturating_add(passed);
-        let most = F::PADDING_MAX;
         if self.padding > most {
             self.ended = true;
-            self.garbage = Some(at);
+            self.trailing_garbage_at = Some(at);
             let name = &self.name;
             let at = crate::log::detail(format_args!(" before {at:#x}"));
             log::warn!("{name}: more than {most} zeros{at}: not read further");
@@ -177,11 +179,11 @@ impl<F: StreamFormat> Forward for Streams<F> {
         self.cursor.position()
     }
 
-    fn garbage(&self) -> Option<u64> {
-        self.garbage
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.trailing_garbage_at
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
+    fn usable_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 }

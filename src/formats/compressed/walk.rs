@@ -35,7 +35,7 @@ pub(super) struct FrameEnd {
 pub(super) enum Next {
     Task(Task),
     /// An extent too large to be decoded at once.
-    Giant,
+    ChunkTooLarge,
     End,
 }
 
@@ -60,7 +60,7 @@ pub(super) trait Walk {
     }
 
     /// Offset in the file of other data after the end of the container.
-    fn garbage(&self) -> Option<u64> {
+    fn trailing_garbage_at(&self) -> Option<u64> {
         None
     }
 

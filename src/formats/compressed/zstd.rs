@@ -16,6 +16,7 @@ use super::pass::Start;
 use super::pipeline::Pipeline;
 use super::skippable::is_skippable;
 use super::streams::{StreamFormat, Streams};
+use super::trailing_garbage;
 use super::walk::{Next, Note, Task, Walk};
 use crate::codecs::{Codec, Streaming, zstd_stream};
 use crate::error::{Error, Kind, Result};
@@ -53,7 +54,7 @@ impl ContainerFormat for Zstd {
         Ok(Start::Pass(Box::new(pipeline)))
     }
 
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
         Ok(Box::new(Streams::<Self>::new(name, storage)?))
     }
 
@@ -61,7 +62,7 @@ impl ContainerFormat for Zstd {
         ChunkDecoder::Extents(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "a zstd frame of more than 64 MiB"
     }
 
@@ -90,7 +91,7 @@ impl ExtentDecoder for Zstd {
 
 impl StreamFormat for Zstd {
     const CONTAINER: Container = Container::Zstd;
-    const PADDING_MAX: u64 = 0;
+    const PADDING_MAX: Option<u64> = None;
     const DECODER_PER_STREAM: bool = false;
 
     fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {
@@ -120,14 +121,20 @@ pub(super) struct Frames {
     /// error.
     lookahead: Option<Result<Option<Run>>>,
     /// Offset of other data after the last frame.
-    garbage: Option<u64>,
+    trailing_garbage_at: Option<u64>,
 }
 
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
         let table = seek_table(&*storage)?.map(Vec::into_iter);
         let cursor = Cursor::new(storage, 0, STRIDE);
-        Ok(Self { name: name.to_owned(), cursor, table, lookahead: None, garbage: None })
+        Ok(Self {
+            name: name.to_owned(),
+            cursor,
+            table,
+            lookahead: None,
+            trailing_garbage_at: None,
+        })
     }
 
     /// The next frame.
@@ -159,9 +166,8 @@ impl Frames {
                 _ if start == 0 => return Err(Error::corrupt("not a zstd frame")),
                 _ => {
                     if self.cursor.has_garbage()? {
-                        self.garbage = Some(start);
-                        let at = crate::log::detail(format_args!(" at {start:#x}"));
-                        log::warn!("{}: bytes after the zstd data{at} are ignored", self.name);
+                        self.trailing_garbage_at = Some(start);
+                        trailing_garbage::warn(&self.name, Container::Zstd, start);
                     }
                     return Ok(None);
                 }
@@ -239,8 +245,8 @@ impl Frames {
 }
 
 impl Walk for Frames {
-    fn garbage(&self) -> Option<u64> {
-        self.garbage
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.trailing_garbage_at
     }
 
     fn next(&mut self) -> Result<Next> {
@@ -264,7 +270,7 @@ impl Walk for Frames {
                 }
             }
         }
-        Ok(Next::Giant)
+        Ok(Next::ChunkTooLarge)
     }
 
     fn merge(&self, _before: u32, _after: u32) -> Option<u32> {

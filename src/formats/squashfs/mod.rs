@@ -12,7 +12,7 @@
 use crate::cache::{BlockPools, Budget, Part, Readahead, Resize, Room, Workers};
 use crate::error::{Error, Result};
 use crate::stats::Stats;
-use crate::storage::{Storage, Window};
+use crate::storage::{FileRange, Storage};
 use crate::sync::{Arc, Weak};
 use crate::vfs::FileKind;
 
@@ -148,7 +148,7 @@ impl SquashFs {
         let end = superblock.bytes_used;
         // Padding or unrelated data may follow the image.
         let whole = storage;
-        let storage: Arc<dyn Storage> = Arc::new(Window::new(Arc::clone(&whole), 0)?.cut(end)?);
+        let storage: Arc<dyn Storage> = Arc::new(FileRange::new(Arc::clone(&whole), 0)?.cut(end)?);
         let root = InodeRef::parse(superblock.root).ok_or_else(|| {
             Error::corrupt(format!("superblock: root inode at {:#x}", superblock.root))
         })?;

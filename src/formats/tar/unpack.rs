@@ -92,7 +92,7 @@ impl<'p> Unpacking<'p> {
     /// The errors of `FirstPass`, except damage.
     pub(super) fn finish(mut self) -> Result<Unpacked> {
         while self.advance()? {}
-        let garbage = self.first_pass.garbage();
+        let garbage = self.first_pass.trailing_garbage_at();
         let (seek_index, spool) = self.first_pass.finish();
         let in_doubt = self.end.is_some_and(|end| seek_index.len() < end);
         let damage = self.damage.map(|error| Damage { error, in_doubt });

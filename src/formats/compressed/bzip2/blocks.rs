@@ -1,7 +1,9 @@
 //! Finds the blocks of a bzip2 file by their magic numbers.
 
+use super::super::container::Container;
 use super::super::cursor::Cursor;
 use super::super::extent::{Extent, Size};
+use super::super::trailing_garbage;
 use super::super::walk::{Next, Note, Task, Verdict, Walk};
 use super::magic::{self, Boundary, END_BITS, MAGIC_BITS, boundary};
 use crate::error::{Error, Result};
@@ -26,7 +28,7 @@ pub(in super::super) struct Blocks {
     /// Combined checksum of the blocks of this stream so far.
     combined: u32,
     /// Offset of other data after the last stream.
-    garbage: Option<u64>,
+    trailing_garbage_at: Option<u64>,
 }
 
 impl Blocks {
@@ -47,7 +49,7 @@ impl Blocks {
             start: Some((32, Boundary::Block)),
             last: Boundary::Block,
             combined: 0,
-            garbage: None,
+            trailing_garbage_at: None,
         }
     }
 
@@ -107,17 +109,16 @@ impl Blocks {
             return Ok(Verdict::Checked);
         }
         if rest.has_garbage()? {
-            self.garbage = Some(end);
-            let at = crate::log::detail(format_args!(" at {end:#x}"));
-            log::warn!("{}: bytes after the bzip2 data{at} are ignored", self.name);
+            self.trailing_garbage_at = Some(end);
+            trailing_garbage::warn(&self.name, Container::Bzip2, end);
         }
         Ok(Verdict::End)
     }
 }
 
 impl Walk for Blocks {
-    fn garbage(&self) -> Option<u64> {
-        self.garbage
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.trailing_garbage_at
     }
 
     fn next(&mut self) -> Result<Next> {

@@ -50,7 +50,7 @@ impl ContainerFormat for Bzip2 {
         Ok(Start::Pass(Box::new(pipeline)))
     }
 
-    fn forward(&self, _name: &str, _storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+    fn open_forward(&self, _name: &str, _storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
         let context = "bzip2 has no blocks that are too large to be decoded at once";
         Err(Error::new(Kind::InvalidInput, context))
     }
@@ -59,7 +59,7 @@ impl ContainerFormat for Bzip2 {
         ChunkDecoder::Extents(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "a bzip2 block"
     }
 
@@ -73,7 +73,7 @@ impl ExtentDecoder for Bzip2 {
         Container::Bzip2
     }
 
-    fn max_cost(&self, extent: &Extent, size: Size) -> u64 {
+    fn max_memory_needed(&self, extent: &Extent, size: Size) -> u64 {
         // The size of a block is known only after decoding. It is almost never more than this.
         let output = match size {
             Size::Exactly(decoded) => decoded,

@@ -1,15 +1,17 @@
 //! Decodes the members of a gzip file in order: header, DEFLATE data, trailer (RFC 1952).
 //!
 //! A decoder can start at the header of a member, or at a block inside one if it is given the
-//! window. Members are decoded into one buffer. It holds the window, then the bytes that were
-//! decoded since the last `take`:
+//! window. Members (of the gzip file, not of a tar) are decoded into one buffer. It holds the
+//! window, then the bytes that were decoded since the last `take_output`:
 //!
 //! ```text
-//! 0 ........ taken ........ filled ........ len
-//! window     new bytes      free
+//! 0 .......... window_end .......... new_end .......... len
+//!   window                new bytes          free
+//!                    ^ member_begin: anywhere from 0 to new_end
 //! ```
 //!
-//! When the buffer is full, `take` returns the new bytes and moves the last 32 KiB to the front.
+//! When the buffer is full, `take_output` returns the new bytes and moves the last 32 KiB to the
+//! front. `member_begin` is 0 if the current member began before the buffer.
 //!
 //! Invariant: a block copies only from bytes of its own member, never from the member before it.
 
@@ -22,6 +24,9 @@ use crate::formats::bytes::length;
 use crate::formats::limits::{GZIP_FIELD_MAX, GZIP_WINDOW};
 use crate::vfs::SharedBytes;
 
+/// Bytes that the cursor of a decoder reads from the file at a time.
+pub(super) const READ_SIZE: usize = 256 << 10;
+
 /// Flags of a header (RFC 1952, 2.3.1).
 const HEADER_CRC: u8 = 2;
 const EXTRA: u8 = 4;
@@ -31,19 +36,22 @@ const RESERVED: u8 = 0xe0;
 
 /// Why `step` returned.
 pub(super) enum Event {
-    /// The buffer is full.
-    Full,
-    /// At bit `bit` of the file starts a block, or the header of a member if `at_header` is set.
-    Boundary { bit: u64, at_header: bool },
-    /// After the last member.
+    BufferFull,
+    /// A block starts at this bit of the file.
+    BlockStart(u64),
+    /// A member starts at this bit of the file; its header has been read.
+    MemberStart(u64),
+    /// A member has ended. Its trailer is correct, if decoding started at its header.
+    MemberEnd,
+    /// There are no more members.
     End,
 }
 
 /// What comes next in the file.
 enum State {
     Header,
-    /// DEFLATE data, or the trailer after it.
     Data(Inflate),
+    Trailer,
     End,
 }
 
@@ -53,51 +61,44 @@ pub(super) struct MemberDecoder {
     state: State,
     /// The window, up to 32 KiB that were taken before, then bytes that were not taken yet.
     buffer: Vec<u8>,
-    /// Position in the buffer of the first byte of the current member.
-    history_start: usize,
-    /// End of the bytes that `take` has returned: the window.
-    taken: usize,
+    /// Where the current member begins in the buffer.
+    member_begin: usize,
+    /// End of the window, the bytes that `take_output` has returned.
+    window_end: usize,
     /// End of the decoded bytes.
-    filled: usize,
+    new_end: usize,
     /// Bytes decoded since the start.
-    decoded: u64,
+    decoded_len: u64,
     /// Bytes decoded up to the end of the last member with a correct checksum.
-    checked_len: u64,
+    verified_len: u64,
     /// Bytes decoded up to the end of the last whole block.
     whole_blocks_len: u64,
     /// Offset of the header of the current member in the file.
-    member_start: u64,
+    header_at: u64,
     /// Checksum and length of the current member so far. None if decoding started inside it.
     crc_and_len: Option<(Hasher, u64)>,
     /// Whether a member was found. Data after it that is not a member is garbage, not an error.
     found_member: bool,
-    /// The name to use in the warning about garbage at the end. None if there is to be no warning.
-    warning_name: Option<String>,
-    /// Offset of the garbage at the end.
-    garbage: Option<u64>,
-    /// Whether a header is being read, or could not be read.
-    in_header: bool,
+    trailing_garbage_at: Option<u64>,
 }
 
 impl MemberDecoder {
     /// Starts at the header of a member and decodes into `buffer`.
     pub(super) fn new(cursor: Cursor, buffer: Vec<u8>) -> Self {
         Self {
-            member_start: cursor.position(),
+            header_at: cursor.position(),
             cursor,
             state: State::Header,
             buffer,
-            history_start: 0,
-            taken: 0,
-            filled: 0,
-            decoded: 0,
-            checked_len: 0,
+            member_begin: 0,
+            window_end: 0,
+            new_end: 0,
+            decoded_len: 0,
+            verified_len: 0,
             whole_blocks_len: 0,
             crc_and_len: None,
             found_member: false,
-            warning_name: None,
-            garbage: None,
-            in_header: false,
+            trailing_garbage_at: None,
         }
     }
 
@@ -118,101 +119,90 @@ impl MemberDecoder {
                 Inflate::resume(byte, 8_u8.saturating_sub(bits_before))
             }
         };
-        let mut members = Self::new(cursor, buffer);
-        let Some(front) = members.buffer.get_mut(..window.len()) else {
+        let mut decoder = Self::new(cursor, buffer);
+        let Some(front) = decoder.buffer.get_mut(..window.len()) else {
             return Err(Error::corrupt("a window larger than its chunk"));
         };
         front.copy_from_slice(window);
-        (members.taken, members.filled) = (window.len(), window.len());
-        (members.state, members.found_member) = (State::Data(inflate), true);
-        Ok(members)
+        (decoder.window_end, decoder.new_end) = (window.len(), window.len());
+        (decoder.state, decoder.found_member) = (State::Data(inflate), true);
+        Ok(decoder)
     }
 
-    /// Enables the warning about garbage after the last member of `name`.
-    pub(super) fn with_warning(mut self, name: &str) -> Self {
-        self.warning_name = Some(name.to_owned());
-        self
-    }
-
+    /// Compressed bytes consumed so far.
     pub(super) fn position(&self) -> u64 {
         self.cursor.position()
     }
 
-    pub(super) fn decoded(&self) -> u64 {
-        self.decoded
+    pub(super) fn decoded_len(&self) -> u64 {
+        self.decoded_len
     }
 
-    /// Decoded bytes that count as correct after damage. If the file ends early, those are the
-    /// bytes of whole blocks; after a wrong checksum or a damaged block, those of whole members.
-    pub(super) fn verified_len(&self, damage: Kind) -> u64 {
-        if damage == Kind::Truncated { self.whole_blocks_len } else { self.checked_len }
+    /// Decoded bytes that readers may get after damage. If the file ends early, those are the bytes
+    /// of whole blocks; after a wrong checksum or a damaged block, those of whole members.
+    pub(super) fn usable_len(&self, damage: Kind) -> u64 {
+        if damage == Kind::Truncated { self.whole_blocks_len } else { self.verified_len }
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.filled >= self.buffer.len()
-    }
-
-    /// Whether the buffer is full and the error is in the header of the next member.
-    pub(super) fn is_full_before_header(&self) -> bool {
-        self.is_full() && self.in_header
+        self.new_end >= self.buffer.len()
     }
 
     /// The bytes that the next block may copy from.
     pub(super) fn window(&self) -> &[u8] {
-        let start = self.filled.saturating_sub(GZIP_WINDOW).max(self.history_start);
-        self.buffer.get(start..self.filled).unwrap_or_default()
+        let start = self.new_end.saturating_sub(GZIP_WINDOW).max(self.member_begin);
+        self.buffer.get(start..self.new_end).unwrap_or_default()
     }
 
     /// Offset in the file of other data after the last member.
-    pub(super) fn garbage(&self) -> Option<u64> {
-        self.garbage
+    pub(super) fn trailing_garbage_at(&self) -> Option<u64> {
+        self.trailing_garbage_at
     }
 
     /// Returns the bytes decoded since the last call, and frees their space in the buffer.
-    pub(super) fn take(&mut self) -> SharedBytes {
-        let piece = self.buffer.get(self.taken..self.filled).unwrap_or_default().into();
+    pub(super) fn take_output(&mut self) -> SharedBytes {
+        let output = self.buffer.get(self.window_end..self.new_end).unwrap_or_default().into();
         let window_len = self.window().len();
-        self.buffer.copy_within(self.filled.saturating_sub(window_len)..self.filled, 0);
-        (self.history_start, self.taken, self.filled) = (0, window_len, window_len);
-        piece
+        self.buffer.copy_within(self.new_end.saturating_sub(window_len)..self.new_end, 0);
+        (self.member_begin, self.window_end, self.new_end) = (0, window_len, window_len);
+        output
     }
 
-    /// The bytes decoded since the last `take`, in the buffer itself.
-    pub(super) fn into_rest(mut self) -> Vec<u8> {
-        self.buffer.truncate(self.filled);
-        self.buffer.drain(..self.taken.min(self.filled));
+    /// The bytes decoded since the last `take_output`, in the buffer itself.
+    pub(super) fn into_untaken(mut self) -> Vec<u8> {
+        self.buffer.truncate(self.new_end);
+        self.buffer.drain(..self.window_end.min(self.new_end));
         self.buffer
     }
 
-    /// Decodes until the buffer is full, a boundary is reached, or the file ends.
+    /// Decodes up to the next event.
     pub(super) fn step(&mut self) -> Result<Event> {
-        match self.state {
-            State::Header => self.read_header(),
-            State::Data(_) => self.decode_data(),
-            State::End => Ok(Event::End),
+        loop {
+            let event = match self.state {
+                State::Header => self.read_header().map(Some),
+                State::Data(_) => self.decode_data(),
+                State::Trailer => self.check_trailer().map(Some),
+                State::End => Ok(Some(Event::End)),
+            };
+            if let Some(event) = event? {
+                return Ok(event);
+            }
         }
     }
 
     fn read_header(&mut self) -> Result<Event> {
-        self.member_start = self.cursor.position();
-        self.in_header = true;
+        self.header_at = self.cursor.position();
         let is_member = self.cursor.peek(2)? == [0x1f, 0x8b];
         if !is_member && self.found_member {
             self.state = State::End;
-            if self.cursor.has_garbage()?
-                && let Some(name) = self.warning_name.take()
-            {
-                self.garbage = Some(self.member_start);
-                let at = crate::log::detail(format_args!(" at {:#x}", self.member_start));
-                log::warn!("{name}: bytes after the gzip data{at} are ignored");
-            }
+            self.trailing_garbage_at = self.cursor.has_garbage()?.then_some(self.header_at);
             return Ok(Event::End);
         }
         self.skip_header().map_err(|error| error.within(self.location()))?;
-        (self.history_start, self.found_member, self.in_header) = (self.filled, true, false);
+        (self.member_begin, self.found_member) = (self.new_end, true);
         self.crc_and_len = Some((Hasher::new(), 0));
         self.state = State::Data(Inflate::new());
-        Ok(Event::Boundary { bit: self.member_start.saturating_mul(8), at_header: true })
+        Ok(Event::MemberStart(self.header_at.saturating_mul(8)))
     }
 
     fn skip_header(&mut self) -> Result<()> {
@@ -254,69 +244,75 @@ impl MemberDecoder {
                 return Ok(());
             }
         }
-        Err(Error::corrupt(format!("a name of more than {GZIP_FIELD_MAX} bytes")))
+        Err(Error::corrupt(format!("a name or comment of more than {GZIP_FIELD_MAX} bytes")))
     }
 
-    fn decode_data(&mut self) -> Result<Event> {
+    /// Decodes until the next event. None at the end of the data.
+    fn decode_data(&mut self) -> Result<Option<Event>> {
         while let State::Data(inflate) = &mut self.state {
             let input = self.cursor.fill_buf(1)?;
             let at_eof = input.is_empty();
-            let output = self.buffer.get_mut(self.history_start..).unwrap_or_default();
-            let position = self.filled.saturating_sub(self.history_start);
+            let output = self.buffer.get_mut(self.member_begin..).unwrap_or_default();
+            let position = self.new_end.saturating_sub(self.member_begin);
             let (consumed, produced, pause) = inflate.step(input, output, position);
-            let end = self.filled.saturating_add(produced);
-            if let Some((sum, len)) = &mut self.crc_and_len {
-                sum.update(self.buffer.get(self.filled..end).unwrap_or_default());
-                *len = len.saturating_add(length(produced));
-            }
-            self.filled = end;
-            self.decoded = self.decoded.saturating_add(length(produced));
+            self.accept(produced);
             self.cursor.skip(length(consumed))?;
-            match pause.map_err(|error| self.damaged(&error))? {
-                Pause::Input if at_eof => return Err(self.damaged(&self.cursor.ends_early())),
+            match pause.map_err(|error| self.located(error))? {
+                Pause::Input if at_eof => return Err(self.located(self.cursor.ends_early())),
                 Pause::Input => {}
-                Pause::Output => return Ok(Event::Full),
+                Pause::Output => return Ok(Some(Event::BufferFull)),
                 Pause::Boundary(bits) => {
-                    self.whole_blocks_len = self.decoded;
+                    self.whole_blocks_len = self.decoded_len;
                     let bit = self.cursor.position().saturating_mul(8).saturating_sub(bits.into());
-                    return Ok(Event::Boundary { bit, at_header: false });
+                    return Ok(Some(Event::BlockStart(bit)));
                 }
                 Pause::End => {
-                    self.state = State::Header;
-                    self.whole_blocks_len = self.decoded;
-                    self.check_trailer()?;
+                    self.whole_blocks_len = self.decoded_len;
+                    self.state = State::Trailer;
                 }
             }
         }
-        self.read_header()
+        Ok(None)
     }
 
-    fn check_trailer(&mut self) -> Result<()> {
+    /// Counts `len` new bytes at `new_end` and adds them to the checksum.
+    fn accept(&mut self, len: usize) {
+        let end = self.new_end.saturating_add(len);
+        if let Some((sum, member_len)) = &mut self.crc_and_len {
+            sum.update(self.buffer.get(self.new_end..end).unwrap_or_default());
+            *member_len = member_len.saturating_add(length(len));
+        }
+        self.new_end = end;
+        self.decoded_len = self.decoded_len.saturating_add(length(len));
+    }
+
+    fn check_trailer(&mut self) -> Result<Event> {
         let (crc, size) = (self.cursor.u32(), self.cursor.u32());
-        let (crc, size) = (crc.map_err(|e| self.damaged(&e))?, size.map_err(|e| self.damaged(&e))?);
+        let (crc, size) = (crc.map_err(|e| self.located(e))?, size.map_err(|e| self.located(e))?);
+        self.state = State::Header;
         let Some((sum, len)) = self.crc_and_len.take() else {
-            return Ok(());
+            return Ok(Event::MemberEnd);
         };
         let computed = sum.finalize();
         if crc != computed {
             let error = format!("checksum {crc:#010x}, but its bytes give {computed:#010x}");
-            return Err(self.damaged(&Error::corrupt(error)));
+            return Err(self.located(Error::corrupt(error)));
         }
         // ISIZE is the length modulo 2^32.
         if u64::from(size) != len & u64::from(u32::MAX) {
             let error = format!("{size} bytes announced (modulo 2^32), {len} found");
-            return Err(self.damaged(&Error::corrupt(error)));
+            return Err(self.located(Error::corrupt(error)));
         }
-        self.checked_len = self.decoded;
-        Ok(())
+        self.verified_len = self.decoded_len;
+        Ok(Event::MemberEnd)
     }
 
     fn location(&self) -> String {
-        format!("gzip member at {:#x}", self.member_start)
+        format!("gzip member at {:#x}", self.header_at)
     }
 
-    fn damaged(&self, error: &Error) -> Error {
-        let at = self.cursor.position();
-        Error::new(error.kind(), format!("{}, at {at:#x}: {error}", self.location()))
+    /// `error` in the data or the trailer of the current member.
+    fn located(&self, error: Error) -> Error {
+        error.within(format!("{}, at {:#x}", self.location(), self.cursor.position()))
     }
 }

@@ -12,55 +12,53 @@
 //! decoded bytes, the bit where the next block starts, and the window. A point at the header of a
 //! member has no window, because members do not copy from each other.
 //!
-//! A point is recorded at the first block boundary that is at least 3/4 MiB of decoded bytes after
-//! the last point. A block usually decodes to 50 to 400 KiB; most points are therefore less than 1
+//! The pass records a point at the first block that starts at least 3/4 MiB of decoded bytes after
+//! the last point. A block usually decodes to 50 to 400 KiB. Most points are therefore less than 1
 //! MiB apart. The bytes from one point to the next are a chunk, the unit that archfs decodes
 //! (`decode`) and caches. A read finds the chunks that hold its bytes, and decodes each from its
-//! point. If one huge block makes a chunk larger than 64 MiB, the pass returns `Found::Giant`.
-//! archfs then decodes the file into a temporary file instead.
+//! point. If one huge block makes a chunk larger than 64 MiB, the pass returns
+//! `Output::ChunkTooLarge`. archfs then decodes the file into a temporary file (`GzipForward`).
 //!
 //! A checksum covers a whole member. The pass checks all of them. A chunk that starts inside a
 //! member is decoded without a check.
 //!
 //! Cost. Windows are compressed with zstd to 5 to 20 KiB each, 1 to 2 % of the decoded bytes. For a
-//! large file, that is too much memory. Whenever there are more than 8192 points (first at 6 GiB of
-//! decoded bytes), the pass doubles their spacing and drops about half of them. The spacing stops
-//! at 24 MiB, which files of more than 96 GiB reach. A random read in such a file decodes about 24
-//! MiB. Compressing a window takes about 0.1 ms, 1/40 of the time to decode 3/4 MiB. The pass uses
-//! one thread, because a block boundary is known only when everything before it has been decoded.
+//! large file, that is too much memory. If there are more than 8192 points (first at 6 GiB of
+//! decoded bytes), the pass doubles their spacing and drops about half of them. In files above 96
+//! GiB the spacing is 24 MiB, the maximum, and a random read decodes about 24 MiB. Compressing a
+//! window takes about 0.1 ms, 1/40 of the time to decode 3/4 MiB. The pass uses one thread, because
+//! a block boundary is known only when everything before it has been decoded.
 //!
 //! Invariant: a chunk depends only on its point and the compressed data from that bit on.
 
 mod member;
+mod pieces;
+mod point_recorder;
 
-use member::{Event, MemberDecoder};
+use member::{Event, MemberDecoder, READ_SIZE};
+use pieces::Pieces;
+use point_recorder::PointRecorder;
 
 use super::buffers::Buffers;
 use super::chunk_cache::ChunkCache;
 use super::cursor::Cursor;
 use super::format::{ChunkDecoder, ContainerFormat};
 use super::forward::Forward;
-use super::pass::{Found, Pass, Start};
-use super::point::{Point, PointDecoder, Window};
+use super::pass::{Output, Pass, Start};
+use super::point::{CompressedWindow, Point, PointDecoder};
 use super::seek_index::Chunks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::limits::{
-    GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING, GZIP_SPACING_MAX, GZIP_WINDOW,
-};
-use crate::storage::{Storage, Window as FileRange};
+use crate::formats::limits::{GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_WINDOW};
+use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
-/// Bytes read from the file at a time.
-const STRIDE: usize = 256 << 10;
+/// Compressed bytes past the end of a chunk that the decoder gets. It needs none of them, but its
+/// fast loop runs only with at least 14 bytes of input.
+const LOOKAHEAD: u64 = 64;
 
-/// Compressed bytes past the end of a chunk that the decoder may look at.
-const AHEAD: u64 = 64;
-
-/// Decoded bytes delivered at a time.
-const PIECE: usize = 256 << 10;
-
+/// The gzip container format.
 pub(super) struct Gzip;
 
 impl ContainerFormat for Gzip {
@@ -78,15 +76,15 @@ impl ContainerFormat for Gzip {
         Ok(Start::Pass(Box::new(GzipPass::new(name, Arc::clone(storage)))))
     }
 
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
-        Ok(Box::new(GzipPass::forward(name, storage)))
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+        Ok(Box::new(GzipForward(Pieces::new(name, storage))))
     }
 
     fn chunk_decoder(&self) -> ChunkDecoder {
         ChunkDecoder::Points(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "a deflate block of more than 64 MiB"
     }
 
@@ -97,168 +95,103 @@ impl ContainerFormat for Gzip {
 
 /// The first pass over a gzip file: delivers the decoded bytes and records seek points.
 pub(super) struct GzipPass {
-    members: MemberDecoder,
-    points: Vec<Point>,
-    /// Least distance of two points, decoded bytes.
-    spacing: u64,
-    /// Number of points above which they are thinned. If it is zero, no points are recorded.
-    points_max: usize,
-    /// A decoding error, kept until the bytes decoded before it are delivered.
-    damage: Option<Error>,
-    ended: bool,
+    pieces: Pieces,
+    recorder: PointRecorder,
 }
+
+/// Decodes a gzip file from start to end, with blocks of any size.
+struct GzipForward(Pieces);
 
 impl GzipPass {
     fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         Self::with_points_max(name, storage, GZIP_POINTS_MAX)
     }
 
-    /// A pass that records no points, and therefore accepts blocks of any size.
-    fn forward(name: &str, storage: Arc<dyn Storage>) -> Self {
-        Self::with_points_max(name, storage, 0)
-    }
-
-    /// A pass that thins its points whenever there are more than `points_max`.
+    /// A pass that thins its points if there are more than `points_max`.
     pub(super) fn with_points_max(
         name: &str,
         storage: Arc<dyn Storage>,
         points_max: usize,
     ) -> Self {
-        let buffer = PIECE.saturating_add(GZIP_WINDOW);
-        Self {
-            members: MemberDecoder::new(Cursor::new(storage, 0, STRIDE), vec![0; buffer])
-                .with_warning(name),
-            points: Vec::new(),
-            spacing: GZIP_SPACING,
-            points_max,
-            damage: None,
-            ended: false,
-        }
+        Self { pieces: Pieces::new(name, storage), recorder: PointRecorder::new(points_max) }
     }
 
-    /// Records a point here if the last one is at least `spacing` away.
-    fn record_point_if_due(&mut self, bit: u64, at_header: bool) -> Result<()> {
-        let decoded = self.members.decoded();
-        let due = match self.points.last() {
-            None => true,
-            Some(last) => decoded.saturating_sub(last.decoded) >= self.spacing,
-        };
-        let window_bytes = self.members.window();
-        // A saved point without a window means the header of a member. The window is also empty
-        // after blocks without data at the start of a member; these boundaries are not recorded.
-        if self.points_max == 0 || !due || (!at_header && window_bytes.is_empty()) {
-            return Ok(());
+    /// Decodes until a piece is complete, and records points on the way.
+    fn fill(&mut self) -> Result<ChunkSize> {
+        loop {
+            let event = self.pieces.step();
+            let decoded = self.pieces.decoder().decoded_len();
+            if self.recorder.distance(decoded) > GIANT_CHUNK_MAX {
+                return Ok(ChunkSize::TooLarge);
+            }
+            match event {
+                Some(Event::BlockStart(bit)) => {
+                    let window = self.pieces.decoder().window();
+                    self.recorder.on_block_start(decoded, bit, window)?;
+                }
+                Some(Event::MemberStart(bit)) => self.recorder.on_member_start(decoded, bit),
+                Some(Event::BufferFull | Event::MemberEnd | Event::End) => {}
+                None => return Ok(ChunkSize::Fits),
+            }
         }
-        let window = match at_header {
-            true => None,
-            false => Window::compress(window_bytes)?,
-        };
-        self.points.push(Point { decoded, bit, window });
-        if self.points.len() > self.points_max && self.spacing < GZIP_SPACING_MAX {
-            self.spacing = self.spacing.saturating_mul(2);
-            thin(&mut self.points, self.spacing);
-        }
-        Ok(())
     }
+}
+
+/// Whether the chunk that is being decoded can be decoded at once.
+enum ChunkSize {
+    Fits,
+    TooLarge,
 }
 
 impl Pass for GzipPass {
-    /// Decodes until the buffer is full and returns its bytes. Records a point at each boundary on
-    /// the way that is far enough from the last one.
-    fn next(&mut self) -> Result<Found> {
-        while self.damage.is_none() && !self.ended && !self.members.is_full() {
-            match self.members.step() {
-                Ok(Event::Full) => {}
-                Ok(Event::Boundary { bit, at_header }) => {
-                    self.record_point_if_due(bit, at_header)?;
-                }
-                Ok(Event::End) => self.ended = true,
-                Err(error) => self.damage = Some(error),
-            }
-            let last = self.points.last().map_or(0, |point| point.decoded);
-            if self.points_max > 0 && self.members.decoded().saturating_sub(last) > GIANT_CHUNK_MAX
-            {
-                return Ok(Found::Giant);
-            }
+    fn next(&mut self) -> Result<Output> {
+        match self.fill()? {
+            ChunkSize::TooLarge => Ok(Output::ChunkTooLarge),
+            ChunkSize::Fits => Ok(self.pieces.deliver()?.map_or(Output::End, Output::Piece)),
         }
-        let piece = self.members.take();
-        if !piece.is_empty() {
-            return Ok(Found::Piece(piece));
-        }
-        self.damage.take().map_or(Ok(Found::End), |error| {
-            self.ended = true;
-            Err(error)
-        })
     }
 
     fn position(&self) -> u64 {
-        self.members.position()
+        self.pieces.decoder().position()
     }
 
-    fn garbage(&self) -> Option<u64> {
-        self.members.garbage()
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.pieces.decoder().trailing_garbage_at()
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
-        self.members.verified_len(damage)
+    fn usable_len(&self, damage: Kind) -> u64 {
+        self.pieces.decoder().usable_len(damage)
     }
 
-    /// The points before `len`, the decoded bytes that can be read. A point at `len` has no chunk.
-    fn into_chunks(mut self: Box<Self>, len: u64) -> Chunks {
-        self.points.retain(|point| point.decoded < len);
-        Chunks::Points(self.points)
+    fn into_chunks(self: Box<Self>, len: u64) -> Chunks {
+        Chunks::Points(self.recorder.into_points(len))
     }
 }
 
-impl Forward for GzipPass {
+impl Forward for GzipForward {
     fn next(&mut self) -> Result<Option<SharedBytes>> {
-        match Pass::next(self)? {
-            Found::Piece(piece) => Ok(Some(piece)),
-            Found::Giant | Found::End => Ok(None),
-        }
+        while self.0.step().is_some() {}
+        self.0.deliver()
     }
 
     fn position(&self) -> u64 {
-        Pass::position(self)
+        self.0.decoder().position()
     }
 
-    fn garbage(&self) -> Option<u64> {
-        Pass::garbage(self)
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.0.decoder().trailing_garbage_at()
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
-        Pass::verified_len(self, damage)
+    fn usable_len(&self, damage: Kind) -> u64 {
+        self.0.decoder().usable_len(damage)
     }
-}
-
-/// Thins `points`: drops those that are less than `spacing` after the last one kept, unless that
-/// would make a giant chunk. The first and the last point stay.
-fn thin(points: &mut Vec<Point>, spacing: u64) {
-    let starts: Vec<u64> = points.iter().map(|point| point.decoded).collect();
-    let mut nexts = starts.into_iter().skip(1);
-    let mut kept: Option<u64> = None;
-    points.retain(|point| {
-        let next = nexts.next();
-        let keep = match (kept, next) {
-            (Some(kept), Some(next)) => {
-                point.decoded.saturating_sub(kept) >= spacing
-                    || next.saturating_sub(kept) > GIANT_CHUNK_MAX
-            }
-            _ => true,
-        };
-        if keep {
-            kept = Some(point.decoded);
-        }
-        keep
-    });
-    points.shrink_to_fit();
 }
 
 impl PointDecoder for Gzip {
-    /// The window and the chunk in one buffer, the compressed and the decompressed window, the read
-    /// buffer, and the decoder.
-    fn cost(&self, len: u64) -> u64 {
-        len.saturating_add(length(STRIDE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
+    /// The chunk, the read buffer, and four times the size of a window: the window as saved,
+    /// decompressed, and before the chunk in its buffer, and less than that for the decoder.
+    fn memory_needed(&self, len: u64) -> u64 {
+        len.saturating_add(length(READ_SIZE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
     }
 
     fn decode(
@@ -269,29 +202,27 @@ impl PointDecoder for Gzip {
         len: u64,
         buffers: &Buffers,
     ) -> Result<Vec<u8>> {
-        let window = point.window.as_ref().map_or(Ok(Vec::new()), Window::decompress)?;
+        let window = point.window.as_ref().map_or(Ok(Vec::new()), CompressedWindow::decompress)?;
         let size = window.len().saturating_add(index(len));
-        // Do not read past the next point: if the data compresses well, a stride holds many chunks.
-        let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(AHEAD));
+        // Do not read far past the next point: if the data compresses well, READ_SIZE bytes hold
+        // many chunks.
+        let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(LOOKAHEAD));
         let file_range = FileRange::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
-        let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, STRIDE);
-        let mut members = match &point.window {
+        let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, READ_SIZE);
+        let mut decoder = match &point.window {
             None => MemberDecoder::new(cursor, buffers.take(size)),
             Some(_) => MemberDecoder::resume(cursor, point.bit, &window, buffers.take(size))?,
         };
-        while !members.is_full() {
-            match members.step() {
+        while !decoder.is_full() {
+            match decoder.step() {
                 Ok(Event::End) => break,
-                // Boundaries inside the chunk do not matter.
                 Ok(_) => {}
-                // The chunk is complete, and the error is after it: the file ends in the trailer,
-                // or the header of the next member is damaged.
-                Err(error) if error.kind() == Kind::Truncated && members.is_full() => break,
-                Err(_) if members.is_full_before_header() => break,
+                // If the chunk is complete, bytes missing after it do not matter.
+                Err(error) if error.kind() == Kind::Truncated && decoder.is_full() => break,
                 Err(error) => return Err(error),
             }
         }
-        let bytes = members.into_rest();
+        let bytes = decoder.into_untaken();
         match length(bytes.len()) == len {
             true => Ok(bytes),
             false => Err(Error::corrupt(format!(

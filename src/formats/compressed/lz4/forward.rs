@@ -77,11 +77,11 @@ impl Forward for Blocks {
         self.frames.position()
     }
 
-    fn garbage(&self) -> Option<u64> {
-        self.frames.garbage()
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.frames.trailing_garbage_at()
     }
 
-    fn verified_len(&self, damage: Kind) -> u64 {
+    fn usable_len(&self, damage: Kind) -> u64 {
         if damage == Kind::Truncated { self.decoded } else { self.checked }
     }
 }

@@ -5,8 +5,10 @@
 
 use xxhash_rust::xxh32::xxh32;
 
+use super::super::container::Container;
 use super::super::cursor::Cursor;
 use super::super::skippable::is_skippable;
+use super::super::trailing_garbage;
 use super::super::walk::FrameEnd;
 use crate::error::{Error, Kind, Result};
 use crate::formats::limits::LZ4_LEGACY_BLOCK;
@@ -60,7 +62,7 @@ pub(super) struct Frames {
     cursor: Cursor,
     frame: Option<Frame>,
     /// Offset of other data after the last frame.
-    garbage: Option<u64>,
+    trailing_garbage_at: Option<u64>,
 }
 
 impl Frame {
@@ -161,12 +163,12 @@ impl Block {
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         let cursor = Cursor::new(storage, 0, STRIDE);
-        Self { name: name.to_owned(), cursor, frame: None, garbage: None }
+        Self { name: name.to_owned(), cursor, frame: None, trailing_garbage_at: None }
     }
 
     /// Offset of other data after the last frame.
-    pub(super) fn garbage(&self) -> Option<u64> {
-        self.garbage
+    pub(super) fn trailing_garbage_at(&self) -> Option<u64> {
+        self.trailing_garbage_at
     }
 
     pub(super) fn position(&self) -> u64 {
@@ -205,10 +207,8 @@ impl Frames {
                 _ if start == 0 => return Err(Error::corrupt("not an lz4 frame")),
                 _ => {
                     if self.cursor.has_garbage()? {
-                        self.garbage = Some(start);
-                        let name = &self.name;
-                        let at = crate::log::detail(format_args!(" at {start:#x}"));
-                        log::warn!("{name}: bytes after the lz4 data{at} are ignored");
+                        self.trailing_garbage_at = Some(start);
+                        trailing_garbage::warn(&self.name, Container::Lz4, start);
                     }
                     return Ok(Event::FileEnd);
                 }

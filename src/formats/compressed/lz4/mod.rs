@@ -37,7 +37,7 @@ impl ContainerFormat for Lz4 {
         Ok(Start::Pass(Box::new(pipeline)))
     }
 
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
         Ok(Box::new(forward::Blocks::new(name, storage)))
     }
 
@@ -45,7 +45,7 @@ impl ContainerFormat for Lz4 {
         ChunkDecoder::Extents(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "an lz4 frame of linked blocks of more than 64 MiB"
     }
 

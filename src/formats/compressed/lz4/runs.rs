@@ -36,8 +36,8 @@ impl Runs {
 }
 
 impl Walk for Runs {
-    fn garbage(&self) -> Option<u64> {
-        self.frames.garbage()
+    fn trailing_garbage_at(&self) -> Option<u64> {
+        self.frames.trailing_garbage_at()
     }
 
     fn next(&mut self) -> Result<Next> {
@@ -72,7 +72,7 @@ impl Walk for Runs {
                     let (extent, decoded_max) = (*extent, *decoded_max);
                     if is_giant(extent.end.saturating_sub(extent.start), Size::AtMost(decoded_max))
                     {
-                        return Ok(Next::Giant);
+                        return Ok(Next::ChunkTooLarge);
                     }
                     let next = decoded_max.saturating_add(frame.block_max);
                     if !frame.linked && next > CHUNK_TARGET {

@@ -7,7 +7,7 @@ use crate::error::{Kind, Result};
 use crate::formats::compressed::bzip2::blocks::Blocks;
 use crate::formats::compressed::bzip2::{Bzip2, magic};
 use crate::formats::compressed::extent::{Extent, Size};
-use crate::formats::compressed::pass::{Found, Pass};
+use crate::formats::compressed::pass::{Output, Pass};
 use crate::formats::compressed::pipeline::Pipeline;
 use crate::formats::compressed::walk::{Next, Note, Task, Verdict, Walk};
 use crate::sync::{Arc, AtomicU64, Ordering};
@@ -77,7 +77,7 @@ fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
     let mut bytes = Vec::new();
     let outcome = loop {
         match pipeline.next() {
-            Ok(Found::Piece(piece)) => bytes.extend_from_slice(&piece),
+            Ok(Output::Piece(piece)) => bytes.extend_from_slice(&piece),
             Ok(_) => break Ok(bytes),
             Err(error) => break Err(error),
         }

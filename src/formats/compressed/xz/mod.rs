@@ -45,7 +45,7 @@ impl ContainerFormat for Xz {
     ) -> Result<Start> {
         let blocks = match index::Blocks::read(&**storage) {
             Ok(blocks) if blocks.has_giant() => {
-                return Ok(Start::Spool { why: self.giant().to_owned() });
+                return Ok(Start::Spool { why: self.too_large_reason().to_owned() });
             }
             Ok(blocks) => Box::new(blocks),
             Err(error) if error.is_damage() => {
@@ -57,7 +57,7 @@ impl ContainerFormat for Xz {
         Ok(Start::Pass(Box::new(pipeline)))
     }
 
-    fn forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
+    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
         Ok(Box::new(Streams::<Self>::new(name, storage)?))
     }
 
@@ -65,7 +65,7 @@ impl ContainerFormat for Xz {
         ChunkDecoder::Extents(&Self)
     }
 
-    fn giant(&self) -> &'static str {
+    fn too_large_reason(&self) -> &'static str {
         "an xz block of more than 64 MiB"
     }
 
@@ -79,12 +79,12 @@ impl ExtentDecoder for Xz {
         Container::Xz
     }
 
-    fn cost(&self, storage: &dyn Storage, extent: &Extent, size: Size) -> u64 {
-        cost(block::window(storage, extent.start), extent, size)
+    fn memory_needed(&self, storage: &dyn Storage, extent: &Extent, size: Size) -> u64 {
+        memory_needed(block::window(storage, extent.start), extent, size)
     }
 
-    fn max_cost(&self, extent: &Extent, size: Size) -> u64 {
-        cost(None, extent, size)
+    fn max_memory_needed(&self, extent: &Extent, size: Size) -> u64 {
+        memory_needed(None, extent, size)
     }
 
     fn decode(
@@ -102,7 +102,7 @@ impl ExtentDecoder for Xz {
 
 impl StreamFormat for Xz {
     const CONTAINER: Container = Container::Xz;
-    const PADDING_MAX: u64 = XZ_PADDING_MAX;
+    const PADDING_MAX: Option<u64> = Some(XZ_PADDING_MAX);
     const DECODER_PER_STREAM: bool = true;
 
     fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {
@@ -115,7 +115,7 @@ impl StreamFormat for Xz {
 }
 
 /// The most memory that decoding takes with a window of `window` bytes, or of any size.
-fn cost(window: Option<u64>, extent: &Extent, size: Size) -> u64 {
+fn memory_needed(window: Option<u64>, extent: &Extent, size: Size) -> u64 {
     // The decoder uses no more of its window than the decoded size.
     let decoded = size.max();
     let window = window.map_or(decoded, |window| window.min(decoded));

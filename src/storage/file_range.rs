@@ -1,6 +1,6 @@
 //! A part of other storage: an image at an offset inside a larger file.
 //!
-//! Invariant: nothing outside the window can be read through it.
+//! Invariant: nothing outside the range can be read through it.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
 /// The bytes of `inner` from an offset to its end, or to a cut.
-pub struct Window {
+pub struct FileRange {
     inner: Arc<dyn Storage>,
     start: u64,
     len: u64,
 }
 
-impl Window {
+impl FileRange {
     /// The part of `inner` from byte `start` on.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl Window {
         Ok(Self { inner, start, len })
     }
 
-    /// Cuts the window to its first `len` bytes.
+    /// Cuts the range to its first `len` bytes.
     ///
     /// # Errors
     /// `InvalidInput` if it is shorter.
@@ -51,7 +51,7 @@ impl Window {
     }
 }
 
-impl Storage for Window {
+impl Storage for FileRange {
     fn len(&self) -> u64 {
         self.len
     }
