@@ -319,8 +319,7 @@ impl RecordFile {
     /// The record file of user `uid` for `mount_point`, if there is one.
     pub(in crate::lifecycle) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
         let name = key(mount_point) + RECORD;
-        let all = RecordDirectory::all_of(uid).into_iter();
-        all.filter_map(|record_directory| Self::read(record_directory, &name, &|_| true)).next()
+        Self::read(RecordDirectory::holding_of(uid, &name)?, &name, &|_| true)
     }
 
     /// All record files of user `uid`.
