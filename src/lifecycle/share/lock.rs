@@ -359,6 +359,11 @@ impl RecordFile {
         Some(Self { record: load(&file), name: name.to_owned(), record_directory, is_locked })
     }
 
+    /// The record that the file contains now; `None` if it is being written or was removed.
+    pub(super) fn read_again(&self) -> Option<Record> {
+        load(&File::open(self.record_directory.path(&self.name)).ok()?)
+    }
+
     /// Locks the file, if no other process holds the lock.
     pub(in crate::lifecycle) fn try_lock(&self) -> Option<MountLock> {
         MountLock::try_existing(&self.record_directory, &self.name)
