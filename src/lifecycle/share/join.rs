@@ -35,7 +35,8 @@ use crate::os::mountinfo::MountEntry;
 use crate::os::process::ProcessId;
 use crate::vfs::ViewOptions;
 
-/// How long a mount that is ending may take to free its mount point.
+/// How long a mount that is ending may take to free its mount point while no daemon answers. A
+/// daemon that answers ends within its grace period, which the user may set to any length.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a daemon that has mounted may take to answer.
@@ -124,7 +125,7 @@ enum LeaseAnswer {
     Granted(Client, Record),
     /// It is about to unmount, and then closes this connection.
     Refused(Client),
-    /// No daemon listens, or its record cannot be read.
+    /// No daemon listens, its record cannot be read, or it closed the connection.
     NotListening,
 }
 
@@ -165,36 +166,52 @@ fn ask_for_lease(
         }
     };
     match client.hold_while(&mut wait_longer) {
-        Ok(true) => Ok(LeaseAnswer::Granted(client, record)),
-        Ok(false) => Ok(LeaseAnswer::Refused(client)),
+        Ok(Some(true)) => Ok(LeaseAnswer::Granted(client, record)),
+        Ok(Some(false)) => Ok(LeaseAnswer::Refused(client)),
+        Ok(None) => Ok(LeaseAnswer::NotListening),
         Err(error) if error.kind() == Kind::TimedOut => match state::look(mount_point)? {
             MountState::Stale(_) => Ok(LeaseAnswer::NotListening),
             _ => Err(error
                 .within(mount_point.display())
                 .with_hint("run `archfs list` to see its daemon")),
         },
-        Err(error) => Err(error),
+        Err(error) => Err(error.within(mount_point.display())),
     }
+}
+
+/// Whether the daemon of a mount that is ending answered during a wait.
+#[derive(Clone, Copy)]
+enum Daemon {
+    Answers,
+    IsSilent,
 }
 
 /// How long this process has waited for others.
 #[derive(Default)]
 struct Waiting {
     starting_since: Option<Instant>,
+    /// How long a previous mount has been ending.
     ending: Duration,
+    /// The part of that since its daemon last answered.
+    unanswered: Duration,
     has_explained: bool,
 }
 
 impl Waiting {
-    /// Waits before a mount that is ending is checked again.
-    fn wait_for_end(&mut self, mount_point: &Path, ending: Option<Client>) -> Result<()> {
+    /// Waits before a mount that is ending is checked again. `refused` is the connection to its
+    /// daemon, if that has just answered.
+    fn wait_for_end(&mut self, mount_point: &Path, refused: Option<Client>) -> Result<()> {
         let since = Instant::now();
-        if let Some(mut client) = ending {
-            client.wait_until_closed(EXPLAIN_AFTER)?;
+        match refused {
+            Some(mut client) => {
+                client.wait_until_closed(EXPLAIN_AFTER)?;
+                self.note_ending(since.elapsed(), Daemon::Answers);
+            }
+            None => self.note_ending(since.elapsed(), Daemon::IsSilent),
         }
         thread::sleep(RETRY);
-        self.ending += since.elapsed();
-        if self.ending >= END_LIMIT {
+        self.note_ending(RETRY, Daemon::IsSilent);
+        if self.unanswered >= END_LIMIT {
             let context =
                 format!("{}: the previous mount was not unmounted in time", mount_point.display());
             return Err(Error::new(Kind::TimedOut, context)
@@ -204,6 +221,14 @@ impl Waiting {
             self.explain(mount_point, "waiting until the previous mount is unmounted");
         }
         Ok(())
+    }
+
+    fn note_ending(&mut self, time: Duration, daemon: Daemon) {
+        self.ending += time;
+        self.unanswered = match daemon {
+            Daemon::Answers => Duration::ZERO,
+            Daemon::IsSilent => self.unanswered + time,
+        };
     }
 
     /// Waits before a mount that is starting is checked again.
@@ -374,6 +399,18 @@ mod tests {
 
     fn snapshot(plan: &MountPlan) -> RecordFile {
         RecordFile::of(&plan.mountpoint, geteuid().as_raw()).unwrap()
+    }
+
+    #[test]
+    fn only_a_daemon_that_does_not_answer_is_given_up() {
+        let mut waiting = Waiting::default();
+        for _ in 0..100 {
+            waiting.note_ending(Duration::from_secs(1), Daemon::Answers);
+            waiting.note_ending(RETRY, Daemon::IsSilent);
+        }
+        assert!(waiting.unanswered < END_LIMIT && waiting.ending > END_LIMIT);
+        waiting.note_ending(END_LIMIT, Daemon::IsSilent);
+        assert!(waiting.unanswered >= END_LIMIT);
     }
 
     #[test]

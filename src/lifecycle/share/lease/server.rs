@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::os::process::{ProcessId, Watch};
 
-/// The maximum number of open connections; others are closed at once. Each task on the node needs
+/// The maximum number of open connections; others are refused. Each task on the node needs
 /// one.
 const CLIENTS_MAX: usize = 4096;
 
@@ -222,10 +222,12 @@ impl Leases {
             };
             let peer = socket_peercred(&stream).ok();
             let is_allowed = peer.is_some_and(|peer| peer.uid == geteuid() || peer.uid.is_root());
-            if !is_allowed || self.clients.len() >= CLIENTS_MAX {
+            if !is_allowed || stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if stream.set_nonblocking(true).is_ok() {
+            if self.clients.len() >= CLIENTS_MAX {
+                let _ = (&stream).write_all(Answer::TooManyClients.encode().as_bytes());
+            } else {
                 self.add(stream, peer.map(|peer| peer.pid.as_raw_nonzero().get()), Lease::None);
             }
         }
