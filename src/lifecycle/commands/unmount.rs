@@ -175,12 +175,15 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     };
     let status = match client.status(ANSWER) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
-        // The daemon was just killed, and its mount is stale once it has exited.
-        Err(error) => match client.leave()? {
+        Err(error) => return Err(error.within(mount_point.display())),
+        // The daemon was just killed, and its mount is stale once it has exited. Or it is exiting.
+        Ok(None) => match client.leave()? {
             MountFate::Lost => return cleared(),
-            MountFate::Unmounted(_) | MountFate::Stays => return Err(error),
+            MountFate::Unmounted(_) | MountFate::Stays => {
+                return not_ours("the daemon no longer accepts requests".into());
+            }
         },
-        Ok(status) => status,
+        Ok(Some(status)) => status,
     };
     let (held, others): (Vec<_>, Vec<_>) =
         status.holders.into_iter().partition(|holder| holder.pid == pid);

@@ -93,8 +93,10 @@ pub(in crate::lifecycle) fn join_or_lock(
         };
         match ask_for_lease(mount_point, entry.as_ref(), &file, plan, &mut waiting)? {
             LeaseAnswer::Granted(mut client, found) => {
-                check_outlasts(mount_point, &mut client)?;
-                return Ok(JoinOutcome::Joined(client, found));
+                match check_outlasts(mount_point, &mut client)? {
+                    Some(()) => return Ok(JoinOutcome::Joined(client, found)),
+                    None => waiting.wait_for_end(mount_point, None)?,
+                }
             }
             // The daemon does not listen yet, or failed to mount.
             _ if entry.is_none() => waiting.wait_for_start(mount_point),
@@ -292,16 +294,21 @@ fn check_same(
 /// Refuses a mount that may end before this process. A batch system kills a daemon when its job or
 /// step ends, and the mount fails then. It accepts a mount of the same job that stays until it is
 /// unmounted explicitly: such a mount, for example of a mount step, is meant to outlast other
-/// steps.
-fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<()> {
+/// steps. Returns `None` if the daemon unmounts before it answers.
+fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<Option<()>> {
     let own = JobStep::own();
     let Some(step) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {
-        return Ok(());
+        return Ok(Some(()));
     };
-    if !step.may_end_before(own.as_ref())
-        || (step.is_of_the_job_of(own.as_ref()) && client.status(ANSWER)?.kept)
-    {
-        return Ok(());
+    if !step.may_end_before(own.as_ref()) {
+        return Ok(Some(()));
+    }
+    if step.is_of_the_job_of(own.as_ref()) {
+        match client.status(ANSWER)? {
+            None => return Ok(None),
+            Some(status) if status.kept => return Ok(Some(())),
+            Some(_) => {}
+        }
     }
     let path = mount_point.display();
     let context = format!("{path}: the mount here ends with {}", step.describe());

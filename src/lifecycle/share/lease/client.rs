@@ -174,24 +174,24 @@ impl Client {
         Ok(MountFate::Lost)
     }
 
-    /// The holders of the mount.
+    /// The holders of the mount; `None` if the daemon closes the connection instead. A client with
+    /// a lease may get the summary of the mount before that.
     ///
     /// # Errors
-    /// `Io` if the daemon does not answer.
-    pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Status> {
-        self.send(Request::Status)?;
+    /// `TimedOut`; `Io`.
+    pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Option<Status>> {
+        self.send_unless_closed(Request::Status)?;
         let line = self.line(Some(limit))?;
-        serde_json::from_str(&line).map_err(|error| {
-            Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)
-        })
+        Ok(serde_json::from_str(&line).ok())
     }
 
-    /// The statistics of the mount so far, as a line of JSON.
+    /// The statistics of the mount so far, as a line of JSON; empty if the daemon closes the
+    /// connection instead.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn numbers(&mut self) -> Result<String> {
-        self.send(Request::Numbers)?;
+        self.send_unless_closed(Request::Numbers)?;
         self.line(Some(ANSWER))
     }
 
@@ -327,6 +327,16 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(lines.as_bytes()).unwrap();
         Client::over(ours, None)
+    }
+
+    #[test]
+    fn a_daemon_that_unmounts_during_a_request_gives_no_status() {
+        for lines in ["", "10 files read, 1 MiB\n"] {
+            assert_eq!(client_after(lines).status(ANSWER).unwrap(), None, "{lines}");
+        }
+        assert_eq!(client_after("").numbers().unwrap(), "");
+        let status = client_after("{\"holders\":[],\"kept\":true}\n").status(ANSWER).unwrap();
+        assert!(status.unwrap().kept);
     }
 
     #[test]
