@@ -8,12 +8,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::net::sockopt::socket_peercred;
 
 use super::super::EXIT;
 use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
+use crate::os::peer_credentials;
 use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer. The thread that answers does nothing else, except to
@@ -61,8 +61,8 @@ impl Client {
         let stream = UnixStream::connect(socket).map_err(|error| {
             Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
         })?;
-        let peer = socket_peercred(&stream).ok();
-        let daemon = peer.and_then(|peer| ProcessId::of(peer.pid.as_raw_nonzero().get()).ok());
+        let peer = peer_credentials::of(&stream).ok();
+        let daemon = peer.and_then(|peer| ProcessId::of(peer.pid?).ok());
         Ok(Self::over(stream, daemon))
     }
 
