@@ -59,7 +59,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
         }
         // Its daemon has no record, so archfs cannot ask it.
         MountState::Other(entry) if entry.may_unmount() => {
-            attach::detach(&mount_point, how)?;
+            attach::detach(&entry, how)?;
             share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
         }
         MountState::Other(entry) => {
@@ -112,12 +112,12 @@ fn ask(
                     let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
-                MountState::Alive(..) => detach_from_outside(mount_point),
+                MountState::Alive(entry, ..) => detach_from_outside(&entry),
                 _ => share::clear(mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone),
             }
         }
         Err(error) if error.kind() == Kind::TimedOut && how == Detach::Lazily => {
-            detach_from_outside(mount_point)
+            detach_from_outside(entry)
         }
         Err(error) if error.kind() == Kind::TimedOut => Err(silent(error, mount_point)),
         Err(error) => Err(error.within(mount_point.display())),
@@ -125,8 +125,8 @@ fn ask(
 }
 
 /// Detaches a mount whose daemon does not answer. If the daemon runs again, it clears up itself.
-fn detach_from_outside(mount_point: &Path) -> Result<Unmounted> {
-    attach::detach(mount_point, Detach::Lazily)?;
+fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
+    attach::detach(entry, Detach::Lazily)?;
     Ok(Unmounted::Gone)
 }
 

@@ -131,6 +131,13 @@ impl MountLock {
         }
     }
 
+    /// Locks the existing file of `mount_point`; `None` if another process holds the lock or there
+    /// is no such file.
+    pub(super) fn try_existing_of(mount_point: &Path) -> Option<Self> {
+        let name = key(mount_point) + RECORD;
+        Self::try_existing(&RecordDirectory::holding(&name)?, &name)
+    }
+
     /// Locks the file of `mount_point`, if there is one, as soon as no other process holds the
     /// lock. `Err(())` if another process still holds it at `deadline`.
     pub(in crate::lifecycle) fn wait_for(
