@@ -246,7 +246,7 @@ impl MountLock {
     }
 
     /// The directory of the record file.
-    pub(super) fn directory(&self) -> &Path {
+    pub(in crate::lifecycle) fn directory(&self) -> &Path {
         self.record_directory.directory()
     }
 
