@@ -10,6 +10,7 @@ pub mod memory;
 pub mod mountinfo;
 pub mod new_file;
 pub mod page_cache;
+pub(crate) mod peer_credentials;
 pub mod probe;
 pub mod process;
 pub mod processors;

@@ -96,7 +96,7 @@ pub fn list() -> Result<Vec<Listed>> {
             // It was unmounted during the scan, or another mount covers it.
             _ => continue,
         };
-        let status = client.and_then(|mut client| client.status(ANSWER).ok());
+        let status = client.and_then(|mut client| client.status(ANSWER).ok().flatten());
         let state = if state == State::Alive && status.is_none() { State::Silent } else { state };
         let Status { holders, kept } = status.unwrap_or_default();
         all.push(Listed {

@@ -59,7 +59,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
         }
         // Its daemon has no record, so archfs cannot ask it.
         MountState::Other(entry) if entry.may_unmount() => {
-            attach::detach(&mount_point, how)?;
+            attach::detach(&entry, how)?;
             share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
         }
         MountState::Other(entry) => {
@@ -112,12 +112,12 @@ fn ask(
                     let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
-                MountState::Alive(..) => detach_from_outside(mount_point),
+                MountState::Alive(entry, ..) => detach_from_outside(&entry),
                 _ => share::clear(mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone),
             }
         }
         Err(error) if error.kind() == Kind::TimedOut && how == Detach::Lazily => {
-            detach_from_outside(mount_point)
+            detach_from_outside(entry)
         }
         Err(error) if error.kind() == Kind::TimedOut => Err(silent(error, mount_point)),
         Err(error) => Err(error.within(mount_point.display())),
@@ -125,8 +125,8 @@ fn ask(
 }
 
 /// Detaches a mount whose daemon does not answer. If the daemon runs again, it clears up itself.
-fn detach_from_outside(mount_point: &Path) -> Result<Unmounted> {
-    attach::detach(mount_point, Detach::Lazily)?;
+fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
+    attach::detach(entry, Detach::Lazily)?;
     Ok(Unmounted::Gone)
 }
 
@@ -175,12 +175,15 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     };
     let status = match client.status(ANSWER) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
-        // The daemon was just killed, and its mount is stale once it has exited.
-        Err(error) => match client.leave()? {
+        Err(error) => return Err(error.within(mount_point.display())),
+        // The daemon was just killed, and its mount is stale once it has exited. Or it is exiting.
+        Ok(None) => match client.leave()? {
             MountFate::Lost => return cleared(),
-            MountFate::Unmounted(_) | MountFate::Stays => return Err(error),
+            MountFate::Unmounted(_) | MountFate::Stays => {
+                return not_ours("the daemon no longer accepts requests".into());
+            }
         },
-        Ok(status) => status,
+        Ok(Some(status)) => status,
     };
     let (held, others): (Vec<_>, Vec<_>) =
         status.holders.into_iter().partition(|holder| holder.pid == pid);

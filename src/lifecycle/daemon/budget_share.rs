@@ -6,6 +6,7 @@
 //!
 //! The daemon's loop never waits for memory to be freed: a thread does that.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,15 @@ impl Share {
             self.count();
         }
         self.settles
+    }
+
+    /// Watches the peers in `directory`, to which the record of this daemon may have moved.
+    pub(in crate::lifecycle) fn renew_watch(&mut self, directory: &Path, now: Instant) {
+        if self.peers.as_mut().is_some_and(|peers| peers.renew_watch(directory)) {
+            // Changes before the new watch were not reported.
+            self.settles = Some(now + SETTLE);
+            self.count();
+        }
     }
 
     /// Leaves this share to the other daemons, because nothing is mounted any more. Files that are

@@ -188,6 +188,7 @@ impl Daemon {
             let holders =
                 Holders { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
             let now = Instant::now();
+            let refresh = self.refresh(now);
             // Done in every round: a change that is not read would end every wait at once.
             let share = self.share.update(now);
             // A new holder may not have sent its first request.
@@ -196,7 +197,7 @@ impl Daemon {
                 Step::Serve(until) => {
                     let release = self.release.update(now);
                     let archive_cache = self.archive_cache.update(now);
-                    let until = [until, share, release, archive_cache, self.refresh(now)];
+                    let until = [until, share, release, archive_cache, refresh];
                     let until = until.into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
                     if self.wait(limit)? {
@@ -240,6 +241,9 @@ impl Daemon {
                 && let Err(error) = self.leases.listen_at(listener)
             {
                 log::warn!("{error}");
+            }
+            if let Some(directory) = self.mount.record_directory() {
+                self.share.renew_watch(&directory, now);
             }
         }
         self.mount.is_attached().then_some(self.refresh_at)

@@ -114,6 +114,13 @@ impl Mounted {
         }
     }
 
+    /// The directory of its record; `None` if it has no record.
+    pub(in crate::lifecycle) fn record_directory(&self) -> Option<PathBuf> {
+        let parts = self.parts.lock();
+        let (lock, _) = parts.as_ref()?.lock.as_ref()?;
+        Some(lock.directory().to_owned())
+    }
+
     /// Whether another process unmounted it. Files may still be open.
     pub(in crate::lifecycle) fn was_unmounted_by_others(&self) -> bool {
         match &*self.parts.lock() {

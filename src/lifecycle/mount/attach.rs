@@ -20,7 +20,7 @@ use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{device, fusermount};
-use crate::os::mountinfo::{self, MountEntry, TYPE};
+use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
 use crate::os::probe;
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::format_duration;
@@ -124,7 +124,7 @@ impl Attached {
     }
 
     fn is(&self, entry: &MountEntry) -> bool {
-        entry.id == self.entry.id && entry.device == self.entry.device
+        MountId::of(entry) == MountId::of(&self.entry)
     }
 
     /// Detaches it, if it is still mounted, at its current path.
@@ -137,7 +137,7 @@ impl Attached {
             let Some(entry) = before else {
                 return Ok(());
             };
-            let detached = self.detach_at(&entry.mount_point, how);
+            let detached = detach(&entry, how);
             before = self.current_entry()?;
             // If its path has changed, a directory above it was renamed: retry with the new path.
             let Some(current) = &before else {
@@ -153,17 +153,6 @@ impl Attached {
             self.mount_point.display()
         );
         Err(Error::new(Kind::Io, context))
-    }
-
-    fn detach_at(&self, mount_point: &Path, how: Detach) -> Result<()> {
-        match mountinfo::topmost(mount_point)? {
-            Some(entry) if self.is(&entry) => detach(mount_point, how),
-            Some(other) => {
-                let context = format!("{} is mounted over it", other.describe());
-                Err(Error::new(Kind::Busy, context).within(mount_point.display()))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Aborts the connection of a mount that cannot be detached. Processes that use the mount get
@@ -198,14 +187,26 @@ impl Drop for Attached {
     }
 }
 
-/// Detaches the topmost mount at `mount_point`, whichever process mounted it. Succeeds also if
-/// another process unmounts it at the same time.
+/// Detaches the mount `entry`, whichever process mounted it. Succeeds also if another process
+/// unmounts it at the same time. Detaches nothing if another mount covers or has replaced it.
+///
+/// The kernel reuses the numbers of a detached mount. Unless the mount belongs to this process, the
+/// caller locks its mount point, if the lock is free, so that no other process mounts there.
 ///
 /// # Errors
-/// `Busy` if `how` is `IfIdle` and the mount is in use; `Io`.
-pub(in crate::lifecycle) fn detach(mount_point: &Path, how: Detach) -> Result<()> {
+/// `Busy` if `how` is `IfIdle` and the mount is in use, or if another mount covers it; `Io`.
+pub(in crate::lifecycle) fn detach(entry: &MountEntry, how: Detach) -> Result<()> {
+    let mount_point = entry.mount_point.as_path();
+    match mountinfo::topmost(mount_point)? {
+        Some(topmost) if MountId::of(&topmost) == MountId::of(entry) => {}
+        Some(other) => {
+            let context = format!("{} is mounted over it", other.describe());
+            return Err(Error::new(Kind::Busy, context).within(mount_point.display()));
+        }
+        None => return Ok(()),
+    }
     let detached = match geteuid().is_root() {
-        true => detach_as_root(mount_point, how),
+        true => detach_as_root(entry, how),
         false => fusermount::unmount(mount_point, how),
     };
     match detached {
@@ -217,12 +218,13 @@ pub(in crate::lifecycle) fn detach(mount_point: &Path, how: Detach) -> Result<()
     }
 }
 
-fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
+fn detach_as_root(entry: &MountEntry, how: Detach) -> Result<()> {
+    let mount_point = entry.mount_point.as_path();
     let flags = match how {
         Detach::IfIdle => UnmountFlags::NOFOLLOW,
         Detach::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
     };
-    match unmount_in_parent(mount_point, flags) {
+    match unmount_in_parent(mount_point, flags, |found| MountId::of(found) == MountId::of(entry)) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(busy(mount_point)),
         Err(error) => {
@@ -231,12 +233,16 @@ fn detach_as_root(mount_point: &Path, how: Detach) -> Result<()> {
     }
 }
 
-/// Unmounts the topmost mount at `mount_point`, if it is still one of archfs.
-fn unmount_in_parent(mount_point: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+/// Unmounts the topmost mount at `mount_point`, if it is one of archfs that `is_meant` accepts.
+fn unmount_in_parent(
+    mount_point: &Path,
+    flags: UnmountFlags,
+    is_meant: impl Fn(&MountEntry) -> bool,
+) -> rustix::io::Result<()> {
     let parent = ParentDirectory::new(mount_point)?;
     // A mount point cannot be renamed, and `parent` does not depend on the directories above it.
     match mountinfo::topmost(mount_point) {
-        Ok(Some(entry)) if entry.is_archfs() => unmount(parent.path(), flags),
+        Ok(Some(entry)) if entry.is_archfs() && is_meant(&entry) => unmount(parent.path(), flags),
         _ => Err(Errno::INVAL),
     }
 }
@@ -250,7 +256,7 @@ fn detach_moved(directory: &OwnedFd) {
     if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
         && entry.is_own()
         && probe::is_stale(&mount_point, &entry, ANSWER)
-        && let Err(error) = detach_as_root(&mount_point, Detach::Lazily)
+        && let Err(error) = detach_as_root(&entry, Detach::Lazily)
     {
         log::warn!("{error}; run `archfs gc`");
     }
@@ -282,7 +288,8 @@ fn log_mounted(mount_point: &Path, how: &str, start: Instant) {
 /// # Errors
 /// `Io`.
 pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
-    unmount_in_parent(mount_point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).map_err(|error| {
+    let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
+    unmount_in_parent(mount_point, flags, |_| true).map_err(|error| {
         Error::io(format!("{}: cannot unmount", mount_point.display()), error.into())
     })
 }

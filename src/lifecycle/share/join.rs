@@ -35,7 +35,8 @@ use crate::os::mountinfo::MountEntry;
 use crate::os::process::ProcessId;
 use crate::vfs::ViewOptions;
 
-/// How long a mount that is ending may take to free its mount point.
+/// How long a mount that is ending may take to free its mount point while no daemon answers. A
+/// daemon that answers ends within its grace period, which the user may set to any length.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a daemon that has mounted may take to answer.
@@ -71,39 +72,36 @@ pub(in crate::lifecycle) fn join_or_lock(
         if let Some(lock) = MountLock::try_acquire(&record)? {
             return clear_and_record(mount_point, lock, &record);
         }
-        match state::look(mount_point)? {
+        let (entry, file) = match state::look(mount_point)? {
+            MountState::Alive(entry, file, _) => (Some(entry), file),
+            MountState::Starting(file) => (None, file),
             MountState::Other(entry) => return Err(taken(mount_point, &entry)),
-            MountState::Alive(entry, file, found) => {
-                check_same(mount_point, Some(&entry), &found, plan)?;
-                match ask_for_lease(mount_point, &file, &mut waiting)? {
-                    LeaseAnswer::Granted(mut client) => {
-                        check_outlasts(mount_point, &mut client)?;
-                        return Ok(JoinOutcome::Joined(client, found));
-                    }
-                    LeaseAnswer::Ending(client) => waiting.wait_for_end(mount_point, client)?,
-                }
-            }
-            MountState::Starting(file) => match &file.record {
-                Some(found) => {
-                    check_same(mount_point, None, found, plan)?;
-                    match ask_for_lease(mount_point, &file, &mut waiting)? {
-                        LeaseAnswer::Granted(mut client) => {
-                            check_outlasts(mount_point, &mut client)?;
-                            return Ok(JoinOutcome::Joined(client, found.clone()));
-                        }
-                        // Not listening yet, or failed.
-                        LeaseAnswer::Ending(_) => waiting.wait_for_start(mount_point),
-                    }
-                }
-                None => waiting.wait_for_start(mount_point),
-            },
             MountState::Stale(_) => {
                 state::detach_stale(mount_point)?;
                 waiting.wait_for_end(mount_point, None)?;
+                continue;
             }
-            MountState::Ending => waiting.wait_for_end(mount_point, None)?,
+            MountState::Ending => {
+                waiting.wait_for_end(mount_point, None)?;
+                continue;
+            }
             // It became free after `try_acquire`.
-            MountState::Free => thread::sleep(RETRY),
+            MountState::Free => {
+                thread::sleep(RETRY);
+                continue;
+            }
+        };
+        match ask_for_lease(mount_point, entry.as_ref(), &file, plan, &mut waiting)? {
+            LeaseAnswer::Granted(mut client, found) => {
+                match check_outlasts(mount_point, &mut client)? {
+                    Some(()) => return Ok(JoinOutcome::Joined(client, found)),
+                    None => waiting.wait_for_end(mount_point, None)?,
+                }
+            }
+            // The daemon does not listen yet, or failed to mount.
+            _ if entry.is_none() => waiting.wait_for_start(mount_point),
+            LeaseAnswer::Refused(client) => waiting.wait_for_end(mount_point, Some(client))?,
+            LeaseAnswer::NotListening => waiting.wait_for_end(mount_point, None)?,
         }
     }
 }
@@ -125,20 +123,37 @@ fn clear_and_record(mount_point: &Path, lock: MountLock, record: &Record) -> Res
 
 /// The answer of a daemon to a request for a lease.
 enum LeaseAnswer {
-    /// It grants one.
-    Granted(Client),
-    /// It is ending, and so is this connection; `None` if it does not listen.
-    Ending(Option<Client>),
+    /// It grants one on the mount that the record describes.
+    Granted(Client, Record),
+    /// It is about to unmount, and then closes this connection.
+    Refused(Client),
+    /// No daemon listens, its record cannot be read, or it closed the connection.
+    NotListening,
 }
 
+/// Asks the daemon of `file` for a lease, if it mounts what `plan` says.
+///
+/// All daemons of a mount point listen at the same path, and a process that clears a stale mount
+/// holds the lock while the file still has the record of the killed daemon. So the record counts
+/// only if it is read while a daemon is connected. A daemon keeps the lock from before it listens
+/// until it grants no more leases. If it grants this one, the record is its own.
+///
+/// # Errors
+/// `Busy` if it mounts something else; `TimedOut`; `Io`.
 fn ask_for_lease(
     mount_point: &Path,
+    entry: Option<&MountEntry>,
     file: &RecordFile,
+    plan: &MountPlan,
     waiting: &mut Waiting,
 ) -> Result<LeaseAnswer> {
     let Ok(mut client) = Client::connect(&file.socket()) else {
-        return Ok(LeaseAnswer::Ending(None));
+        return Ok(LeaseAnswer::NotListening);
     };
+    let Some(record) = file.read_again() else {
+        return Ok(LeaseAnswer::NotListening);
+    };
+    check_same(mount_point, entry, &record, plan)?;
     let mut answer_by = None;
     let mut wait_longer = || {
         match state::look_within(mount_point, Duration::ZERO) {
@@ -153,36 +168,52 @@ fn ask_for_lease(
         }
     };
     match client.hold_while(&mut wait_longer) {
-        Ok(true) => Ok(LeaseAnswer::Granted(client)),
-        Ok(false) => Ok(LeaseAnswer::Ending(Some(client))),
+        Ok(Some(true)) => Ok(LeaseAnswer::Granted(client, record)),
+        Ok(Some(false)) => Ok(LeaseAnswer::Refused(client)),
+        Ok(None) => Ok(LeaseAnswer::NotListening),
         Err(error) if error.kind() == Kind::TimedOut => match state::look(mount_point)? {
-            MountState::Stale(_) => Ok(LeaseAnswer::Ending(None)),
+            MountState::Stale(_) => Ok(LeaseAnswer::NotListening),
             _ => Err(error
                 .within(mount_point.display())
                 .with_hint("run `archfs list` to see its daemon")),
         },
-        Err(error) => Err(error),
+        Err(error) => Err(error.within(mount_point.display())),
     }
+}
+
+/// Whether the daemon of a mount that is ending answered during a wait.
+#[derive(Clone, Copy)]
+enum Daemon {
+    Answers,
+    IsSilent,
 }
 
 /// How long this process has waited for others.
 #[derive(Default)]
 struct Waiting {
     starting_since: Option<Instant>,
+    /// How long a previous mount has been ending.
     ending: Duration,
+    /// The part of that since its daemon last answered.
+    unanswered: Duration,
     has_explained: bool,
 }
 
 impl Waiting {
-    /// Waits before a mount that is ending is checked again.
-    fn wait_for_end(&mut self, mount_point: &Path, ending: Option<Client>) -> Result<()> {
+    /// Waits before a mount that is ending is checked again. `refused` is the connection to its
+    /// daemon, if that has just answered.
+    fn wait_for_end(&mut self, mount_point: &Path, refused: Option<Client>) -> Result<()> {
         let since = Instant::now();
-        if let Some(mut client) = ending {
-            client.wait_until_closed(EXPLAIN_AFTER)?;
+        match refused {
+            Some(mut client) => {
+                client.wait_until_closed(EXPLAIN_AFTER)?;
+                self.note_ending(since.elapsed(), Daemon::Answers);
+            }
+            None => self.note_ending(since.elapsed(), Daemon::IsSilent),
         }
         thread::sleep(RETRY);
-        self.ending += since.elapsed();
-        if self.ending >= END_LIMIT {
+        self.note_ending(RETRY, Daemon::IsSilent);
+        if self.unanswered >= END_LIMIT {
             let context =
                 format!("{}: the previous mount was not unmounted in time", mount_point.display());
             return Err(Error::new(Kind::TimedOut, context)
@@ -192,6 +223,14 @@ impl Waiting {
             self.explain(mount_point, "waiting until the previous mount is unmounted");
         }
         Ok(())
+    }
+
+    fn note_ending(&mut self, time: Duration, daemon: Daemon) {
+        self.ending += time;
+        self.unanswered = match daemon {
+            Daemon::Answers => Duration::ZERO,
+            Daemon::IsSilent => self.unanswered + time,
+        };
     }
 
     /// Waits before a mount that is starting is checked again.
@@ -255,16 +294,21 @@ fn check_same(
 /// Refuses a mount that may end before this process. A batch system kills a daemon when its job or
 /// step ends, and the mount fails then. It accepts a mount of the same job that stays until it is
 /// unmounted explicitly: such a mount, for example of a mount step, is meant to outlast other
-/// steps.
-fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<()> {
+/// steps. Returns `None` if the daemon unmounts before it answers.
+fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<Option<()>> {
     let own = JobStep::own();
     let Some(step) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {
-        return Ok(());
+        return Ok(Some(()));
     };
-    if !step.may_end_before(own.as_ref())
-        || (step.is_of_the_job_of(own.as_ref()) && client.status(ANSWER)?.kept)
-    {
-        return Ok(());
+    if !step.may_end_before(own.as_ref()) {
+        return Ok(Some(()));
+    }
+    if step.is_of_the_job_of(own.as_ref()) {
+        match client.status(ANSWER)? {
+            None => return Ok(None),
+            Some(status) if status.kept => return Ok(Some(())),
+            Some(_) => {}
+        }
     }
     let path = mount_point.display();
     let context = format!("{path}: the mount here ends with {}", step.describe());
@@ -322,4 +366,93 @@ pub(in crate::lifecycle) fn identity(plan: &MountPlan) -> String {
         format!("{offset} {recursive} {subdir:?} {uid:?} {gid:?} {access:?} {allow_changes}");
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::geteuid;
+
+    use super::*;
+    use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime};
+    use crate::log::Verbosity;
+
+    fn plan(mount_point: PathBuf) -> MountPlan {
+        MountPlan {
+            archives: vec!["/a.sqfs".into()],
+            mountpoint: mount_point,
+            offset: 0,
+            recursive: false,
+            index: None,
+            view: ViewOptions::default(),
+            access: Access::Owner,
+            lifetime: Lifetime::default(),
+            cache_bytes: None,
+            cache_idle: None,
+            stage: None,
+            preload: false,
+            archive_cache: ArchiveCacheChoice::Auto,
+            allow_changes: false,
+            threads: None,
+            log_file: None,
+            stats_json: None,
+            stats: false,
+            verbosity: Verbosity::Default,
+        }
+    }
+
+    fn ask(plan: &MountPlan, file: &RecordFile) -> Result<LeaseAnswer> {
+        ask_for_lease(&plan.mountpoint, None, file, plan, &mut Waiting::default())
+    }
+
+    fn snapshot(plan: &MountPlan) -> RecordFile {
+        RecordFile::of(&plan.mountpoint, geteuid().as_raw()).unwrap()
+    }
+
+    #[test]
+    fn only_a_daemon_that_does_not_answer_is_given_up() {
+        let mut waiting = Waiting::default();
+        for _ in 0..100 {
+            waiting.note_ending(Duration::from_secs(1), Daemon::Answers);
+            waiting.note_ending(RETRY, Daemon::IsSilent);
+        }
+        assert!(waiting.unanswered < END_LIMIT && waiting.ending > END_LIMIT);
+        waiting.note_ending(END_LIMIT, Daemon::IsSilent);
+        assert!(waiting.unanswered >= END_LIMIT);
+    }
+
+    #[test]
+    fn the_record_of_a_killed_daemon_refuses_no_other_archive() {
+        let work = tempfile::tempdir().unwrap();
+        let plan = plan(work.path().join("mount"));
+        let other = Record {
+            identity: "other".to_owned(),
+            ..first_record(&plan.mountpoint, &plan).unwrap()
+        };
+        let lock = MountLock::try_acquire(&other).unwrap().unwrap();
+        let file = snapshot(&plan);
+        assert!(file.is_locked, "a process clears the stale mount");
+        assert!(matches!(ask(&plan, &file), Ok(LeaseAnswer::NotListening)));
+        let _listener = lock.listen().unwrap();
+        assert_eq!(ask(&plan, &file).map(|_| ()).unwrap_err().kind(), Kind::Busy);
+        lock.remove();
+    }
+
+    #[test]
+    fn compares_with_the_record_of_the_daemon_that_is_connected() {
+        let work = tempfile::tempdir().unwrap();
+        let plan = plan(work.path().join("mount"));
+        let same = first_record(&plan.mountpoint, &plan).unwrap();
+        let lock = MountLock::try_acquire(&same).unwrap().unwrap();
+        let file = snapshot(&plan);
+        // Another process mounts another archive before this one connects. The daemon has exited
+        // before it answers, so that this test never waits.
+        lock.write(&Record { identity: "other".to_owned(), ..same }).unwrap();
+        let listener = lock.listen().unwrap();
+        let asked = thread::scope(|scope| {
+            scope.spawn(|| drop(listener.accept().unwrap()));
+            ask(&plan, &file)
+        });
+        assert_eq!(asked.map(|_| ()).unwrap_err().kind(), Kind::Busy);
+        lock.remove();
+    }
 }

@@ -131,6 +131,13 @@ impl MountLock {
         }
     }
 
+    /// Locks the existing file of `mount_point`; `None` if another process holds the lock or there
+    /// is no such file.
+    pub(super) fn try_existing_of(mount_point: &Path) -> Option<Self> {
+        let name = key(mount_point) + RECORD;
+        Self::try_existing(&RecordDirectory::holding(&name)?, &name)
+    }
+
     /// Locks the file of `mount_point`, if there is one, as soon as no other process holds the
     /// lock. `Err(())` if another process still holds it at `deadline`.
     pub(in crate::lifecycle) fn wait_for(
@@ -239,7 +246,7 @@ impl MountLock {
     }
 
     /// The directory of the record file.
-    pub(super) fn directory(&self) -> &Path {
+    pub(in crate::lifecycle) fn directory(&self) -> &Path {
         self.record_directory.directory()
     }
 
@@ -319,8 +326,7 @@ impl RecordFile {
     /// The record file of user `uid` for `mount_point`, if there is one.
     pub(in crate::lifecycle) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
         let name = key(mount_point) + RECORD;
-        let all = RecordDirectory::all_of(uid).into_iter();
-        all.filter_map(|record_directory| Self::read(record_directory, &name, &|_| true)).next()
+        Self::read(RecordDirectory::holding_of(uid, &name)?, &name, &|_| true)
     }
 
     /// All record files of user `uid`.
@@ -358,6 +364,11 @@ impl RecordFile {
         let is_locked = tried == Err(Errno::WOULDBLOCK);
         let _ = flock(&file, FlockOperation::Unlock);
         Some(Self { record: load(&file), name: name.to_owned(), record_directory, is_locked })
+    }
+
+    /// The record that the file contains now; `None` if it is being written or was removed.
+    pub(super) fn read_again(&self) -> Option<Record> {
+        load(&File::open(self.record_directory.path(&self.name)).ok()?)
     }
 
     /// Locks the file, if no other process holds the lock.

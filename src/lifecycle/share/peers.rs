@@ -5,7 +5,7 @@
 //! closed file a moment before it frees the lock.
 
 use std::mem::MaybeUninit;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -15,6 +15,10 @@ use super::lock::{MountLock, RECORD, RecordFile};
 use super::record::Record;
 use crate::error::{Error, Result};
 use crate::os::process::ProcessId;
+
+/// What is watched in the directory of the record.
+const WATCHED: WatchFlags =
+    WatchFlags::MODIFY.union(WatchFlags::DELETE).union(WatchFlags::CLOSE_WRITE);
 
 /// The daemons that share a cache budget with this one.
 #[derive(Debug)]
@@ -28,7 +32,7 @@ pub(in crate::lifecycle) struct Peers {
 impl Peers {
     /// The daemons that share a budget with the holder of `lock`; `None` if its record names no
     /// job. Watches only the directory of that record; `count` looks in all directories of this
-    /// user.
+    /// user. If the record moves to another directory, call `renew_watch`.
     ///
     /// # Errors
     /// `Io` if the directory cannot be watched.
@@ -37,10 +41,9 @@ impl Peers {
             return Ok(None);
         };
         let directory = lock.directory();
-        let watched = WatchFlags::MODIFY | WatchFlags::DELETE | WatchFlags::CLOSE_WRITE;
         let changes =
             inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).and_then(|changes| {
-                let watch = inotify::add_watch(&changes, directory, watched)?;
+                let watch = inotify::add_watch(&changes, directory, WATCHED)?;
                 Ok((changes, watch))
             });
         let (changes, watch) = changes.map_err(|error| {
@@ -49,6 +52,25 @@ impl Peers {
             Error::io(context, error.into())
         })?;
         Ok(Some(Self { job, changes, watch }))
+    }
+
+    /// Watches `directory`, which contains the record now, instead of the one before; returns
+    /// whether it is another directory. A directory that was removed and created again at the same
+    /// path is another one.
+    pub(in crate::lifecycle) fn renew_watch(&mut self, directory: &Path) -> bool {
+        // The kernel returns the old watch if it watches that directory already.
+        match inotify::add_watch(&self.changes, directory, WATCHED) {
+            Ok(watch) if watch != self.watch => {
+                let _ = inotify::remove_watch(&self.changes, self.watch);
+                self.watch = watch;
+                true
+            }
+            Ok(_) => false,
+            Err(error) => {
+                log::info!("{}: cannot watch the records of mounts: {error}", directory.display());
+                false
+            }
+        }
     }
 
     /// The number of daemons that share the budget, including this one.
@@ -103,8 +125,6 @@ pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::super::record;
     use super::*;
 
@@ -121,6 +141,19 @@ mod tests {
             mount_point: mount_point.to_owned(),
         };
         MountLock::try_acquire(&record).unwrap().unwrap()
+    }
+
+    #[test]
+    fn watches_the_directory_to_which_the_record_has_moved() {
+        let work = tempfile::tempdir().unwrap();
+        let own = lock(&work.path().join("own"), "test-moved");
+        let mut peers = Peers::of(&own).unwrap().unwrap();
+        assert!(!peers.renew_watch(own.directory()), "it has not moved");
+        assert!(peers.renew_watch(work.path()));
+        peers.take_changes();
+        std::fs::write(work.path().join("a.mount"), "record").unwrap();
+        assert!(peers.take_changes());
+        own.remove();
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The directory in which this user's archfs processes on this node keep their record files.
 //!
 //! It is `archfs-UID` (0700) in /tmp. If /tmp is full or read-only, archfs tries other parent
-//! directories. If a different user has taken the name, it adds a random suffix. So it looks a
-//! record up in all of them, and creates one in the first that works.
+//! directories. If a different user has taken the name, it adds a random suffix. Records stay there
+//! when the usual name becomes usable again. So archfs looks a record up in all of them, and
+//! creates one in the first that works.
 //!
 //! Invariant: the directory belongs to this user, is closed to others, and is on the file system of
 //! its parent. A FUSE file system could be mounted there, and its daemon can claim any owner for
@@ -51,7 +52,7 @@ impl RecordDirectory {
     fn all_in(parents: &[PathBuf], uid: u32) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for parent in parents {
-            for directory in existing(parent, uid) {
+            for directory in usual(parent, uid).into_iter().chain(suffixed(parent, uid)) {
                 if !all.iter().any(|known| known.directory == directory) {
                     all.push(Self { directory });
                 }
@@ -62,7 +63,21 @@ impl RecordDirectory {
 
     /// The directory of this user that contains the file `name`, if any.
     pub(super) fn holding(name: &str) -> Option<Self> {
-        Self::all().into_iter().find(|record_directory| record_directory.path(name).exists())
+        Self::holding_of(own_uid(), name)
+    }
+
+    /// The directory of user `uid` that contains the file `name`, if any.
+    pub(super) fn holding_of(uid: u32, name: &str) -> Option<Self> {
+        Self::holding_in(&parents(uid), uid, name)
+    }
+
+    /// Searches the directories with a suffix last, because finding them takes a scan of each
+    /// parent.
+    fn holding_in(parents: &[PathBuf], uid: u32, name: &str) -> Option<Self> {
+        let usual = parents.iter().filter_map(|parent| usual(parent, uid));
+        let suffixed = parents.iter().flat_map(|parent| suffixed(parent, uid));
+        let mut all = usual.chain(suffixed).map(|directory| Self { directory });
+        all.find(|record_directory| record_directory.path(name).exists())
     }
 
     /// Calls `create` with a directory of this user in each parent until one works. Creates the
@@ -153,15 +168,14 @@ fn parents(uid: u32) -> Vec<PathBuf> {
     parents
 }
 
-/// The directories of `uid` in `parent`: the one with the usual name or, if that is not usable,
-/// those with a random suffix.
-fn existing(parent: &Path, uid: u32) -> Vec<PathBuf> {
+/// The directory of `uid` in `parent` with the usual name, if that is usable.
+fn usual(parent: &Path, uid: u32) -> Option<PathBuf> {
     let usual = parent.join(name(uid));
-    match check(&usual, uid) {
-        Ok(()) => return vec![usual],
-        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
-        Err(_) => {}
-    }
+    check(&usual, uid).is_ok().then_some(usual)
+}
+
+/// The directories of `uid` in `parent` with a random suffix.
+fn suffixed(parent: &Path, uid: u32) -> Vec<PathBuf> {
     let prefix = format!("{}-", name(uid));
     let entries = fs::read_dir(parent).into_iter().flatten();
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
@@ -186,7 +200,7 @@ fn make(parent: &Path) -> io::Result<PathBuf> {
         Err(error) => error,
     };
     // Another process of this user may have created one with a suffix before.
-    if let Some(directory) = existing(parent, uid).into_iter().next() {
+    if let Some(directory) = suffixed(parent, uid).into_iter().next() {
         return Ok(directory);
     }
     let other = tempfile::Builder::new()
@@ -290,6 +304,26 @@ mod tests {
         fs::create_dir(&usual).unwrap();
         fs::set_permissions(&usual, fs::Permissions::from_mode(0o750)).unwrap();
         assert_eq!(create(&parents).unwrap(), other, "open to a group");
+    }
+
+    #[test]
+    fn finds_records_in_a_suffixed_directory_after_the_usual_name_is_usable_again() {
+        let work = tempfile::tempdir().unwrap();
+        let parents = [work.path().to_owned()];
+        let usual = work.path().join(name(own_uid()));
+        std::os::unix::fs::symlink("/tmp", &usual).unwrap();
+        let other = create(&parents).unwrap();
+        fs::write(other.join("a.mount"), "").unwrap();
+        fs::remove_file(&usual).unwrap();
+        let holding = |name| {
+            let found = RecordDirectory::holding_in(&parents, own_uid(), name);
+            found.map(|record_directory| record_directory.directory)
+        };
+        assert_eq!(holding("a.mount"), Some(other.clone()), "no directory has the usual name");
+        assert_eq!(create(&parents).unwrap(), usual);
+        assert_eq!(holding("a.mount"), Some(other.clone()));
+        assert_eq!(directories(&parents), [usual, other]);
+        assert_eq!(holding("b.mount"), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 
 use super::lock::{MountLock, RecordFile};
 use super::record::Record;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::owned_directory;
@@ -109,21 +109,38 @@ fn look_once(mount_point: &Path, limit: Duration) -> Result<MountState> {
 
 /// Detaches the stale mounts at `mount_point`; returns whether there was one.
 ///
+/// Locks the record while it detaches, so that no other process mounts there after the check. A
+/// killed daemon that has not exited keeps its lock, and then no other process can mount either.
+///
 /// # Errors
 /// `Io`.
 pub(in crate::lifecycle) fn detach_stale(mount_point: &Path) -> Result<bool> {
     let mut was_mounted = false;
     while let MountState::Stale(entry) = look(mount_point)? {
-        detach_one(mount_point, &entry)?;
+        match MountLock::try_existing_of(mount_point) {
+            Some(_lock) => {
+                detach_stale_locked(mount_point)?;
+            }
+            None => detach_one(&entry)?,
+        }
         was_mounted = true;
     }
     Ok(was_mounted)
 }
 
-fn detach_one(mount_point: &Path, entry: &MountEntry) -> Result<()> {
+fn detach_one(entry: &MountEntry) -> Result<()> {
+    let mount_point = entry.mount_point.as_path();
     log::warn!("{}: clearing a stale mount of {}", mount_point.display(), entry.describe());
     // Lazily, because processes may still have files of it open. They get ENOTCONN.
-    attach::detach(mount_point, Detach::Lazily)
+    match attach::detach(entry, Detach::Lazily) {
+        // Another process has replaced the mount. The caller checks the new one.
+        Err(error)
+            if error.kind() == Kind::Busy && mounted_at(mount_point)?.as_ref() != Some(entry) =>
+        {
+            Ok(())
+        }
+        detached => detached,
+    }
 }
 
 /// Removes what a daemon that has ended or was killed has left at `mount_point`: stale mounts, the
@@ -159,7 +176,7 @@ pub(in crate::lifecycle) fn detach_stale_locked(mount_point: &Path) -> Result<Op
     while let Some(entry) = mounted_at(mount_point)? {
         let is_stale = entry.may_unmount() && probe::is_stale(mount_point, &entry, ANSWER);
         match (mounted_at(mount_point)? == Some(entry.clone()), is_stale) {
-            (true, true) => detach_one(mount_point, &entry)?,
+            (true, true) => detach_one(&entry)?,
             (true, false) => return Ok(Some(entry)),
             (false, _) => {}
         }

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::net::sockopt::socket_peercred;
 
 use super::super::EXIT;
 use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
+use crate::os::peer_credentials;
 use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer. The thread that answers does nothing else, except to
@@ -61,8 +61,8 @@ impl Client {
         let stream = UnixStream::connect(socket).map_err(|error| {
             Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
         })?;
-        let peer = socket_peercred(&stream).ok();
-        let daemon = peer.and_then(|peer| ProcessId::of(peer.pid.as_raw_nonzero().get()).ok());
+        let peer = peer_credentials::of(&stream).ok();
+        let daemon = peer.and_then(|peer| ProcessId::of(peer.pid?).ok());
         Ok(Self::over(stream, daemon))
     }
 
@@ -86,19 +86,17 @@ impl Client {
     }
 
     /// Like `hold`, but waits for the answer while `wait_longer` returns true. It is called
-    /// periodically.
+    /// periodically. Returns `None` if the daemon closed the connection without an answer.
     ///
     /// # Errors
-    /// `TimedOut`; `Io`.
+    /// `TimedOut`; `Busy` if the daemon has too many clients; `Io`.
     pub(in crate::lifecycle) fn hold_while(
         &mut self,
         wait_longer: &mut dyn FnMut() -> bool,
-    ) -> Result<bool> {
-        match self.send(Request::Hold) {
-            Err(error) if is_end(&error) => return Ok(false),
-            sent => sent?,
-        }
-        Ok(Answer::decode(&self.line_while(wait_longer)?) == Some(Answer::Done))
+    ) -> Result<Option<bool>> {
+        self.send_unless_closed(Request::Hold)?;
+        let answer = self.answer_while(wait_longer)?;
+        Ok(answer.map(|answer| answer == Answer::Done))
     }
 
     /// Asks the daemon to unmount for `callers`; if the mount has other holders, it only ends the
@@ -157,11 +155,8 @@ impl Client {
     /// # Errors
     /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
-        match self.send(Request::Leave) {
-            // It has ended, but may have sent its summary before.
-            Err(error) if is_end(&error) => {}
-            sent => sent?,
-        }
+        // It may have sent its summary before it closed the connection.
+        self.send_unless_closed(Request::Leave)?;
         let line = self.line(Some(ANSWER))?;
         Ok(match Answer::decode(&line) {
             Some(Answer::Held | Answer::Lingering) => MountFate::Stays,
@@ -179,24 +174,24 @@ impl Client {
         Ok(MountFate::Lost)
     }
 
-    /// The holders of the mount.
+    /// The holders of the mount; `None` if the daemon closes the connection instead. A client with
+    /// a lease may get the summary of the mount before that.
     ///
     /// # Errors
-    /// `Io` if the daemon does not answer.
-    pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Status> {
-        self.send(Request::Status)?;
+    /// `TimedOut`; `Io`.
+    pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Option<Status>> {
+        self.send_unless_closed(Request::Status)?;
         let line = self.line(Some(limit))?;
-        serde_json::from_str(&line).map_err(|error| {
-            Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)
-        })
+        Ok(serde_json::from_str(&line).ok())
     }
 
-    /// The statistics of the mount so far, as a line of JSON.
+    /// The statistics of the mount so far, as a line of JSON; empty if the daemon closes the
+    /// connection instead.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn numbers(&mut self) -> Result<String> {
-        self.send(Request::Numbers)?;
+        self.send_unless_closed(Request::Numbers)?;
         self.line(Some(ANSWER))
     }
 
@@ -278,12 +273,29 @@ impl Client {
 
     /// Sends `request`; returns the answer, or `None` if the connection has ended.
     fn ask(&mut self, request: Request) -> Result<Option<Answer>> {
-        match self.send(request) {
-            // The daemon has closed the connection.
-            Err(error) if is_end(&error) => return Ok(None),
-            sent => sent?,
+        self.send_unless_closed(request)?;
+        let deadline = Instant::now() + ANSWER;
+        self.answer_while(&mut || Instant::now() < deadline)
+    }
+
+    fn answer_while(&mut self, wait_longer: &mut dyn FnMut() -> bool) -> Result<Option<Answer>> {
+        match Answer::decode(&self.line_while(wait_longer)?) {
+            Some(Answer::TooManyClients) => {
+                let context = "the daemon has as many clients as it can serve";
+                Err(Error::new(Kind::Busy, context)
+                    .with_hint("mount once per node, not once per task, or at another path"))
+            }
+            answer => Ok(answer),
         }
-        Ok(Answer::decode(&self.line(Some(ANSWER))?))
+    }
+
+    /// Like `send`, but succeeds if the daemon has closed the connection. What it sent before can
+    /// still be read.
+    fn send_unless_closed(&mut self, request: Request) -> Result<()> {
+        match self.send(request) {
+            Err(error) if is_end(&error) => Ok(()),
+            sent => sent,
+        }
     }
 
     fn send(&mut self, request: Request) -> Result<()> {
@@ -304,4 +316,35 @@ fn is_end(error: &Error) -> bool {
     use std::error::Error as _;
     let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     source.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client whose daemon has sent `lines` and has closed the connection.
+    fn client_after(lines: &str) -> Client {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(lines.as_bytes()).unwrap();
+        Client::over(ours, None)
+    }
+
+    #[test]
+    fn a_daemon_that_unmounts_during_a_request_gives_no_status() {
+        for lines in ["", "10 files read, 1 MiB\n"] {
+            assert_eq!(client_after(lines).status(ANSWER).unwrap(), None, "{lines}");
+        }
+        assert_eq!(client_after("").numbers().unwrap(), "");
+        let status = client_after("{\"holders\":[],\"kept\":true}\n").status(ANSWER).unwrap();
+        assert!(status.unwrap().kept);
+    }
+
+    #[test]
+    fn a_daemon_with_too_many_clients_is_not_taken_for_one_that_is_ending() {
+        let hold = |lines| client_after(lines).hold_while(&mut || true);
+        let full = hold(Answer::TooManyClients.encode()).unwrap_err();
+        assert_eq!(full.kind(), Kind::Busy);
+        assert_eq!(hold(Answer::Ending.encode()).unwrap(), Some(false));
+        assert_eq!(hold("").unwrap(), None);
+    }
 }

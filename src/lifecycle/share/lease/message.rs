@@ -69,6 +69,9 @@ pub(super) enum Answer {
     Held,
     /// The mount has no holder, but it stays for a while.
     Lingering,
+    /// The daemon has as many clients as it can serve. It sends this unasked, and closes the
+    /// connection.
+    TooManyClients,
 }
 
 impl Request {
@@ -148,12 +151,13 @@ impl UnmountAnswer {
 }
 
 impl Answer {
-    const ALL: [(Self, &str); 5] = [
+    const ALL: [(Self, &str); 6] = [
         (Self::Done, "done\n"),
         (Self::Ending, "ending\n"),
         (Self::NoProcess, "no process\n"),
         (Self::Held, "held\n"),
         (Self::Lingering, "lingering\n"),
+        (Self::TooManyClients, "too many clients\n"),
     ];
 
     pub(super) fn encode(self) -> &'static str {

@@ -8,7 +8,6 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use super::message::{
@@ -16,9 +15,10 @@ use super::message::{
 };
 use crate::error::{Error, Result};
 use crate::failpoint;
+use crate::os::peer_credentials;
 use crate::os::process::{ProcessId, Watch};
 
-/// The maximum number of open connections; others are closed at once. Each task on the node needs
+/// The maximum number of open connections; others are refused. Each task on the node needs
 /// one.
 const CLIENTS_MAX: usize = 4096;
 
@@ -82,7 +82,7 @@ impl Leases {
     /// `Io`.
     pub(in crate::lifecycle) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
         stream.set_nonblocking(true).map_err(failed)?;
-        let pid = socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
+        let pid = peer_credentials::of(&stream).ok().and_then(|peer| peer.pid);
         self.add(stream, pid, Lease::Held);
         Ok(())
     }
@@ -220,13 +220,17 @@ impl Leases {
                     return;
                 }
             };
-            let peer = socket_peercred(&stream).ok();
-            let is_allowed = peer.is_some_and(|peer| peer.uid == geteuid() || peer.uid.is_root());
-            if !is_allowed || self.clients.len() >= CLIENTS_MAX {
+            let Ok(peer) = peer_credentials::of(&stream) else {
+                continue;
+            };
+            let is_allowed = peer.uid == geteuid().as_raw() || peer.uid == 0;
+            if !is_allowed || stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if stream.set_nonblocking(true).is_ok() {
-                self.add(stream, peer.map(|peer| peer.pid.as_raw_nonzero().get()), Lease::None);
+            if self.clients.len() >= CLIENTS_MAX {
+                let _ = (&stream).write_all(Answer::TooManyClients.encode().as_bytes());
+            } else {
+                self.add(stream, peer.pid, Lease::None);
             }
         }
     }
@@ -295,7 +299,8 @@ impl Leases {
     }
 
     /// If other processes hold the mount, ends the leases of `callers`, and that of `keep`; `None`
-    /// if none do.
+    /// if none do. A client whose process cannot be identified counts as another holder, because
+    /// its connection is open.
     pub(in crate::lifecycle) fn release_callers(
         &mut self,
         callers: &[ProcessId],
@@ -303,16 +308,26 @@ impl Leases {
         let is_caller = |pid: i32| callers.iter().any(|caller| caller.pid() == pid);
         let (own, others): (Vec<_>, Vec<_>) =
             self.status().holders.into_iter().partition(|holder| is_caller(holder.pid));
-        if others.is_empty() {
-            return None;
-        }
-        let others = HolderStatus::named(&others);
+        let others = match (others.as_slice(), self.count_unidentified()) {
+            ([], 0) => return None,
+            ([], count) => unidentified(count),
+            (others, 0) => HolderStatus::named(others),
+            (others, count) => {
+                format!("{} and {}", HolderStatus::named(others), unidentified(count))
+            }
+        };
         if own.is_empty() && !self.kept {
             return Some(UnmountAnswer::Refused(others));
         }
         self.processes.retain(|(process, _)| !callers.contains(process));
         self.kept = false;
         Some(UnmountAnswer::Released(others))
+    }
+
+    /// The number of clients with a lease whose process cannot be identified.
+    fn count_unidentified(&self) -> usize {
+        let clients = self.clients.iter().filter(|client| client.lease == Lease::Held);
+        clients.filter(|client| client.process().is_none()).count()
     }
 
     /// Replaces the listener.
@@ -340,9 +355,10 @@ impl Leases {
         }
     }
 
+    /// Without clients whose process cannot be identified.
     fn status(&self) -> Status {
         let clients = self.clients.iter().filter(|client| client.lease == Lease::Held);
-        let clients = clients.filter_map(|client| ProcessId::of(client.pid?).ok());
+        let clients = clients.filter_map(Connection::process);
         let mut holders: Vec<_> = clients
             .chain(self.processes.iter().map(|(process, _)| *process))
             .map(|process| HolderStatus { pid: process.pid(), name: process.name() })
@@ -354,6 +370,12 @@ impl Leases {
 }
 
 impl Connection {
+    /// The process at the other end; `None` if this PID namespace does not show it, or if it has
+    /// exited and another process has the connection open.
+    fn process(&self) -> Option<ProcessId> {
+        ProcessId::of(self.pid?).ok()
+    }
+
     /// Reads all bytes received, and detects the end of the connection.
     fn receive(&mut self) {
         let mut bytes = [0; REQUEST_MAX];
@@ -383,6 +405,12 @@ impl Connection {
     }
 }
 
+/// The text for `count` holders that cannot be identified, for example in the outer PID namespace.
+fn unidentified(count: usize) -> String {
+    let noun = if count == 1 { "process" } else { "processes" };
+    format!("{count} {noun} that cannot be identified")
+}
+
 fn failed(error: std::io::Error) -> Error {
     Error::io("cannot listen for requests", error)
 }
@@ -390,6 +418,23 @@ fn failed(error: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_holder_that_cannot_be_identified_keeps_its_lease() {
+        let mut leases = Leases::new(None).unwrap();
+        let (_client, daemon) = UnixStream::pair().unwrap();
+        leases.grant_to(daemon).unwrap();
+        let own = ProcessId::own().unwrap();
+        assert_eq!(leases.release_callers(&[own]), None, "the caller is the only holder");
+        // As the kernel reports a process of the outer PID namespace.
+        leases.clients[0].pid = None;
+        let refused = UnmountAnswer::Refused("1 process that cannot be identified".to_owned());
+        assert_eq!(leases.release_callers(&[own]), Some(refused));
+        leases.watch(own).unwrap();
+        let released = UnmountAnswer::Released("1 process that cannot be identified".to_owned());
+        assert_eq!(leases.release_callers(&[own]), Some(released));
+        assert!(leases.is_held());
+    }
 
     #[test]
     fn counts_only_leases_that_were_granted() {
