@@ -158,6 +158,7 @@ impl Saved {
             }
         }
         for (candidate, error) in rejected {
+            let error = crate::log::text_of(&error);
             log::warn!("{}: {error}; made again", candidate.path.display());
         }
         None
@@ -209,14 +210,16 @@ impl Saved {
                 return stale("made with another choice of --recursive");
             }
             if *len != self.identity.len || *modified != self.identity.modified {
-                return stale("the archive has changed since");
+                return stale("the archive has changed since it was indexed");
             }
             if is_bound_to_file && *file != self.file_key() {
-                return stale("made of another file, or the archive has changed since");
+                return stale("made of another file, or the archive has changed since it was indexed");
             }
             for (offset, hash) in samples {
                 if sample(archive, *offset)? != *hash {
-                    return stale("the archive has changed since, although its time has not");
+                    return stale(
+                        "the archive has changed since it was indexed, although its time has not",
+                    );
                 }
             }
             Ok(())
