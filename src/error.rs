@@ -165,9 +165,9 @@ impl Error {
         }
     }
 
-    /// The text for a user: of damage, without the offsets.
+    /// The text for a user, without the offsets.
     pub fn plain(&self) -> String {
-        if self.is_damage() { without_offsets(&self.to_string()) } else { self.to_string() }
+        without_offsets(&self.to_string())
     }
 }
 
@@ -188,33 +188,65 @@ pub fn reason(error: impl fmt::Display) -> String {
     reason
 }
 
-/// Leaves the offsets out of a text of the form `STRUCTURE at 0x60: STRUCTURE at 0x7: PROBLEM`.
-fn without_offsets(text: &str) -> String {
-    const BEFORE_OFFSET: [&str; 6] =
-        [" that ends at ", " that starts at ", ", at ", ", near ", " at ", " in "];
-    let is_offset = |text: &str| {
-        let text = ["bit ", "bits ", "byte ", "bytes "]
-            .into_iter()
-            .find_map(|unit| text.strip_prefix(unit))
-            .unwrap_or(text);
-        text.starts_with("0x")
+/// Leaves the offsets in the archive out of a text such as `STRUCTURE at 0x60: PROBLEM at 0x7`.
+pub fn without_offsets(text: &str) -> String {
+    const BEFORE_OFFSET: [&str; 8] = [
+        " that ends at ",
+        " that starts at ",
+        ", at ",
+        ", near ",
+        " near ",
+        " at ",
+        " in ",
+        " from ",
+    ];
+    let mut rest = text;
+    let mut kept = String::with_capacity(text.len());
+    while let Some(at) = rest.find([' ', ',']) {
+        let (before, after) = rest.split_at(at);
+        kept.push_str(before);
+        let words = BEFORE_OFFSET.into_iter().find_map(|words| after.strip_prefix(words));
+        rest = match words.and_then(after_offset) {
+            Some(rest) => rest,
+            None => {
+                let (space, rest) = after.split_at(1);
+                kept.push_str(space);
+                rest
+            }
+        };
+    }
+    kept + rest
+}
+
+/// What follows the offset that `text` starts with: `0x60`, `bit 0x60`, `bytes 0x60 to 0x7f`, or
+/// `0x60, byte 419`.
+fn after_offset(text: &str) -> Option<&str> {
+    let number = |text: &'_ str| -> Option<usize> {
+        let digits = text.strip_prefix("0x")?;
+        let rest = digits.trim_start_matches(|c: char| c.is_ascii_hexdigit());
+        let is_whole = rest.len() < digits.len() && !rest.starts_with(is_part_of_word);
+        is_whole.then_some(text.len() - rest.len())
     };
-    let start_of_offset = |part: &str| {
-        BEFORE_OFFSET
-            .into_iter()
-            .flat_map(|words| part.match_indices(words))
-            .filter(|(at, words)| is_offset(&part[at + words.len()..]))
-            .map(|(at, _)| at)
-            .min()
-    };
-    let mut parts: Vec<&str> = text.split(": ").collect();
-    let count = parts.len().saturating_sub(1);
-    for part in parts.iter_mut().take(count) {
-        if let Some(at) = start_of_offset(part) {
-            *part = &part[..at];
+    let units = ["bit ", "bits ", "byte ", "bytes "];
+    let text = units.into_iter().find_map(|unit| text.strip_prefix(unit)).unwrap_or(text);
+    let mut rest = &text[number(text)?..];
+    if let Some(end) = rest.strip_prefix(" to ")
+        && let Some(len) = number(end)
+    {
+        rest = &end[len..];
+    }
+    if let Some(digits) = rest.strip_prefix(", byte ") {
+        let after = digits.trim_start_matches(|c: char| c.is_ascii_digit());
+        if after.len() < digits.len() && !after.starts_with(is_part_of_word) {
+            rest = after;
         }
     }
-    parts.join(": ")
+    Some(rest)
+}
+
+/// Whether `c` continues a word: `0x12.bin` is the name of a file.
+fn is_part_of_word(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')
 }
 
 impl fmt::Display for Error {
@@ -304,7 +336,13 @@ mod tests {
             ("a: gzip data in bytes 0x1 to 0x2: no", "a: gzip data: no"),
             ("a: member 2, near 0x77: no", "a: member 2: no"),
             ("a: bzip2 stream at bit 0x8: no", "a: bzip2 stream: no"),
+            ("a: no header at 0x200", "a: no header"),
+            ("a: cut off: a header at 0x200 and the rest", "a: cut off: a header and the rest"),
+            ("a: damaged: from 0x200 to 0x400 no header", "a: damaged: no header"),
+            ("a: tree at 0x2, byte 7, is a loop", "a: tree, is a loop"),
             ("file at home: no", "file at home: no"),
+            ("a: look at 0x12.bin: no", "a: look at 0x12.bin: no"),
+            ("a: 0x1 at 0xy", "a: 0x1 at 0xy"),
         ] {
             assert_eq!(without_offsets(text), plain);
         }

@@ -5,7 +5,7 @@ use super::{exit, term};
 use crate::error::Result;
 use crate::lifecycle;
 
-/// Clear your stale archfs mounts, directories created for them, and left-over records
+/// Clear your stale archfs mounts, directories created for them, and stale records
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Live mounts and mounts of other users are not touched.
 

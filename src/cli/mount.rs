@@ -140,7 +140,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     if let Some(why) = warning {
         crate::log::warn(
             format_args!(
-                "{why}: Slurm kills the daemon when the script ends, which may leave a stale mount"
+                "{}: {why}: Slurm kills the daemon when the script ends, which may leave a stale mount",
+                plan.mountpoint.display()
             ),
             "use `exec archfs run`",
         );

@@ -253,8 +253,11 @@ impl Report<'_> {
                 text.push_str(&format!("{count} {word}; "));
             }
         }
-        let words = [(files, "file"), (directories, "folder"), (links, "link")];
-        let words = words.map(|(number, one)| counted(number, one));
+        let directories = match directories {
+            1 => "1 directory".to_owned(),
+            _ => format!("{directories} directories"),
+        };
+        let words = [counted(files, "file"), directories, counted(links, "link")];
         text.push_str(&words.join(", "));
         if others > 0 {
             text.push_str(&format!(", {}", counted(others, "other")));

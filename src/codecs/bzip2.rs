@@ -3,7 +3,7 @@
 use ::bzip2::{Decompress, Status};
 
 use super::{Step, Streaming, damaged};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// A decoder of one bzip2 stream. Uses at most 4 MB of memory.
 pub fn bzip2_stream() -> impl Streaming {
@@ -17,7 +17,7 @@ impl Streaming for Bzip2Stream {
         let (before_in, before_out) = (self.0.total_in(), self.0.total_out());
         let status = self.0.decompress(input, output).map_err(|error| damaged("bzip2", error))?;
         if status == Status::MemNeeded {
-            return Err(damaged("bzip2", "no memory"));
+            return Err(Error::new(Kind::Io, "no memory to decompress bzip2 data"));
         }
         Ok(Step {
             consumed: delta(before_in, self.0.total_in()),

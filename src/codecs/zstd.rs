@@ -24,7 +24,7 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
     DECODER.with_borrow_mut(|slot| {
         let decoder = match slot {
             Some(decoder) => decoder,
-            None => slot.insert(Decompressor::new().map_err(|e| damaged("zstd", e))?),
+            None => slot.insert(Decompressor::new().map_err(|error| failed("decompress", error))?),
         };
         decoder.decompress_to_buffer(source, target).map_err(|error| damaged("zstd", error))
     })
@@ -35,7 +35,7 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
 /// # Errors
 /// `Io` if there is no memory.
 pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
-    ::zstd::bulk::compress(source, 1).map_err(|error| failed("cannot compress with zstd", error))
+    ::zstd::bulk::compress(source, 1).map_err(|error| failed("compress", error))
 }
 
 /// A decoder of consecutive zstd frames, with windows of at most `memory` bytes, but at least 8
@@ -44,16 +44,16 @@ pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
 /// # Errors
 /// `Io` if there is no memory.
 pub fn zstd_stream(memory: u64) -> Result<impl Streaming> {
-    let failed = |error| failed("cannot make a zstd decoder", error);
+    let failed = |error| failed("decompress", error);
     let mut decoder = Decoder::new().map_err(failed)?;
     let window = memory.checked_ilog2().unwrap_or(0).clamp(WINDOW_LOG_MIN, WINDOW_LOG_MAX);
     decoder.set_parameter(DParameter::WindowLogMax(window)).map_err(failed)?;
     Ok(ZstdStream(decoder))
 }
 
-/// The error for a library that fails without a fault of the data. Its text is not for users.
-pub(super) fn failed(doing: &str, why: impl Display) -> Error {
-    Error::new(Kind::Io, format!("{doing} failed")).with_detail(why)
+/// The error for the library if it cannot `operate` although the data has no fault.
+fn failed(operate: &str, why: impl Display) -> Error {
+    Error::new(Kind::Io, format!("cannot {operate} zstd data")).with_detail(why)
 }
 
 struct ZstdStream(Decoder<'static>);

@@ -25,7 +25,7 @@ const MAGICS: [Magic; 24] = [
     (0, b"!<arch>\n", "an ar archive", PACK),
     (0, b"DWARFS", "a DwarFS image", PACK),
     (0, b"LZIP", "lzip data", DECODE),
-    (0, b"\x1f\x9d", "data of compress", DECODE),
+    (0, b"\x1f\x9d", "a file of compress (.Z)", DECODE),
     (0, b"\x5d\0\0", "lzma data", DECODE),
     (0, b"\x89LZO\0\r\n\x1a\n", "lzop data", DECODE),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", LIBRARY),

@@ -192,7 +192,7 @@ pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Resul
     for inner in parts {
         match part(&inner, progress) {
             Ok(inner) => info.within.push(inner),
-            Err(error) => log::warn!("{error}; not counted"),
+            Err(error) => log::warn!("{}; not counted", crate::log::text_of(&error)),
         }
     }
     Ok(info)

@@ -56,6 +56,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
             ControlFlow::Continue(())
         });
         if let Err(error) = listed {
+            let error = crate::log::text_of(&error);
             log::warn!("{error}; archives in that directory are not opened");
         }
         for (directory, ino) in candidates {
@@ -104,7 +105,8 @@ impl NestedFile {
             let missing = rest.len();
             let (target, remaining) = rest.split_at_mut_checked(bytes.len()).unwrap_or_default();
             if target.is_empty() {
-                return Err(Error::corrupt(format!("{missing} bytes missing at {offset:#x}")));
+                return Err(Error::corrupt("the file is shorter than its size")
+                    .with_detail(format_args!("{missing} bytes missing at {offset:#x}")));
             }
             target.copy_from_slice(bytes);
             offset = offset.saturating_add(length(target.len()));
@@ -122,8 +124,9 @@ impl Storage for NestedFile {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let end = offset.checked_add(length(buffer.len()));
         if end.is_none_or(|end| end > self.len) {
-            let wanted = buffer.len();
-            return Err(Error::corrupt(format!("{wanted} bytes at {offset:#x} of {}", self.len)));
+            let (wanted, len) = (buffer.len(), self.len);
+            return Err(Error::corrupt("a reference to data past the end of the file")
+                .with_detail(format_args!("{wanted} bytes at {offset:#x} of {len}")));
         }
         let reused = SCRATCHES.with_borrow_mut(Vec::pop);
         let mut scratch = reused.unwrap_or_default();

@@ -253,7 +253,7 @@ impl Opening<'_> {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
             self.report(Finding::note(format!(
-                "more than {limit} archives inside archives: the others are not opened"
+                "{name}: more than {limit} archives inside archives: the others are not opened"
             )));
             return false;
         }
@@ -269,6 +269,9 @@ impl Opening<'_> {
             }
             Err(error) => {
                 let mut finding = Finding::from_error(Location::Path(directory.to_vec()), &error);
+                if self.options.findings == FindingSink::Log {
+                    finding.what = crate::log::text_of(&error);
+                }
                 finding.what.push_str("; its files are not shown");
                 self.report(finding);
                 false

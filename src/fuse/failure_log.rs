@@ -1,12 +1,12 @@
 //! Logs requests that failed, under the path of the file.
 //!
 //! A request names an inode, and not every format knows the path of an inode. So `vfs::paths`
-//! searches the directories for it, on a thread that runs only while there are failures. The request
-//! is answered at once, and the message follows when the search has ended.
+//! searches the directories for it, on a thread that runs only while there are failures. The
+//! request is answered at once, and the message follows when the search has ended.
 //!
-//! Invariants: each failure is passed to the log once, if need be with its inode number. The searches
-//! take at most a tenth of one CPU core, except when the mount ends, and memory for at most
-//! `WAITING_MAX` failures.
+//! Invariants: each failure is logged once, if need be with its inode number. The searches take at
+//! most a tenth of one CPU core, except when the mount ends, and memory for at most `WAITING_MAX`
+//! failures.
 
 use std::collections::HashMap;
 use std::thread;

@@ -1,7 +1,7 @@
 //! Heap settings of this process, and returning freed memory to the system.
 //!
-//! glibc's heaps keep freed memory for reuse unless configured otherwise. Other C libraries have no such
-//! calls; with them these functions do nothing.
+//! glibc's heaps keep freed memory for reuse unless configured otherwise. Other C libraries have no
+//! such calls; with them these functions do nothing.
 #![cfg_attr(
     target_env = "gnu",
     expect(unsafe_code, reason = "no crate offers malloc_trim(3) and mallopt(3) as safe calls")

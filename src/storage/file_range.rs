@@ -46,7 +46,8 @@ impl FileRange {
         let len = u64::try_from(len).unwrap_or(u64::MAX);
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         self.start.checked_add(offset).filter(|_| is_inside).ok_or_else(|| {
-            Error::corrupt(format!("{len} bytes at {offset:#x} are outside the image"))
+            Error::corrupt("a reference to data outside the image")
+                .with_detail(format_args!("{len} bytes at {offset:#x}"))
         })
     }
 }

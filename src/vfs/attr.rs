@@ -2,6 +2,7 @@
 //!
 //! Invariant: `Ino` is never 0, and the root of a tree is always `Ino::ROOT`.
 
+use std::fmt;
 use std::num::NonZeroU64;
 
 /// An inode number in a tree: stable for the life of the tree, never 0.
@@ -40,6 +41,20 @@ pub enum FileKind {
     Fifo,
     /// A socket.
     Socket,
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Regular => "a regular file",
+            Self::Directory => "a directory",
+            Self::Symlink => "a symbolic link",
+            Self::BlockDevice => "a block device",
+            Self::CharDevice => "a character device",
+            Self::Fifo => "a named pipe",
+            Self::Socket => "a socket",
+        })
+    }
 }
 
 /// A point in time.

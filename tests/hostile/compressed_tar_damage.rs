@@ -222,7 +222,7 @@ fn other_compressed_files_are_refused_with_the_cause() {
         let (status, stderr) = list(&compressed);
         assert_eq!(status, Some(3), "{stderr}");
         assert!(
-            stderr.contains(&format!("{name} data within gzip data: compressed twice")),
+            stderr.contains(&format!("{name} data inside gzip data: compressed twice")),
             "{stderr}"
         );
     }

@@ -213,8 +213,8 @@ fn a_mount_works_with_few_threads_or_reports_the_limit() {
                 .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|it| it.parse().ok())
                 .collect();
-            match stderr.contains("threads instead of") {
-                // "using N threads instead of 32: the process limit leaves M"
+            match stderr.contains("--threads: using") {
+                // "--threads: using N of 32, because the process limit leaves M"
                 true => {
                     assert!(numbers.windows(3).any(|it| it[0] == it[2] / 2), "{most}: {stderr}");
                 }
@@ -288,7 +288,7 @@ fn a_small_address_space_gives_fewer_threads_or_an_error_at_start() {
                 let bytes = String::from_utf8_lossy(&read.stdout).trim().to_owned();
                 assert_eq!(bytes, (64_u32 << 20).to_string(), "{option} {megabytes}: {stderr}");
                 let is_limited = stderr.contains("limits the address space to");
-                assert_eq!(is_limited, stderr.contains("threads instead of"), "{stderr}");
+                assert_eq!(is_limited, stderr.contains("--threads: using"), "{stderr}");
                 unmount(&stage.mount_point);
                 served.push(megabytes);
             } else {

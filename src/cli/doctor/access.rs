@@ -39,7 +39,7 @@ fn device(device: &Device, container: Option<&Container>) -> Check {
             "/dev/fuse is not the FUSE device".to_owned(),
             "create the device (mknod -m 0666 /dev/fuse c 10 229)",
         ),
-        Device::NoModule => ("the kernel has no FUSE for /dev/fuse".to_owned(), LOAD_MODULE),
+        Device::NoModule => ("/dev/fuse: the FUSE module is not loaded".to_owned(), LOAD_MODULE),
         Device::Refused { mode, owner } => {
             (format!("/dev/fuse cannot be opened: mode {mode:04o}, owner uid {owner}"), OPEN_DEVICE)
         }

@@ -103,7 +103,11 @@ impl Screen {
         if found.used > 0 {
             let room = found.used.saturating_mul(image.block_size.into());
             let (full, ends) = (percent(found.bytes, room), found.files / found.used);
-            fragments = format!("{}, {full} full, {ends} files each", count(found.used, "block"));
+            fragments = format!(
+                "{}, {full} full, {} each",
+                count(found.used, "block"),
+                count(ends, "file")
+            );
         }
         let unused = u64::from(image.fragments.blocks).saturating_sub(found.used);
         if unused > 0 {

@@ -29,8 +29,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     drop(bar);
     let outcome = match outcome {
         Err(error) if error.kind() == Kind::Interrupted => {
-            term::show_error(&error);
-            return Ok(interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal));
+            let status = interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal);
+            term::show_error(&error.within(request.archive.display()));
+            return Ok(status);
         }
         outcome => outcome?,
     };

@@ -158,12 +158,11 @@ impl ChunkCache {
             return Ok(());
         };
         let context = format!(
-            "a part of it must be decompressed at once, which takes {} of memory, but {} {}, of which the \
-             cache may take {}",
+            "a part of it must be decompressed at once and takes {}; the cache may take {} ({} {})",
             Size(memory_needed),
+            Size(largest_within(left.bytes)),
             left.bound.leaves(),
-            Size(left.bytes),
-            Size(largest_within(left.bytes))
+            Size(left.bytes)
         );
         let hint = "give the job more memory, or re-pack the archive in smaller blocks";
         Err(Error::new(Kind::Io, context).with_hint(hint))

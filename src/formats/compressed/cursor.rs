@@ -90,7 +90,8 @@ impl Cursor {
     }
 
     pub(super) fn ends_early(&self) -> Error {
-        Error::truncated(format!("the file ends early, at {:#x}", self.storage.len()))
+        Error::truncated("the file ends early")
+            .with_detail(format_args!("at {:#x}", self.storage.len()))
     }
 
     fn buffered(&self) -> &[u8] {

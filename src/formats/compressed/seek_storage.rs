@@ -186,9 +186,9 @@ impl Compressed {
         let end = offset.checked_add(length(buffer.len()));
         if end.is_none_or(|end| end > self.len) {
             let (wanted, len) = (buffer.len(), self.len);
-            let error =
-                format!("{wanted} bytes at {offset:#x}, but the decoded data ends at {len:#x}");
-            return Err(Error::corrupt(error));
+            let detail = format_args!("{wanted} bytes at {offset:#x}, end at {len:#x}");
+            return Err(Error::corrupt("the decompressed data is shorter than recorded")
+                .with_detail(detail));
         }
         if let Source::Spool(spool) = &self.source {
             return spool.read_exact_at(buffer, offset);

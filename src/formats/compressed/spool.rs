@@ -163,7 +163,10 @@ impl Spool {
         let end = offset.saturating_add(length(buffer.len()));
         let written = self.shared.wait(end);
         if written < end {
-            let early = || Error::corrupt(format!("the decoded data ends at {written:#x}"));
+            let early = || {
+                Error::corrupt("the decompressed data is shorter than recorded")
+                    .with_detail(format_args!("it ends at {written:#x}"))
+            };
             return Err(self.shared.failure().unwrap_or_else(early));
         }
         self.shared

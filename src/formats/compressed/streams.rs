@@ -133,8 +133,8 @@ impl<F: StreamFormat> Streams<F> {
         Ok(())
     }
 
-    /// Skips the stream padding that is buffered. Returns whether there was any. Ends the file after
-    /// more than `most` bytes.
+    /// Skips the stream padding that is buffered. Returns whether there was any. Ends the file
+    /// after more than `most` bytes.
     fn skip_padding(&mut self, most: u64) -> Result<bool> {
         let words = self.cursor.fill_buf(4)?.chunks_exact(4);
         let zeros = words.take_while(|word| *word == [0; 4]).count();

@@ -84,11 +84,12 @@ impl Metadata {
         let at = usize::from(position.offset);
         // At the end of a block, the next byte is the first of the next block.
         if at > block.bytes.len() {
-            return Err(Error::corrupt(format!(
-                "squashfs metadata block at {:#x} has {} bytes, byte {at} referenced",
-                position.block,
-                block.bytes.len()
-            )));
+            return Err(Error::corrupt("squashfs metadata block: shorter than a reference to it")
+                .with_detail(format_args!(
+                    "block at {:#x} has {} bytes, byte {at} referenced",
+                    position.block,
+                    block.bytes.len()
+                )));
         }
         Ok(Cursor { metadata: self, start: position.block, block, offset: at })
     }

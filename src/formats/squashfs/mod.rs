@@ -150,7 +150,8 @@ impl SquashFs {
         let whole = storage;
         let storage: Arc<dyn Storage> = Arc::new(FileRange::new(Arc::clone(&whole), 0)?.cut(end)?);
         let root = InodeRef::parse(superblock.root).ok_or_else(|| {
-            Error::corrupt(format!("superblock: root inode at {:#x}", superblock.root))
+            Error::corrupt("superblock: invalid position of the root inode")
+                .with_detail(format_args!("{:#x}", superblock.root))
         })?;
         // Metadata gets a quarter. It is small, and a scan of file contents must not evict it.
         let metadata_share = capacity / 4;
@@ -177,7 +178,7 @@ impl SquashFs {
             .map_err(|error| error.within(root.describe(superblock.inode_table)))?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
-            return Err(Error::corrupt(format!("the root is not a directory but {kind:?}")));
+            return Err(Error::corrupt(format!("the root is not a directory but {kind}")));
         }
         let numbers = Numbers::read(&metadata, &*whole, &superblock, root, &inode)?;
         let readahead = Readahead::new(ahead_capacity(data_share, block_size));

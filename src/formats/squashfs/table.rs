@@ -42,8 +42,11 @@ impl<const RECORD: usize> Table<RECORD> {
         // Check before allocating, because the archive controls the count.
         if start.checked_add(size).is_none_or(|list_end| list_end > end) {
             return Err(Error::corrupt(format!(
-                "squashfs {name} table at {start:#x}: {count} records need {size} bytes of \
-                 positions, the image ends at {end:#x}"
+                "squashfs {name} table: past the end of the image"
+            ))
+            .with_detail(format_args!(
+                "table at {start:#x}, {count} records with {size} bytes of positions, image \
+                     ends at {end:#x}"
             )));
         }
         let mut bytes = vec![0; index(size)];

@@ -311,7 +311,7 @@ impl SquashFs {
         self.check_child(parent_ref, found.reference)?;
         let (attr, kind) = (self.attr_of(found.reference, ino)?, found.kind);
         if attr.kind != kind {
-            let context = format!("is {:?}, its entry says {kind:?}", attr.kind);
+            let context = format!("{}, its entry says {kind}", attr.kind);
             return Err(Error::corrupt(context));
         }
         Ok(attr)

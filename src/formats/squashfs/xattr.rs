@@ -47,9 +47,8 @@ impl Xattrs {
         let count = reader.u32()?;
         // An empty table has no pairs, so their position does not matter.
         if count > 0 && start >= end {
-            return Err(Error::corrupt(format!(
-                "squashfs xattr table: pairs at {start:#x}, the image ends at {end:#x}"
-            )));
+            return Err(Error::corrupt("squashfs xattr table: past the end of the image")
+                .with_detail(format_args!("pairs at {start:#x}, image ends at {end:#x}")));
         }
         let list = table.saturating_add(16);
         let ids = Table::read(metadata, storage, "xattr id", list, count, end)?;

@@ -76,9 +76,10 @@ pub(super) fn open(
         if in_doubt {
             finished = scan_sound(decompressed.as_ref(), &error, options)?;
         }
-        let what = format!("damaged: {error}; everything after it is missing");
-        finished.findings.push(Finding::damage(Location::Archive, what.clone()));
-        finished.notes.push(what);
+        let line = |error: &str| format!("damaged: {error}; everything after it is missing");
+        let what = line(&format!("{error:#}"));
+        finished.findings.push(Finding::damage(Location::Archive, what));
+        finished.notes.push(line(&error.to_string()));
     }
     if let Some(at) = garbage {
         let what = format!("bytes after the {} data at {at:#x} are ignored", container.name());
@@ -111,12 +112,12 @@ fn not_a_tar(container: Container, inner: Option<Container>) -> Error {
     let what = container.name();
     let (context, hint) = match inner {
         Some(inner) => (
-            format!("{} data within {what} data: compressed twice", inner.name()),
+            format!("{} data inside {what} data: compressed twice", inner.name()),
             format!("decompress the {what} data; the file inside can be mounted if it is a tar"),
         ),
         None => (
             format!("{what} data, but no tar inside"),
-            format!("to mount a squashfs image, decompress the {what} data first"),
+            format!("if it contains a SquashFS image, decompress the {what} data first"),
         ),
     };
     Error::new(Kind::UnknownFormat, context).with_hint(hint)

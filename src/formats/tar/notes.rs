@@ -118,7 +118,7 @@ impl Notes {
     pub(super) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
         let mut findings = std::mem::take(&mut self.findings);
         if self.more_findings > 0 {
-            let what = format!("damaged in {}", counted(self.more_findings, "more place"));
+            let what = counted(self.more_findings, "more damaged part");
             findings.push(Finding::damage(Location::Archive, what));
         }
         // Each lost link already has its own finding.
@@ -132,7 +132,7 @@ impl Notes {
     pub(super) fn lines(self) -> Vec<String> {
         let mut lines = self.damages;
         if self.more_damages > 0 {
-            lines.push(format!("damaged in {}", counted(self.more_damages, "more place")));
+            lines.push(counted(self.more_damages, "more damaged part"));
         }
         lines.extend(self.skipped.iter().map(|(what, left_out)| left_out_line(what, left_out)));
         lines
@@ -162,7 +162,7 @@ mod tests {
         all.append(notes);
         let lines = all.lines();
         assert_eq!(lines.len(), DAMAGES_MAX + 3);
-        assert_eq!(lines[DAMAGES_MAX], "damaged in 90 more places");
+        assert_eq!(lines[DAMAGES_MAX], "90 more damaged parts");
         assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members, such as \"m0\"");
         assert_eq!(lines[DAMAGES_MAX + 2], "left out 1: records");
     }

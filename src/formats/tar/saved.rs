@@ -10,8 +10,8 @@
 //!
 //! An attacker could make a copy of an archive with the same length, time and samples but other
 //! names, and have the victim make its index. The victim owns that index, and the attacker can
-//! rename it. So the archive must also be the same file: inode, owner and ctime, which cannot
-//! be set. The exception is an index beside the archive, in a directory where only this user, root and
+//! rename it. So the archive must also be the same file: inode, owner and ctime, which cannot be
+//! set. The exception is an index beside the archive, in a directory where only this user, root and
 //! the owner of the archive can create files. An archive can be copied together with such an index.
 //!
 //! Any number of processes on any number of nodes may do this at once. Each writes its own file and
@@ -160,6 +160,7 @@ impl Saved {
             }
         }
         for (candidate, error) in rejected {
+            let error = crate::log::text_of(&error);
             log::warn!("{}: {error}; made again", candidate.path.display());
         }
         None
@@ -211,14 +212,18 @@ impl Saved {
                 return stale("made with another choice of --recursive");
             }
             if *len != self.identity.len || *modified != self.identity.modified {
-                return stale("the archive has changed since");
+                return stale("the archive has changed since it was indexed");
             }
             if is_bound_to_file && *file != self.file_key() {
-                return stale("made of another file, or the archive has changed since");
+                return stale(
+                    "made of another file, or the archive has changed since it was indexed",
+                );
             }
             for (offset, hash) in samples {
                 if sample(archive, *offset)? != *hash {
-                    return stale("the archive has changed since, although its time has not");
+                    return stale(
+                        "the archive has changed since it was indexed, although its time has not",
+                    );
                 }
             }
             Ok(())

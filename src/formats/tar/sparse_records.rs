@@ -79,7 +79,7 @@ pub(super) fn check_count(count: usize) -> Result<()> {
     if count <= TAR_SPARSE_MAX {
         return Ok(());
     }
-    Err(Error::corrupt(format!("sparse map: {count} pieces, limit {TAR_SPARSE_MAX}")))
+    Err(Error::corrupt(format!("sparse map: {count} segments, limit {TAR_SPARSE_MAX}")))
 }
 
 #[cfg(test)]

@@ -118,13 +118,16 @@ impl Walk {
             let names_format =
                 Header::parse(&block).is_some_and(|found| found.dialect() != Dialect::V7);
             if names_format {
-                notes.damage(format!("damaged: from {start:#x} to {at:#x} there is no header"));
+                notes.damage(format!(
+                    "damaged: members are missing, because from {start:#x} to {at:#x} there is no \
+                     header"
+                ));
                 self.chain.skip_to(at);
                 return Ok(true);
             }
             at = at.saturating_add(BLOCK_LEN);
         }
-        notes.damage(format!("damaged: no header at {start:#x} or after it; the rest is missing"));
+        notes.damage(format!("damaged: no header from {start:#x} on; the rest is missing"));
         Ok(false)
     }
 

@@ -57,14 +57,14 @@ fn fits(bytes: u64, left: memory::Headroom) -> Result<()> {
         return Ok(());
     }
     let context = format!(
-        "the index of its files does not fit in memory: it takes {} more, but {} {}",
+        "too little memory for the index of its files: it takes {} more, {} {}",
         Size(bytes.saturating_add(RESERVE)),
         left.bound.leaves(),
         Size(left.bytes)
     );
     Err(Error::new(Kind::Io, context).with_hint(
-        "set TMPDIR to a directory on a local disk (ext4, XFS), give the job more memory, or mount an image: \
-         archfs pack ARCHIVE IMAGE.sqfs",
+        "set TMPDIR to a directory on a local disk, or give the job more memory, or mount an image \
+         (archfs pack ARCHIVE IMAGE.sqfs)",
     ))
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: when it returns success, files can be read and the daemon knows what holds the mount.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
@@ -66,7 +67,7 @@ pub fn mount(
         return match launched.wait_until_ready()? {
             Ok(mut client) => match caller.announce_and_hold(&mut client)? {
                 true => Ok(Ok(MountOutcome::New)),
-                false => Err(ended()),
+                false => Err(ended(&plan.mountpoint)),
             },
             Err(status) => Ok(Err(status)),
         };
@@ -83,7 +84,7 @@ pub fn mount(
             // The mount ended on behalf of another process, so this one tries again like a new
             // caller.
             Ok(false) if mounted != MountOutcome::New => continue,
-            Ok(false) => ended(),
+            Ok(false) => ended(&plan.mountpoint),
             Err(error) => error,
         };
         // A killed daemon leaves its mount behind.
@@ -93,8 +94,9 @@ pub fn mount(
     }
 }
 
-fn ended() -> Error {
-    Error::new(Kind::Io, "the mount ended before it could be shared")
+fn ended(mount_point: &Path) -> Error {
+    let context = format!("{}: the mount ended before it could be shared", mount_point.display());
+    Error::new(Kind::Io, context)
 }
 
 /// A lease on the mount that `plan` asks for, and its record if the mount is shared.
@@ -116,7 +118,8 @@ pub(in crate::lifecycle) fn obtain(
         JoinOutcome::Locked(lock) => lock,
     };
     let started = Launched::start(&arguments(ConnectionSource::Mount), Some(&lock))
-        .and_then(|launched| launched.wait_until_answers(&mount_point));
+        .and_then(|launched| launched.wait_until_answers(&mount_point))
+        .map_err(|error| error.within(mount_point.display()));
     drop(lock);
     if !matches!(started, Ok(Ok(_))) {
         // A helper that the daemon started may still hold the lock.

@@ -71,7 +71,7 @@ impl Relay {
             .into_iter()
             .filter(|signal| !signals::is_ignored(*signal))
             .try_for_each(|signal| handle.add_signal(signal))
-            .map_err(|error| Error::io("cannot watch for signals", error))
+            .map_err(|error| Error::io("signals: cannot watch for them", error))
     }
 
     /// A handle that ends `pass_on` when it is closed.

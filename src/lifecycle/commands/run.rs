@@ -118,7 +118,8 @@ fn obtain(
     }
     if !geteuid().is_root() && !fusermount::is_there() {
         log::warn!(
-            "no fusermount3 on this node; mounting in a namespace that only the command sees"
+            "{}: no fusermount3 on this node; mounting in a namespace that only the command sees",
+            mount_point.display()
         );
         return mount_privately(mount_point, plan, arguments);
     }
@@ -130,7 +131,8 @@ fn obtain(
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
         Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
-            log::warn!("mounting in a namespace that only the command sees instead");
+            let path = mount_point.display();
+            log::warn!("{path}: mounting in a namespace that only the command sees instead");
             mount_privately(mount_point, plan, arguments)
         }
         Err(status) => Ok(Err(status)),
@@ -144,13 +146,15 @@ fn mount_privately(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
 ) -> Result<Started<RunLease>> {
-    let mut launched = Launched::start(&arguments(ConnectionSource::Private), None)?;
+    let named = |error: Error| error.within(mount_point.display());
+    let mut launched =
+        Launched::start(&arguments(ConnectionSource::Private), None).map_err(named)?;
     match launched.wait_until_opened() {
         Ok(Ok(())) => {}
         Ok(Err(status)) => return Ok(Err(status)),
         Err(error) => {
             clear_private(mount_point);
-            return Err(error);
+            return Err(named(error));
         }
     }
     let source = share::real_paths(plan).into_iter().next().unwrap_or_default();
@@ -164,7 +168,7 @@ fn mount_privately(
         }
     };
     let answers = match launched.hand_over(connection) {
-        Ok(()) => launched.wait_until_answers(mount_point),
+        Ok(()) => launched.wait_until_answers(mount_point).map_err(named),
         Err(error) => {
             launched.give_up();
             Err(error)
@@ -284,7 +288,7 @@ fn execute(
         };
         let pass_on = || relay.pass_on(pid, lifetime, &state, detach);
         if let Err(error) = thread::Builder::new().spawn_scoped(scope, pass_on) {
-            log::warn!("cannot pass on signals: {}", reason(&error));
+            log::warn!("{name}: signals are not passed on: {}", reason(&error));
         }
         let status = reap(pid);
         state.has_ended.store(true, Ordering::Relaxed);
@@ -294,7 +298,9 @@ fn execute(
         handle.close();
         status
     });
-    status.map(outcome).map_err(|error| Error::io("cannot wait for the command", error.into()))
+    status
+        .map(outcome)
+        .map_err(|error| Error::io(format!("{name}: cannot wait for it"), error.into()))
 }
 
 /// Whether `error` means that there is no such command. If a directory of PATH cannot be searched,

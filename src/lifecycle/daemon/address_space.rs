@@ -60,14 +60,14 @@ fn within(limit: Limit, wanted: usize, cache_bytes: u64) -> Result<usize> {
     let least = wanted.min(LEAST_THREADS);
     if most >= least {
         log::warn!(
-            "using {most} threads instead of {wanted}: {option} limits the address space to {}",
+            "--threads: using {most} of {wanted}, because {option} limits the address space to {}",
             Size(total)
         );
         return Ok(most);
     }
     let needed = rest.saturating_add(PER_THREAD.saturating_mul(least as u64));
     let context = format!(
-        "{option} limits the address space to {}: {} left, but a mount needs {}",
+        "{option}: {} is too little: {} left, a mount needs {}",
         Size(total),
         Size(left),
         Size(needed)

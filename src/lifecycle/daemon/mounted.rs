@@ -253,7 +253,7 @@ pub(in crate::lifecycle) fn unmount_on_panic(mount: Weak<Mounted>) {
             Some(mount_point) => {
                 log::error!("{mount_point}: internal error in archfs, unmounted: {panic}");
             }
-            None => log::error!("internal error in archfs: {panic}"),
+            None => log::error!("internal error: {panic}"),
         }
         std::process::exit(101);
     }));

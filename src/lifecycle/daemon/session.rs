@@ -76,14 +76,15 @@ fn threads(wanted: usize) -> Result<usize> {
     match found {
         found if found == needed => Ok(wanted),
         0..4 => {
-            let context = format!("too few threads: the process limit leaves {found}");
+            let context =
+                format!("ulimit -u: the process limit leaves {found}, a mount needs 4 threads");
             Err(Error::new(Kind::Io, context)
                 .with_hint("raise the process limit (ulimit -u, or pids.max of the control group)"))
         }
         found => {
             let threads = found / 2;
             log::warn!(
-                "using {threads} threads instead of {wanted}: the process limit leaves {found}"
+                "--threads: using {threads} of {wanted}, because the process limit leaves {found}"
             );
             Ok(threads)
         }

@@ -147,7 +147,7 @@ pub(in crate::lifecycle) fn is_ignored(signal: i32) -> bool {
 /// `Io` if the system refuses.
 pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
     let handles = |signal| ignored == Ignored::AreHandled || !is_ignored(signal);
-    let failed = |error| Error::io("cannot watch for signals", error);
+    let failed = |error| Error::io("signals: cannot watch for them", error);
     let (reader, writer) = io::pipe().map_err(failed)?;
     let mut interrupt = writer.try_clone().map_err(failed)?;
     let interrupted = Arc::new(AtomicBool::new(false));

@@ -132,7 +132,9 @@ type PrivateMountpoint = (Option<Mountpoint>, Option<(MountLock, Record)>);
 fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMountpoint> {
     let mut record = share::first_record(mount_point, plan)?;
     let lock = MountLock::private(&record)
-        .inspect_err(|error| log::info!("mounting without a record: {error}"))
+        .inspect_err(|error| {
+            log::info!("{}: mounting without a record: {error}", mount_point.display());
+        })
         .ok();
     let mountpoint = Mountpoint::within_namespace(mount_point, &mut || {
         record.creates = true;

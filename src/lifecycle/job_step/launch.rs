@@ -93,7 +93,11 @@ impl Launch {
         let waited = self.wait(is_holding, Some(START_LIMIT));
         if waited != WaitOutcome::Reached {
             self.srun.leave_step();
-            let context = "a node stopped answering; its mount may be stale";
+            let context = match self.reports.behind(is_holding).join(", ") {
+                nodes if nodes.is_empty() => "the job step".to_owned(),
+                nodes => nodes,
+            };
+            let context = format!("{context}: stopped answering; the mount may be stale");
             return Err(Error::new(Kind::Io, context).with_hint("run `archfs unmount --all-nodes`"));
         }
         self.srun.leave_step();
@@ -124,10 +128,10 @@ impl Launch {
         let waited = self.wait(has_started, Some(START_LIMIT));
         let why = match waited {
             WaitOutcome::Reached => return None,
-            WaitOutcome::SrunEnded => "srun exited".to_owned(),
+            WaitOutcome::SrunEnded => "srun: exited".to_owned(),
             WaitOutcome::TimedOut => {
                 let (count, expected) = (self.reports.count(), self.expected);
-                format!("{count} of {expected} tasks started in {} s", START_LIMIT.as_secs())
+                format!("srun: {count} of {expected} tasks started in {} s", START_LIMIT.as_secs())
             }
         };
         Some(self.srun_error.clone().unwrap_or(why))
@@ -219,9 +223,10 @@ impl Launch {
     }
 
     fn fail_without_report(self) -> Result<End> {
-        let why = self.srun_error.clone().unwrap_or_else(|| "srun exited".to_owned());
+        let why = self.srun_error.clone().unwrap_or_else(|| "exited".to_owned());
+        let why = why.strip_prefix("srun: ").unwrap_or(&why).to_owned();
         self.unmount_all();
-        let context = format!("the job step ended before it reported: {why}");
+        let context = format!("srun: the job step ended before it reported: {why}");
         Err(Error::new(Kind::Io, context)
             .with_hint("if memory ran out, lower --cache or --threads"))
     }

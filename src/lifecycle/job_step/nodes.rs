@@ -40,6 +40,12 @@ impl Nodes {
         self.reports.len()
     }
 
+    /// The nodes that have reported, but for which `is_far_enough` does not hold.
+    pub(super) fn behind(&self, is_far_enough: impl Fn(Progress) -> bool) -> Vec<&str> {
+        let behind = self.reports.iter().filter(|(_, report)| !is_far_enough(report.progress));
+        behind.map(|(name, _)| name.as_str()).collect()
+    }
+
     /// The nodes that failed, and the highest exit status among them.
     pub(super) fn failed(&self) -> Option<(Vec<String>, u8)> {
         let failed = self.reports.iter().filter_map(|(name, report)| match report.progress {

@@ -67,7 +67,9 @@ pub(in crate::lifecycle) fn mount(
     check_device()?;
     let helper = Helper::find()?;
     helper.check_table(Path::new(TABLE))?;
-    let failed = |error: Errno| Error::io("cannot talk to fusermount", error.into());
+    let failed = |error: Errno| {
+        Error::io(format!("{}: cannot connect to fusermount", mount_point.display()), error.into())
+    };
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
@@ -230,7 +232,7 @@ impl Helper {
 }
 
 fn missing() -> Error {
-    Error::new(Kind::CannotMount, "neither fusermount3 nor fusermount is on this node").with_hint(
+    Error::new(Kind::CannotMount, "fusermount3: not found on this node, and fusermount neither").with_hint(
         "use `archfs run`, which needs no fusermount, or ask the administrator to install fuse3 on the \
              compute nodes",
     )

@@ -105,11 +105,15 @@ pub(crate) fn write(
     let mut set = Set::new(path, existing)?;
     let samples = Samples::find(job, catalog, shards.labels);
     if samples.samples.is_empty() {
-        return Err(Error::new(Kind::InvalidInput, "no samples to make shards of")
-            .with_hint("the files of a sample are named KEY.EXTENSION"));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("{}: no samples to make shards of", path.display()),
+        )
+        .with_hint("the files of a sample are named KEY.EXTENSION"));
     }
-    let count = u32::try_from(samples.samples.len())
-        .map_err(|_| Error::new(Kind::InvalidInput, "more than 2^32 samples"))?;
+    let count = u32::try_from(samples.samples.len()).map_err(|_| {
+        Error::new(Kind::InvalidInput, format!("{}: more than 2^32 samples", path.display()))
+    })?;
     let order = match shards.seed {
         Some(seed) => plan::shuffled(count, seed),
         None => (0..count).collect(),

@@ -1,7 +1,7 @@
 //! Finds what is to be packed: directories, lists of files and archives become one catalog.
 //!
-//! `disk_directory`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits either,
-//! and `placing` fills the catalog. `list` selects files, `map` moves them.
+//! `disk_directory`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits
+//! either, and `placing` fills the catalog. `list` selects files, `map` moves them.
 //!
 //! Invariants: the catalog depends on the sources and their order, never on threads or on the order
 //! of a disk. What cannot be listed is reported, and the rest is packed.

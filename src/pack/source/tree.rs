@@ -135,7 +135,7 @@ impl VisitedDirectories {
         let number = found.id.number;
         let is_directory = matches!(found.kind, FoundKind::Directory { .. });
         if is_directory && (number == Ino::ROOT.number() || !self.0.insert(number)) {
-            return Err(Error::corrupt("a folder that is in two places"));
+            return Err(Error::corrupt("a directory that contains itself or has two names"));
         }
         Ok(number)
     }

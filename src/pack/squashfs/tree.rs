@@ -222,7 +222,10 @@ impl Writer<'_> {
         match &inode.kind {
             InodeKind::File { size, .. } => {
                 let State::Placed(placement) = self.data.states[id.index()] else {
-                    return Err(Error::new(Kind::Io, "a file without a place has a number"));
+                    return Err(Error::new(
+                        Kind::Io,
+                        "internal error: a file without a position has a number",
+                    ));
                 };
                 self.file(&header, &placement, *size)?;
             }
@@ -295,7 +298,10 @@ impl Writer<'_> {
 
     fn directory_inode(&mut self, header: Header, id: InodeId, parent: u32) -> Result<()> {
         let Some((listing, links)) = self.listings.remove(&id) else {
-            return Err(Error::new(Kind::Io, "a folder comes before its listing"));
+            return Err(Error::new(
+                Kind::Io,
+                "internal error: a directory comes before its listing",
+            ));
         };
         let directory = Directory {
             block: listing.position.block32("directory")?,

@@ -86,7 +86,7 @@ impl<'t> Names<'t> {
             }
         };
         if attr.kind != entry.kind {
-            let what = format!("listed as {:?}, but it is {:?}", entry.kind, attr.kind);
+            let what = format!("listed as {}, but it is {}", entry.kind, attr.kind);
             self.findings.push(Finding::damage(Location::Path(path.to_vec()), what));
         }
         self.attributes(path, attr.ino);

@@ -250,7 +250,7 @@ def sparse_preface_count(found):
     words = [record(b"GNU.sparse.major", b"1"), record(b"GNU.sparse.minor", b"0")]
     words += [record(b"GNU.sparse.realsize", b"1000"), record(b"GNU.sparse.name", b"bad")]
     bad = pax(*words) + member(b"GNUSparseFile.1/bad", padded(b"10000000\n0\n1\n") + b"x")
-    says = [f'member "bad" at {AT:#x}', "sparse map: 10000000 pieces, limit 1048576"]
+    says = [f'member "bad" at {AT:#x}', "sparse map: 10000000 segments, limit 1048576"]
     return between(found, bad, says=says)
 
 

@@ -96,9 +96,9 @@ impl Blocks {
         };
         if stored != self.combined {
             let combined = self.combined;
-            return Err(Error::corrupt(format!(
-                "bzip2 stream that ends at bit {start:#x}: checksum {stored:#010x}, but its blocks \
-                 give {combined:#010x}"
+            let context = format!("bzip2 stream that ends at bit {start:#x}: wrong checksum");
+            return Err(Error::corrupt(context).with_detail(format_args!(
+                "{stored:#010x}, but its blocks give {combined:#010x}"
             )));
         }
         self.combined = 0;

@@ -61,8 +61,8 @@ pub(super) fn check_block(source: &[u8], stored: u32) -> Result<()> {
     match sum == stored {
         true => Ok(()),
         false => {
-            let error = format!("block checksum {stored:#010x}, but its bytes give {sum:#010x}");
-            Err(Error::corrupt(error))
+            let detail = format_args!("{stored:#010x}, but its bytes give {sum:#010x}");
+            Err(Error::corrupt("wrong block checksum").with_detail(detail))
         }
     }
 }

@@ -32,10 +32,10 @@ impl Content {
         }
         let sum = self.sum.digest();
         match ends.checksum.filter(|stored| *stored != sum) {
-            Some(stored) => Err(Error::corrupt(format!(
-                "lz4 frame that ends at {at:#x}: checksum {stored:#010x}, but its bytes give \
-                 {sum:#010x}"
-            ))),
+            Some(stored) => {
+                Err(Error::corrupt(format!("lz4 frame that ends at {at:#x}: wrong checksum"))
+                    .with_detail(format_args!("{stored:#010x}, but its bytes give {sum:#010x}")))
+            }
             None => Ok(()),
         }
     }

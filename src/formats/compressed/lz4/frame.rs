@@ -90,7 +90,8 @@ impl Frame {
             return Err(cursor.ends_early());
         };
         if flags & 0xc2 != 0x40 || sizes & 0x8f != 0 {
-            return Err(Error::corrupt(format!("unknown flags {flags:#04x} {sizes:#04x}")));
+            return Err(Error::corrupt("unknown flags")
+                .with_detail(format_args!("{flags:#04x} {sizes:#04x}")));
         }
         let has = |bit: u8| flags & bit != 0;
         let optional = (if has(8) { 8_usize } else { 0 }, if has(1) { 4_usize } else { 0 });
@@ -104,7 +105,7 @@ impl Frame {
         };
         let dictionary = if has(1) { Some(cursor.u32()?) } else { None };
         if cursor.array()? != [sum] {
-            return Err(Error::corrupt("its header's checksum is wrong"));
+            return Err(Error::corrupt("wrong checksum of its header"));
         }
         if let Some(dictionary) = dictionary {
             let error = format!("it needs the dictionary {dictionary}, which archfs does not have");
