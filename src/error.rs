@@ -190,7 +190,7 @@ pub fn reason(error: impl fmt::Display) -> String {
 
 /// Leaves the offsets in the archive out of a text such as `STRUCTURE at 0x60: PROBLEM at 0x7`.
 pub fn without_offsets(text: &str) -> String {
-    const BEFORE_OFFSET: [&str; 8] = [
+    const BEFORE_OFFSET: [&str; 9] = [
         " that ends at ",
         " that starts at ",
         ", at ",
@@ -199,6 +199,7 @@ pub fn without_offsets(text: &str) -> String {
         " at ",
         " in ",
         " from ",
+        " after ",
     ];
     let mut rest = text;
     let mut kept = String::with_capacity(text.len());

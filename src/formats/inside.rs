@@ -131,6 +131,8 @@ impl Storage for NestedFile {
         let reused = SCRATCHES.with_borrow_mut(Vec::pop);
         let mut scratch = reused.unwrap_or_default();
         let outcome = self.read(buffer, offset, &mut scratch);
+        // The inner archive may need these pages again, and nothing else would do this work.
+        scratch.finish(false);
         SCRATCHES.with_borrow_mut(|scratches| scratches.push(scratch));
         outcome
     }

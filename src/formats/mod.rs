@@ -26,7 +26,7 @@ use crate::stats::Stats;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
 use crate::units::counted;
-use crate::vfs::{Finding, Layer, Tree, Union};
+use crate::vfs::{Finding, Hidden, Layer, Tree, Union};
 
 mod bytes;
 mod compressed;
@@ -145,15 +145,28 @@ pub fn open_partly(
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| layers.extend(opened))?;
     let tree: Arc<dyn Tree> = match layers.as_slice() {
-        [Layer { path, tree }] if path.is_empty() => Arc::clone(tree),
+        [Layer { path, tree, .. }] if path.is_empty() => Arc::clone(tree),
         _ => {
             let union = Union::new(&layers)?;
-            if union.hidden() > 0 {
-                let hidden = counted(union.hidden(), "file");
-                log::warn!("{hidden} hidden by files with the same path in later archives");
-            }
+            warn_of_hidden(union.hidden());
             Arc::new(union)
         }
     };
     Ok((tree, memory.into_findings()))
+}
+
+/// Most warnings about hidden files. A thousand archives may hide files of each other.
+const HIDDEN_WARNINGS_MAX: usize = 3;
+
+fn warn_of_hidden(hidden: &[Hidden]) {
+    for Hidden { later, earlier, count, path } in hidden.iter().take(HIDDEN_WARNINGS_MAX) {
+        let (files, path) = (counted(*count, "file"), path.escape_ascii());
+        log::warn!("{later}: hides {files} of {earlier}, for example {path}");
+    }
+    let more = hidden.get(HIDDEN_WARNINGS_MAX..).unwrap_or_default();
+    if let Some(Hidden { later, .. }) = more.first() {
+        let count = more.iter().fold(0_u64, |sum, hidden| sum.saturating_add(hidden.count));
+        let files = counted(count, "more file");
+        log::warn!("{later}: this and other archives hide {files} of earlier ones");
+    }
 }

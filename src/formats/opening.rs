@@ -200,7 +200,8 @@ impl Opening<'_> {
         }
         let tar = Arc::new(tar);
         let tree: Arc<dyn Tree> = Arc::<Tar>::clone(&tar);
-        parts.insert(0, Part { layer: Layer { path: Vec::new(), tree }, format: Format::Tar(tar) });
+        let layer = Layer { path: Vec::new(), name: name.to_owned(), tree };
+        parts.insert(0, Part { layer, format: Format::Tar(tar) });
         Ok(parts)
     }
 
@@ -229,7 +230,7 @@ impl Opening<'_> {
             }
             tree = View::without(tree, shown);
         }
-        let layer = Layer { path: Vec::new(), tree };
+        let layer = Layer { path: Vec::new(), name: name.to_owned(), tree };
         parts.insert(0, Part { layer, format: Format::Image(image) });
         Ok(parts)
     }

@@ -40,7 +40,7 @@ pub fn verify(
         layers.extend(opening.file(file)?);
     }
     let mut all = Verified { findings: memory.into_findings(), ..Verified::default() };
-    for (nth, Layer { path, tree }) in layers.into_iter().enumerate() {
+    for (nth, Layer { path, tree, .. }) in layers.into_iter().enumerate() {
         let Verified { mut counts, findings } = vfs::verify(tree.as_ref(), threads, progress);
         // The root of an inner archive is counted as a directory of the outer one.
         counts.directories = counts.directories.saturating_sub(u64::from(nth > 0));

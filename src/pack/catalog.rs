@@ -112,6 +112,8 @@ pub(crate) struct Catalog {
     contents: Vec<Box<dyn Content>>,
     /// Number of names hidden by the same name in a later source.
     hidden: u64,
+    /// The path of one of them.
+    hidden_path: Vec<u8>,
 }
 
 impl Catalog {
@@ -133,6 +135,11 @@ impl Catalog {
     /// Number of names hidden by the same name in a later source.
     pub(crate) fn hidden(&self) -> u64 {
         self.hidden
+    }
+
+    /// The path of one of the hidden names, without a leading slash.
+    pub(crate) fn hidden_path(&self) -> &[u8] {
+        &self.hidden_path
     }
 
     /// The entries of a directory by the bytes of their names; empty for other inodes.
@@ -278,8 +285,9 @@ impl Builder {
     /// Sorts everything. `owner` replaces the owner of all files where it is set.
     pub(crate) fn finish(mut self, owner: Owner) -> Catalog {
         let mut hidden = 0;
+        let mut hidden_entry = None;
         let mut links = vec![0_u32; self.inodes.len()];
-        for directory in &mut self.directories {
+        for (number, directory) in self.directories.iter_mut().enumerate() {
             let name =
                 |entry: &Entry| &self.names[entry.offset..entry.offset + usize::from(entry.len)];
             directory.sort_by(|a, b| name(a).cmp(name(b)));
@@ -289,7 +297,10 @@ impl Builder {
             for &entry in directory.iter() {
                 match unique.last_mut() {
                     Some(last) if name(last) == name(&entry) => {
-                        hidden += u64::from(last.inode != entry.inode);
+                        if last.inode != entry.inode {
+                            hidden += 1;
+                            hidden_entry = hidden_entry.or(Some((number, entry)));
+                        }
                         *last = entry;
                     }
                     _ => unique.push(entry),
@@ -311,8 +322,34 @@ impl Builder {
             inode.meta.uid = owner.uid.unwrap_or(inode.meta.uid);
             inode.meta.gid = owner.gid.unwrap_or(inode.meta.gid);
         }
+        let hidden_path =
+            hidden_entry.map_or_else(Vec::new, |(directory, entry)| self.path(directory, entry));
         let Self { inodes, directories, names, xattrs, contents, .. } = self;
-        Catalog { inodes, links, directories, names, xattrs, contents, hidden }
+        Catalog { inodes, links, directories, names, xattrs, contents, hidden, hidden_path }
+    }
+
+    /// The path of `entry` in the directory at `number`. Searches all directories once for each
+    /// component.
+    fn path(&self, mut number: usize, entry: Entry) -> Vec<u8> {
+        let name = |entry: Entry| &self.names[entry.offset..entry.offset + usize::from(entry.len)];
+        let is_shown_in = |entry: &Entry, number: usize| match self.inodes[entry.inode.index()].kind
+        {
+            InodeKind::Directory(entries) => entries as usize == number,
+            _ => false,
+        };
+        let mut components = vec![name(entry)];
+        // A path has fewer components than there are directories.
+        for _ in 0..self.directories.len() {
+            let parent = self.directories.iter().enumerate().find_map(|(parent, entries)| {
+                let entry = entries.iter().find(|entry| is_shown_in(entry, number))?;
+                Some((parent, *entry))
+            });
+            let Some((parent, entry)) = parent else { break };
+            components.push(name(entry));
+            number = parent;
+        }
+        components.reverse();
+        components.join(&b'/')
     }
 }
 

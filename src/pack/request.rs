@@ -62,6 +62,8 @@ pub struct PackOutcome {
     pub problems: Vec<Problem>,
     /// Number of files hidden by files with the same path in later sources.
     pub hidden: u64,
+    /// The path of one of them, without a leading slash.
+    pub hidden_path: Vec<u8>,
     /// Whether the run ended before contents were read, so that more files may have problems.
     pub only_listed: bool,
 }
@@ -92,16 +94,22 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
     let catalog = source::gather(&job, &request.sources)?;
-    let hidden = catalog.hidden();
+    let (hidden, hidden_path) = (catalog.hidden(), catalog.hidden_path().to_vec());
     let is_aborted = || request.on_problem == OnProblem::Abort && job.has_problems();
     if is_aborted() {
         let problems = job.into_problems();
-        return Ok(PackOutcome { archive: None, problems, hidden, only_listed: true });
+        return Ok(PackOutcome { archive: None, problems, hidden, hidden_path, only_listed: true });
     }
     let (archive, unnamed) = unwritten.write(&job, &catalog, request)?;
     if is_aborted() {
         let problems = job.into_problems();
-        return Ok(PackOutcome { archive: None, problems, hidden, only_listed: false });
+        return Ok(PackOutcome {
+            archive: None,
+            problems,
+            hidden,
+            hidden_path,
+            only_listed: false,
+        });
     }
     job.check()?;
     match unnamed {
@@ -109,7 +117,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Unnamed::Shards(shards) => shards.publish()?,
     }
     let problems = job.into_problems();
-    Ok(PackOutcome { archive: Some(archive), problems, hidden, only_listed: false })
+    Ok(PackOutcome { archive: Some(archive), problems, hidden, hidden_path, only_listed: false })
 }
 
 /// An archive that is not written yet, and where it goes.

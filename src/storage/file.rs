@@ -62,6 +62,11 @@ struct Serving {
 /// of an archive are likely to be needed.
 const RANDOM_MIN: usize = 32 << 10;
 
+/// Bytes announced at once. Of one announcement the kernel reads no more than the readahead of the
+/// device or its largest request (force_page_cache_ra in mm/readahead.c), and drops the rest. The
+/// default readahead is 128 KiB.
+const WILL_NEED_MAX: u64 = 128 << 10;
+
 /// How the open file is kept.
 #[derive(Debug)]
 enum Handle {
@@ -405,9 +410,14 @@ impl Storage for FileStorage {
         if self.serving.get().is_some_and(|serving| serving.is_on_fuse) {
             return;
         }
-        let inside = len.min(self.identity.len.saturating_sub(offset));
-        if let (Some(len), Ok((file, start))) = (NonZeroU64::new(inside), self.opened()) {
-            let _ = fadvise(&*file, start.saturating_add(offset), Some(len), Advice::WillNeed);
+        let end = self.identity.len.min(offset.saturating_add(len));
+        let Ok((file, start)) = self.opened() else { return };
+        let mut next = offset;
+        while let Some(len) = NonZeroU64::new(end.saturating_sub(next).min(WILL_NEED_MAX)) {
+            if fadvise(&*file, start.saturating_add(next), Some(len), Advice::WillNeed).is_err() {
+                return;
+            }
+            next = next.saturating_add(len.get());
         }
     }
 }

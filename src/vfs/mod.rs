@@ -28,7 +28,7 @@ pub use finding::{Finding, Location, Severity};
 pub use name::Name;
 pub use path::{joined, resolve, resolve_through};
 pub use paths::paths;
-pub use union::{Layer, Union};
+pub use union::{Hidden, Layer, Union};
 pub use verify::{Counts, Verified, verify};
 pub use view::{View, ViewOptions};
 

@@ -384,7 +384,7 @@ fn quiet_leaves_out_notes_and_keeps_warnings_and_errors() {
              $ARCHFS mount {option} --keep none.sqfs mount"
         );
         let said = said(&stage.bash(&script).output().unwrap());
-        assert!(said.contains("archfs: warning: 2 files hidden by"), "{option}: {said}");
+        assert!(said.contains("copy.sqfs: hides 2 files of "), "{option}: {said}");
         assert!(said.contains("archfs: error: "), "{option}: {said}");
         assert_eq!(said.contains("archfs: note: "), has_notes, "{option}: {said}");
     }

@@ -12,6 +12,7 @@ use crate::log::Verbosity;
 use crate::pack::{self, PackOutcome};
 use crate::progress::Progress;
 use crate::sync::Arc;
+use crate::units::counted;
 
 mod args;
 mod summary;
@@ -39,13 +40,12 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         term::print_error(&format!("{}: {}", problem.origin, problem.why));
     }
     let path = request.archive.display();
-    let PackOutcome { archive, problems, hidden, only_listed } = outcome;
+    let PackOutcome { archive, problems, hidden, hidden_path, only_listed } = outcome;
     if hidden > 0 && !args.quiet {
-        let text = match hidden {
-            1 => "1 file is hidden by a file with its path in a later source".to_owned(),
-            count => format!("{count} files are hidden by files with their paths in later sources"),
-        };
-        term::print_note(&format!("{path}: {text}"));
+        let (files, example) = (counted(hidden, "file"), hidden_path.escape_ascii());
+        term::print_note(&format!(
+            "{path}: later sources hide {files} of earlier ones, for example {example}"
+        ));
     }
     let files = match problems.len() {
         1 => "1 file".to_owned(),

@@ -127,7 +127,7 @@ impl Walk {
             }
             at = at.saturating_add(BLOCK_LEN);
         }
-        notes.damage(format!("damaged: no header from {start:#x} on; the rest is missing"));
+        notes.damage(format!("damaged: no header after {start:#x}; the rest is missing"));
         Ok(false)
     }
 

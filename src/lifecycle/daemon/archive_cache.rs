@@ -55,8 +55,10 @@ impl ArchiveCachePolicy {
         storage::serve(files, &switch);
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
-        let (choice, archives) = (plan.archive_cache, plan.archives.clone());
-        let (requests, decide_at) = (0, Instant::now());
+        // As the records of other mounts name them.
+        let (choice, archives) = (plan.archive_cache, share::real_paths(plan));
+        // No count yet, so the mount is not idle at the first decision.
+        let (requests, decide_at) = (u64::MAX, Instant::now());
         Self { choice, switch, archives, bytes, stats, requests, decide_at }
     }
 

@@ -4,25 +4,26 @@
 //! Invariant: each merged directory is listed from that directory of its trees alone. So the cost
 //! depends only on the shared directories.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
 use super::numbers::Numbers;
 use super::{Entry, Inner, Layer, Merged};
 use crate::error::{Error, Result};
-use crate::vfs::{Cookie, FileKind, Ino};
+use crate::vfs::{Cookie, FileKind, Ino, joined};
 
 /// A union under construction.
 pub(super) struct Merging<'l> {
     pub(super) directories: Vec<Merged>,
     pub(super) names: Vec<u8>,
-    pub(super) hidden: u64,
+    /// By the later and the earlier layer: how many entries are hidden, and the path of one.
+    pub(super) hidden: BTreeMap<(usize, usize), (u64, Vec<u8>)>,
     pub(super) numbers: Numbers,
     layers: &'l [Layer],
     /// For each layer, the names on the path from the root to its mount directory.
     paths: Vec<Vec<&'l [u8]>>,
-    /// Directories still to be merged, in the order of their numbers.
-    pending: VecDeque<Vec<Source>>,
+    /// Directories still to be merged, in the order of their numbers, with their paths.
+    pending: VecDeque<(Vec<u8>, Vec<Source>)>,
     /// Number of directories that have a number.
     numbered: usize,
     /// Directories of trees that are part of a merged one. Each occurs once in an undamaged tree.
@@ -36,6 +37,15 @@ enum Source {
     Directory(Inner),
     /// A directory on the path to the mount directory of `layer`, `depth` names below the root.
     Way { layer: usize, depth: usize },
+}
+
+impl Source {
+    fn layer(self) -> usize {
+        match self {
+            Self::Directory(Inner { tree, .. }) => tree,
+            Self::Way { layer, .. } => layer,
+        }
+    }
 }
 
 /// An entry to be merged.
@@ -55,7 +65,7 @@ impl<'l> Merging<'l> {
         let mut merging = Self {
             directories: Vec::new(),
             names: Vec::new(),
-            hidden: 0,
+            hidden: BTreeMap::new(),
             numbers: Numbers::of(layers),
             layers,
             paths: layers.iter().map(|layer| components(&layer.path)).collect(),
@@ -64,15 +74,15 @@ impl<'l> Merging<'l> {
             merged: HashSet::new(),
         };
         let root = (0..layers.len()).map(|layer| source(&merging.paths, layer, 0)).collect();
-        merging.pending.push_back(root);
-        while let Some(sources) = merging.pending.pop_front() {
-            let directory = merging.merge(&sources)?;
+        merging.pending.push_back((Vec::new(), root));
+        while let Some((path, sources)) = merging.pending.pop_front() {
+            let directory = merging.merge(&path, &sources)?;
             merging.directories.push(directory);
         }
         Ok(merging)
     }
 
-    fn merge(&mut self, sources: &[Source]) -> Result<Merged> {
+    fn merge(&mut self, path: &[u8], sources: &[Source]) -> Result<Merged> {
         let mut candidates = self.collect(sources)?;
         let name_of = |candidates: &Found| name(&self.names, candidates.name);
         // A stable sort, so that the later tree comes last among equal names.
@@ -82,13 +92,18 @@ impl<'l> Merging<'l> {
             let Some(last) = same.last() else { continue };
             let directories = same.iter().rev().take_while(|one| one.kind == FileKind::Directory);
             let count = directories.count();
-            self.hidden += (same.len() - count.max(1)) as u64;
+            for hidden in &same[..same.len() - count.max(1)] {
+                let pair = (last.source.layer(), hidden.source.layer());
+                let path = || (0, joined(path, name(&self.names, last.name)));
+                self.hidden.entry(pair).or_insert_with(path).0 += 1;
+            }
             let ino = match (count, last.source) {
                 (0 | 1, Source::Directory(inner)) => self.numbers.outer(inner)?,
                 _ => {
                     let shared =
                         same[same.len() - count..].iter().map(|candidates| candidates.source);
-                    self.pending.push_back(shared.collect());
+                    let path = joined(path, name(&self.names, last.name));
+                    self.pending.push_back((path, shared.collect()));
                     self.numbered += 1;
                     self.numbers.directory(self.numbered - 1)?
                 }
@@ -118,7 +133,8 @@ impl<'l> Merging<'l> {
                     // A damaged archive may have a directory inside itself; merging it would never
                     // end.
                     if !self.merged.insert((tree, ino)) {
-                        let context = format!("archive {tree}: a directory contains itself");
+                        let archive = &self.layers[tree].name;
+                        let context = format!("{archive}: a directory contains itself");
                         return Err(Error::corrupt(context));
                     }
                     self.layers[tree].tree.read_dir(ino, Cookie::START, &mut |entry| {

@@ -30,6 +30,8 @@ const TREES_MAX: usize = (1 << 16) - 1;
 pub struct Layer {
     /// The directory's path, without a leading slash; empty for the root. It is created if missing.
     pub path: Vec<u8>,
+    /// The archive's name, for messages.
+    pub name: String,
     /// The tree shown there.
     pub tree: Arc<dyn Tree>,
 }
@@ -40,9 +42,22 @@ pub struct Union {
     numbers: Numbers,
     directories: Vec<Merged>,
     names: Vec<u8>,
-    hidden: u64,
+    hidden: Vec<Hidden>,
     /// The sum over all trees. They do not change, so no request asks them all.
     totals: Totals,
+}
+
+/// The files of one archive that another one hides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// The archive whose files are shown.
+    pub later: String,
+    /// The archive whose files are hidden.
+    pub earlier: String,
+    /// Number of files and directories that no path leads to.
+    pub count: u64,
+    /// The path of one of them.
+    pub path: Vec<u8>,
 }
 
 /// A directory that more than one tree has.
@@ -81,6 +96,11 @@ impl Union {
         }
         let trees = layers.iter().map(|layer| Arc::clone(&layer.tree)).collect();
         let Merging { directories, names, hidden, numbers, .. } = Merging::of(layers)?;
+        let hidden = hidden.into_iter().map(|((later, earlier), (count, path))| {
+            let [later, earlier] = [later, earlier].map(|layer| layers[layer].name.clone());
+            Hidden { later, earlier, count, path }
+        });
+        let hidden = hidden.collect();
         let none = Totals { bytes: 0, inodes: 0, block_size: 512 };
         let totals = layers.iter().map(|layer| layer.tree.totals()).fold(none, |sum, one| Totals {
             bytes: sum.bytes.saturating_add(one.bytes),
@@ -90,9 +110,9 @@ impl Union {
         Ok(Self { trees, numbers, directories, names, hidden, totals })
     }
 
-    /// How many files and directories no path leads to, because a later tree hides them.
-    pub fn hidden(&self) -> u64 {
-        self.hidden
+    /// The files and directories that no path leads to, because a later tree hides them.
+    pub fn hidden(&self) -> &[Hidden] {
+        &self.hidden
     }
 
     fn name(&self, at: usize) -> &[u8] {

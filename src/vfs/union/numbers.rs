@@ -19,6 +19,8 @@ const LIMIT: u64 = 1 << INNER_BITS;
 pub(super) struct Numbers {
     /// The first number of each tree, and then the first number of the merged directories.
     starts: Vec<u64>,
+    /// The name of each archive, for errors.
+    names: Box<[String]>,
 }
 
 /// The object that a number stands for.
@@ -37,7 +39,8 @@ impl Numbers {
             end = next.unwrap_or(end);
             starts.push(end);
         }
-        Self { starts }
+        let names = layers.iter().map(|layer| layer.name.clone()).collect();
+        Self { starts, names }
     }
 
     /// The union's number for an inode of a tree.
@@ -51,8 +54,9 @@ impl Numbers {
             Some(outer) if outer < end => outer,
             _ if number < LIMIT => (inner.tree as u64 + 1) << INNER_BITS | number,
             _ => {
-                let context = format!("inode {number} of archive {} is too large", inner.tree);
-                return Err(Error::new(Kind::Unsupported, context));
+                let context = format!("{}: an inode number is too large", self.names[inner.tree]);
+                return Err(Error::new(Kind::Unsupported, context)
+                    .with_detail(format_args!("inode {number}")));
             }
         };
         Ok(Ino::new(outer).unwrap_or(Ino::ROOT))

@@ -123,7 +123,7 @@ impl Case<'_> {
             return Some("a damaged record of a long target: the target is the header's own");
         }
         // After damage, only a header that names its format is accepted.
-        let is_cut = self.ours.has_finding("on; the rest is missing");
+        let is_cut = self.ours.has_finding("; the rest is missing");
         if self.seed.contains("v7") && is_cut && self.is_as_packed() {
             return Some("v7 headers behind damage are not looked for, of which archfs tells");
         }
