@@ -251,7 +251,7 @@ mod tests {
         for (state, words, wish) in [
             (Device::Missing, "does not exist", "modprobe fuse"),
             (Device::Refused { mode: 0o600, owner: 0 }, "mode 0600, owner uid 0", "0666"),
-            (Device::NoModule, "the kernel has no FUSE", "modprobe fuse"),
+            (Device::NoModule, "module is not loaded", "modprobe fuse"),
             (Device::Denied, "is denied", "allow /dev/fuse"),
         ] {
             let on_node = device(&state, None);
