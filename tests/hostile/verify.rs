@@ -557,7 +557,7 @@ fn every_outcome_has_its_exit_status() {
     let (code, stderr) = status(&[image]);
     assert_eq!(code, 0, "{stderr}");
     assert!(
-        stderr.starts_with("archfs: note: ") && stderr.contains(": sound: 2 files, 2 folders"),
+        stderr.starts_with("archfs: note: ") && stderr.contains(": sound: 2 files, 2 directories"),
         "{stderr}"
     );
     assert_eq!(status(&["-q", image]), (0, String::new()));

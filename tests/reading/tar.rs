@@ -155,9 +155,9 @@ fn archives_of_python_show_what_python_reads_and_gnu_tar_extracts() {
         top = os.fsencode(sys.argv[2])\n\
         with tarfile.open(sys.argv[1], 'w', format=getattr(tarfile, sys.argv[3])) as archive:\n\
         \x20   for directory, directories, files in os.walk(top):\n\
-        \x20       for path in [folder] + [os.path.join(folder, n) for n in files + folders]:\n\
+        \x20       for path in [directory] + [os.path.join(directory, n) for n in files + directories]:\n\
         \x20           is_link = os.path.islink(path)\n\
-        \x20           if path != folder and os.path.isdir(path) and not is_link:\n\
+        \x20           if path != directory and os.path.isdir(path) and not is_link:\n\
         \x20               continue\n\
         \x20           name = b'.' + path[len(top):]\n\
         \x20           try:\n\

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::support;
 use crate::support::mount::{CleanUp, unmount_by};
 use crate::support::node::{self, OTHER, OWNER};
-use crate::support::{archfs, run, skip_without_mounts, work_directory};
+use crate::support::{archfs, run, skip_without_mounts, wait_until, work_directory};
 
 /// Members of the usual archive: enough for an index, so that only a few are sampled.
 const MEMBERS: usize = 1200;
@@ -325,11 +325,11 @@ fn assert_survives(what: &str, harm: &dyn Fn(&File, u64)) {
     }
     assert!(failed > 10, "{what}: {failed} lookups failed");
     assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10", "{what}");
-    let said = fs::read_to_string(&log).unwrap();
-    assert!(
-        said.contains("data.tar.archfs-index") && said.contains("run `archfs index` again"),
-        "{said}"
-    );
+    // The daemon looks for the path of the file before it logs the failure.
+    wait_until("the log names the index and the remedy", || {
+        let said = fs::read_to_string(&log).unwrap();
+        said.contains("data.tar.archfs-index") && said.contains("run `archfs index` again")
+    });
     unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
     // The remedy works.
     assert!(stage.make_index() == good);

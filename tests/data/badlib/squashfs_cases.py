@@ -52,7 +52,7 @@ def cursor_past_block(found):
     """The entry of /bad says that its inode is at byte 8000 of a metadata block that is shorter."""
     image = broken(found).put("root/bad offset", 8000)
     block = image.at("inodes header")
-    found.fails("stat", "bad", f"squashfs inode at {block:#x}, byte 8000", "8000 referenced")
+    found.fails("stat", "bad", f"squashfs inode at {block:#x}, byte 8000", "shorter than a reference to it")
     return image.file()
 
 
@@ -386,7 +386,7 @@ def entry_type(found):
 def entry_type_differs(found):
     """The entry of /bad says that it is a directory; its inode is that of a file."""
     image = broken(found).put("root/bad kind", 1)
-    found.fails("stat", "bad", image.inode("bad"), "is Regular, its entry says Directory")
+    found.fails("stat", "bad", image.inode("bad"), "a regular file, its entry says a directory")
     return image.file()
 
 

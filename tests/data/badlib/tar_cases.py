@@ -46,7 +46,7 @@ def sound(found):
 @case("checksum.tar")
 def checksum(found):
     """The checksum of a header is wrong by one."""
-    says = [f"from {AT:#x} to {AT + 2 * BLOCK:#x} there is no header"]
+    says = ["there is no header"]
     return between(found, member(b"bad", b"data\n", checksum=1), says=says)
 
 
