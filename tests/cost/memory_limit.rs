@@ -358,7 +358,8 @@ fn an_index_larger_than_the_job_is_refused() {
             let stderr = said(&output);
             assert_eq!(group.killed(), 0, "{limit}: {stderr}");
             assert_eq!(output.status.success(), fits, "{limit}: {stderr}");
-            let is_told = stderr.contains("does not fit in memory") && stderr.contains("hint:");
+            let is_told =
+                stderr.contains("too little memory for the index") && stderr.contains("hint:");
             assert_eq!(is_told, !fits, "{limit}: {stderr}");
             if fits {
                 let found = group.run(&format!("find {} | wc -l", mount_point.display()));
