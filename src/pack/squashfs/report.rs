@@ -8,6 +8,7 @@ pub struct Layout {
     /// Regular files, each once however many names it has.
     pub files: u64,
     /// Directories, including the root.
+    #[serde(rename = "folders")]
     pub directories: u64,
     /// Symbolic links.
     pub symlinks: u64,

@@ -42,6 +42,7 @@ pub struct Members {
     /// Bytes of the regular files, holes included.
     pub bytes: u64,
     /// Directories except the root.
+    #[serde(rename = "folders")]
     pub directories: u64,
     /// Symbolic links.
     pub symlinks: u64,
