@@ -167,7 +167,7 @@ class Mount:
             raise Wrong(f"the account of {self.mount_point} says {account}")
         lines = self.log.read_text().splitlines()
         # A warning reports the files that several archives have.
-        odd = [line for line in lines if "served" not in line and "hidden" not in line]
+        odd = [line for line in lines if "served" not in line and ": hides " not in line]
         if odd or not any("served" in line for line in lines):
             raise Wrong(f"the log of {self.mount_point} says {odd or lines}")
 
