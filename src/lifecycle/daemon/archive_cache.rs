@@ -5,6 +5,7 @@
 //! another daemon of this user serves the same archive, they stay: that daemon has its own mount to
 //! fill from them.
 
+use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,10 @@ pub enum ArchiveCacheChoice {
 pub(in crate::lifecycle) struct ArchiveCachePolicy {
     choice: ArchiveCacheChoice,
     switch: Arc<ArchiveCache>,
-    archives: Vec<PathBuf>,
+    plan: MountPlan,
+    /// The archives as the records of mounts name them. Looking them up takes a request of the file
+    /// system for each archive, so it waits for the first decision that needs them.
+    archives: OnceCell<Vec<PathBuf>>,
     /// Size of those that are not only in memory anyway, in bytes.
     bytes: u64,
     stats: Arc<Stats>,
@@ -55,11 +59,10 @@ impl ArchiveCachePolicy {
         storage::serve(files, &switch);
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
-        // As the records of other mounts name them.
-        let (choice, archives) = (plan.archive_cache, share::real_paths(plan));
+        let (choice, plan, archives) = (plan.archive_cache, plan.clone(), OnceCell::new());
         // No count yet, so the mount is not idle at the first decision.
         let (requests, decide_at) = (u64::MAX, Instant::now());
-        Self { choice, switch, archives, bytes, stats, requests, decide_at }
+        Self { choice, switch, plan, archives, bytes, stats, requests, decide_at }
     }
 
     /// Decides again if that is due at `now`. Returns when to call this again.
@@ -80,7 +83,8 @@ impl ArchiveCachePolicy {
 
     fn decide(&self) {
         let headroom = memory::headroom();
-        let drops = exceeds(self.bytes, headroom) && !share::is_served_by_others(&self.archives);
+        let archives = || self.archives.get_or_init(|| share::real_paths(&self.plan));
+        let drops = exceeds(self.bytes, headroom) && !share::is_served_by_others(archives());
         if drops != self.switch.drops() {
             self.switch.set_drops(drops);
             let twice = format_size(self.bytes.saturating_mul(2));

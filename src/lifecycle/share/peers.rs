@@ -119,7 +119,7 @@ pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
                 && record.archives.iter().any(|archive| archives.contains(archive))
         })
     };
-    // Looking at a lock takes it for a moment, and so often that is only done where it is needed.
+    // Reading the state of a lock takes it for a moment, so only those of matching records are read.
     RecordFile::all_where(geteuid().as_raw(), serves).iter().any(|file| file.is_locked)
 }
 
