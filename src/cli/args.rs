@@ -373,27 +373,8 @@ mod tests {
 
     #[test]
     fn a_plan_rendered_and_parsed_is_the_same_plan() {
-        let minimal = MountPlan {
-            archives: vec!["/a b,c/-x=\n.sqfs".into()],
-            mountpoint: OsString::from_vec(b"/m\xff\\".to_vec()).into(),
-            offset: 0,
-            recursive: false,
-            index: None,
-            view: ViewOptions::default(),
-            access: Access::Owner,
-            lifetime: Lifetime::default(),
-            cache_bytes: None,
-            cache_idle: None,
-            stage: None,
-            preload: false,
-            archive_cache: ArchiveCacheChoice::Auto,
-            allow_changes: false,
-            threads: None,
-            log_file: None,
-            stats_json: None,
-            stats: false,
-            verbosity: Verbosity::Default,
-        };
+        let mountpoint = OsString::from_vec(b"/m\xff\\".to_vec()).into();
+        let minimal = MountPlan::without_options("/a b,c/-x=\n.sqfs".into(), mountpoint);
         let full = MountPlan {
             offset: u64::MAX,
             recursive: true,

@@ -100,6 +100,32 @@ impl MountPlan {
     fn is_summarised(&self) -> bool {
         self.stats || self.verbosity == Verbosity::Verbose
     }
+
+    /// A plan for tests: `archive` at `mountpoint`, without any option.
+    #[cfg(test)]
+    pub(crate) fn without_options(archive: PathBuf, mountpoint: PathBuf) -> Self {
+        Self {
+            archives: vec![archive],
+            mountpoint,
+            offset: 0,
+            recursive: false,
+            index: None,
+            view: ViewOptions::default(),
+            access: Access::Owner,
+            lifetime: Lifetime::default(),
+            cache_bytes: None,
+            cache_idle: None,
+            stage: None,
+            preload: false,
+            archive_cache: ArchiveCacheChoice::Auto,
+            allow_changes: false,
+            threads: None,
+            log_file: None,
+            stats_json: None,
+            stats: false,
+            verbosity: Verbosity::Default,
+        }
+    }
 }
 
 /// Which users may access a mount.

@@ -101,12 +101,12 @@ mod tests {
         for directory in [parent.join("mount"), trap.join("mount")] {
             fs::create_dir_all(directory).unwrap();
         }
-        let directory_in_parent = ParentDirectory::new(&parent.join("mount")).unwrap();
+        let parent_directory = ParentDirectory::new(&parent.join("mount")).unwrap();
         fs::rename(&parent, &moved).unwrap();
         symlink(&trap, &parent).unwrap();
-        fs::remove_dir(directory_in_parent.path()).unwrap();
+        fs::remove_dir(parent_directory.path()).unwrap();
         assert!(!moved.join("mount").exists() && trap.join("mount").exists());
-        fs::create_dir(directory_in_parent.path()).unwrap();
+        fs::create_dir(parent_directory.path()).unwrap();
         assert!(moved.join("mount").exists());
         assert_eq!(ParentDirectory::new(&parent.join("mount")).unwrap_err(), Errno::LOOP);
     }

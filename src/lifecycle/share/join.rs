@@ -373,31 +373,9 @@ mod tests {
     use rustix::process::geteuid;
 
     use super::*;
-    use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime};
-    use crate::log::Verbosity;
 
     fn plan(mount_point: PathBuf) -> MountPlan {
-        MountPlan {
-            archives: vec!["/a.sqfs".into()],
-            mountpoint: mount_point,
-            offset: 0,
-            recursive: false,
-            index: None,
-            view: ViewOptions::default(),
-            access: Access::Owner,
-            lifetime: Lifetime::default(),
-            cache_bytes: None,
-            cache_idle: None,
-            stage: None,
-            preload: false,
-            archive_cache: ArchiveCacheChoice::Auto,
-            allow_changes: false,
-            threads: None,
-            log_file: None,
-            stats_json: None,
-            stats: false,
-            verbosity: Verbosity::Default,
-        }
+        MountPlan::without_options("/a.sqfs".into(), mount_point)
     }
 
     fn ask(plan: &MountPlan, file: &RecordFile) -> Result<LeaseAnswer> {

@@ -119,7 +119,8 @@ pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
                 && record.archives.iter().any(|archive| archives.contains(archive))
         })
     };
-    // Reading the state of a lock takes it for a moment, so only those of matching records are read.
+    // Reading the state of a lock takes it for a moment, so this reads only those of matching
+    // records.
     RecordFile::all_where(geteuid().as_raw(), serves).iter().any(|file| file.is_locked)
 }
 
