@@ -43,7 +43,7 @@ def hdf5(root, rng):
 
 
 def key_values(root, rng):
-    for name, subdir in [("folder.lmdb", True), ("file.lmdb", False)]:
+    for name, subdir in [("directory.lmdb", True), ("file.lmdb", False)]:
         with lmdb.open(str(root / name), map_size=64 << 20, subdir=subdir, lock=False) as base:
             with base.begin(write=True) as change:
                 for number in range(2000):
