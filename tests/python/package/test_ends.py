@@ -270,7 +270,7 @@ class UntilExitTest(Stage):
 
     def test_a_relative_mount_point_after_chdir(self):
         code = """
-            for name in ('one', 'other'):
+            for name in ('first', 'second'):
                 os.mkdir(name)
                 os.chdir(name)
                 root = archfs.mount_until_exit(IMAGE, at='data', stats_json='numbers')
@@ -279,7 +279,7 @@ class UntilExitTest(Stage):
                 os.chdir('..')
         """
         self.finished(self.script(code))
-        self.assertTrue(os.path.exists(os.path.join(self.work, "other", "numbers")))
+        self.assertTrue(os.path.exists(os.path.join(self.work, "second", "numbers")))
 
     def test_another_mount_does_not_wait(self):
         code = SLOW + """
