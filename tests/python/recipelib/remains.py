@@ -10,14 +10,17 @@ PATIENCE = 5
 
 
 def mounts(world):
-    """Never accesses a mount itself, because a stale one does not answer."""
+    """The mounts of this world, each with its node. Never accesses a mount itself, because a stale one does not
+    answer.
+    """
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        for line in table:
-            fields = line.split(" ")
-            rest = fields[fields.index("-") + 1:]
-            if rest[0] == "fuse.archfs" and (str(world.top) in rest[1] or fields[4] in world.mounted):
-                found.append(fields[4])
+    for node in world.nodes:
+        with open(node.proc / "mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+            for line in table:
+                fields = line.split(" ")
+                rest = fields[fields.index("-") + 1:]
+                if rest[0] == "fuse.archfs" and (str(world.top) in rest[1] or fields[4] in world.mounted):
+                    found.append((node, fields[4]))
     return found
 
 
@@ -35,10 +38,10 @@ def processes(world):
 
 def left(world):
     return (
-        [f"mount at {mount_point}" for mount_point in mounts(world)]
+        [f"mount at {mount_point} on {node.name}" for node, mount_point in mounts(world)]
         + [f"process {number}" for number in processes(world)]
-        + [f"directory {mount_point}" for mount_point in sorted(world.mounted - world.there)
-           if os.path.lexists(mount_point)]
+        + [f"directory {mount_point} on {node.name}" for node in world.nodes
+           for mount_point in sorted(world.mounted - world.there) if os.path.lexists(node.path(mount_point))]
         + [f"file {name}" for name in unfinished(world)])
 
 
@@ -60,11 +63,13 @@ def wait(world):
 
 def clear(world):
     """Clears what a failed recipe has left, so that the next one starts clean."""
-    for mount_point in mounts(world):
-        subprocess.run([world.bin / "archfs", "unmount", "--lazy", mount_point], check=False, timeout=30)
+    for node, mount_point in mounts(world):
+        unmount = [world.bin / "archfs", "unmount", "--lazy", mount_point]
+        subprocess.run([*node.enter, *unmount], check=False, timeout=30)
     for number in processes(world):
         try:
             os.kill(number, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    subprocess.run([world.bin / "archfs", "gc", "--quiet"], check=False, timeout=30)
+    for node in world.nodes:
+        subprocess.run([*node.enter, world.bin / "archfs", "gc", "--quiet"], check=False, timeout=30)

@@ -31,6 +31,26 @@ def picture_maker():
     return module.png
 
 
+class Node:
+    """What a machine has mounted: this one, or a node of tests/slurm/test-cluster --apart, seen from its slurmd."""
+
+    def __init__(self, name, proc, enter):
+        self.name, self.proc, self.enter = name, pathlib.Path(proc), enter
+
+    def path(self, path):
+        """The path on that node, as this process can open it."""
+        return f"{self.proc}/root{path}"
+
+
+def all_nodes():
+    nodes = [Node("this machine", "/proc/self", [])]
+    cluster = os.environ.get("ARCHFS_TEST_DIRECTORY")
+    for file in sorted(pathlib.Path(cluster).parent.glob("slurmd-*.pid")) if cluster else []:
+        pid = file.read_text(encoding="ascii").strip()
+        nodes.append(Node(file.stem[len("slurmd-"):], f"/proc/{pid}", ["nsenter", "--mount", f"--target={pid}"]))
+    return nodes
+
+
 class World:
     """The work directory; `bin` is first in PATH, and train.py writes to `records`."""
 
@@ -42,6 +62,7 @@ class World:
             each.mkdir()
         shutil.copy2(archfs, self.bin / "archfs")
         self.stand_ins = []
+        self.nodes = all_nodes()
         # Mount points seen so far, and what existed there before.
         self.mounted, parents = set(), ("/", "/dev/shm", "/tmp")
         self.there = {os.path.join(parent, name) for parent in parents for name in os.listdir(parent)}
