@@ -91,7 +91,7 @@ impl Cursor {
 
     pub(super) fn ends_early(&self) -> Error {
         Error::truncated("the file ends early")
-            .with_detail(format_args!("at {:#x}", self.storage.len()))
+            .with_detail(format_args!("file ends at {:#x}", self.storage.len()))
     }
 
     fn buffered(&self) -> &[u8] {

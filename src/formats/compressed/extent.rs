@@ -102,7 +102,9 @@ pub(super) fn decode(
         let container = decoder.container();
         let (name, unit) = (container.name(), container.unit().name());
         let (start, end) = (extent.start, extent.end);
-        error.within(format!("{name} data in {unit} {start:#x} to {end:#x}"))
+        error
+            .within(format_args!("{name} data"))
+            .with_detail(format_args!("{name} data in {unit} {start:#x} to {end:#x}"))
     })
 }
 

@@ -172,7 +172,8 @@ fn parse_extents(reader: &mut Reader<'_>, len: u64, file_end: u64) -> Result<Vec
         let inside = end <= extent.start && extent.end <= file_end;
         let size = extent.end.checked_sub(extent.start);
         if !inside || !size.is_some_and(|size| (1..=GIANT_EXTENT_MAX).contains(&size)) {
-            return Err(wrong(format!("bytes {:#x} to {:#x}", extent.start, extent.end)));
+            return Err(wrong("a chunk outside the file")
+                .with_detail(format_args!("bytes {:#x} to {:#x}", extent.start, extent.end)));
         }
         end = extent.end;
         extents.push(extent);
@@ -199,7 +200,8 @@ fn check_chunks(starts: impl Iterator<Item = u64>, len: u64) -> Result<()> {
             Some(previous) => start > previous && start.saturating_sub(previous) <= GIANT_CHUNK_MAX,
         };
         if !fits {
-            return Err(wrong(format!("a chunk at {start:#x} of {len:#x} bytes")));
+            return Err(wrong("the chunks do not cover the data")
+                .with_detail(format_args!("chunk at {start:#x} of {len:#x} bytes")));
         }
         previous = Some(start);
     }

@@ -87,15 +87,16 @@ impl<F: StreamFormat> Streams<F> {
             self.begin()?;
             return Ok(0);
         };
+        let at = self.cursor.position();
         let input = self.cursor.fill_buf(1)?;
         let at_eof = input.is_empty();
-        let location = || format!("{} data at {start:#x}", F::CONTAINER.name());
-        let step = self.decoder.step(input, output).map_err(|error| {
-            let at = self.cursor.position();
-            error.within(format!("{}, near {at:#x}", location()))
-        })?;
+        let located = |error: Error| {
+            let data = format_args!("{} data", F::CONTAINER.name());
+            error.within(data).with_detail(format_args!("{data} at {start:#x}, read to {at:#x}"))
+        };
+        let step = self.decoder.step(input, output).map_err(located)?;
         if at_eof && step.produced == 0 && !step.ended {
-            return Err(self.cursor.ends_early().within(location()));
+            return Err(located(self.cursor.ends_early()));
         }
         self.cursor.skip(length(step.consumed))?;
         self.decoded = self.decoded.saturating_add(length(step.produced));

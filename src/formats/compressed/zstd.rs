@@ -152,9 +152,10 @@ impl Frames {
             let start = self.cursor.position();
             match self.cursor.magic()? {
                 Some(MAGIC) => {
-                    let size = self
-                        .skip_frame()
-                        .map_err(|error| error.within(format!("zstd frame at {start:#x}")))?;
+                    let size = self.skip_frame().map_err(|error| {
+                        let detail = format_args!("zstd frame at {start:#x}");
+                        error.within("zstd frame").with_detail(detail)
+                    })?;
                     return Ok(Some(Run { start, end: self.cursor.position(), size }));
                 }
                 Some(magic) if is_skippable(magic) => {

@@ -96,10 +96,9 @@ impl Blocks {
         };
         if stored != self.combined {
             let combined = self.combined;
-            let context = format!("bzip2 stream that ends at bit {start:#x}: wrong checksum");
-            return Err(Error::corrupt(context).with_detail(format_args!(
-                "{stored:#010x}, but its blocks give {combined:#010x}"
-            )));
+            return Err(Error::corrupt("bzip2 stream: wrong checksum")
+                .with_detail(format_args!("{stored:#010x}, but its blocks give {combined:#010x}"))
+                .with_detail(format_args!("bzip2 stream that ends at bit {start:#x}")));
         }
         self.combined = 0;
         let end = start.saturating_add(END_BITS).div_ceil(8);

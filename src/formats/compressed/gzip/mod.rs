@@ -225,11 +225,8 @@ impl PointDecoder for Gzip {
         let bytes = decoder.into_untaken();
         match length(bytes.len()) == len {
             true => Ok(bytes),
-            false => Err(Error::corrupt(format!(
-                "{len} bytes needed from bit {:#x}, {} found",
-                point.bit,
-                bytes.len()
-            ))),
+            false => Err(Error::corrupt(format!("{len} bytes needed, {} found", bytes.len()))
+                .with_detail(format_args!("decompressed from bit {:#x}", point.bit))),
         }
     }
 }

@@ -182,7 +182,9 @@ impl Frames {
             None => self.start(),
             Some(frame) => self.block(frame),
         };
-        event.map_err(|error| error.within(format!("lz4 data at {at:#x}")))
+        event.map_err(|error| {
+            error.within("lz4 data").with_detail(format_args!("lz4 data at {at:#x}"))
+        })
     }
 
     fn start(&mut self) -> Result<Event> {

@@ -185,5 +185,6 @@ fn padded(size: u64) -> u64 {
 }
 
 fn damaged_stream(end: u64, what: &str) -> Error {
-    Error::corrupt(format!("xz stream that ends at {end:#x}: {what}"))
+    Error::corrupt(format!("xz stream: {what}"))
+        .with_detail(format_args!("xz stream that ends at {end:#x}"))
 }
