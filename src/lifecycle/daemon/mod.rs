@@ -126,8 +126,8 @@ impl Daemon {
         let wake = session_end.waker()?;
         let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
         let failure_log = FailureLog::new(Arc::clone(&tree), archives);
-        let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.lifetime.idle)
-            .with_failure_log(Arc::clone(&failure_log));
+        let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
+        let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         archive_cache.update(Instant::now());
         stage::preload(preloaded);
