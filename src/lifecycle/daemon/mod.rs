@@ -327,7 +327,8 @@ impl Daemon {
         watched.extend(self.wakes.watched());
         watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
         watched.extend(self.share.watched());
-        wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())?;
+        wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())
+            .map_err(|error| error.within(self.mount.mount_point().display()))?;
         let events = self.wakes.take(Script::of(self.script));
         if let Some(kill_wait) = self.kill_wait.get() {
             self.policy.limit_default_grace(kill_wait);
@@ -346,6 +347,6 @@ impl Daemon {
 fn wait(watched: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<()> {
     match poll(watched, limit.map(timespec).as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(Error::io("cannot wait for events", error.into())),
+        Err(error) => Err(Error::io("cannot wait for requests and signals", error.into())),
     }
 }
