@@ -22,8 +22,8 @@ use crate::storage::Storage;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
 
-/// Most bytes of one piece in the first pass.
-const PIECE: u64 = 256 << 10;
+/// Most bytes in one piece of decompressed data.
+const PIECE_MAX: u64 = 256 << 10;
 
 /// A temporary file and the thread that fills it. Dropping it stops the thread.
 pub(crate) struct Spool {
@@ -150,7 +150,7 @@ impl Spool {
     /// Waits for bytes at `offset` and returns some of them; `None` at the end.
     pub(super) fn piece(&self, offset: u64) -> Result<Option<SharedBytes>> {
         let written = self.shared.wait(offset.saturating_add(1));
-        let len = written.saturating_sub(offset).min(PIECE);
+        let len = written.saturating_sub(offset).min(PIECE_MAX);
         if len == 0 {
             return self.shared.failure().map_or(Ok(None), Err);
         }

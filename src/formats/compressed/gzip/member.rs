@@ -24,7 +24,7 @@ use crate::formats::bytes::length;
 use crate::formats::limits::{GZIP_FIELD_MAX, GZIP_WINDOW};
 use crate::vfs::SharedBytes;
 
-/// Bytes that the cursor of a decoder reads from the file at a time.
+/// Bytes of the file that a `Cursor` reads at a time.
 pub(super) const READ_SIZE: usize = 256 << 10;
 
 /// Flags of a header (RFC 1952, 2.3.1).

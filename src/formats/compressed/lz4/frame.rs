@@ -21,8 +21,8 @@ pub(super) const LEGACY_MAGIC: u32 = 0x184c_2102;
 /// The bit of a block's size that marks an uncompressed block.
 const STORED: u32 = 1 << 31;
 
-/// Bytes read at a time.
-const STRIDE: usize = 64 << 10;
+/// Bytes of the file that a `Cursor` reads at a time.
+const READ_SIZE: usize = 64 << 10;
 
 /// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl Block {
 
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
-        let cursor = Cursor::new(storage, 0, STRIDE);
+        let cursor = Cursor::new(storage, 0, READ_SIZE);
         Self { name: name.to_owned(), cursor, frame: None, trailing_garbage_at: None }
     }
 
