@@ -8,7 +8,6 @@
 //! Invariants: only `line` makes a prefix. A repeated fault does not fill the disk. Nothing is
 //! written to syslog.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
@@ -18,7 +17,7 @@ use std::time::SystemTime;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::batch_job;
-use crate::error::{Error, reason, without_offsets};
+use crate::error::{Error, reason};
 use crate::sync::{Mutex, OnceLock};
 use crate::units::format_utc;
 
@@ -136,15 +135,7 @@ pub fn detail(detail: impl fmt::Display) -> String {
 
 /// The text of `error`: with all details if everything is wanted.
 pub fn text_of(error: &Error) -> String {
-    if verbosity() == Verbosity::Verbose { format!("{error:#}") } else { error.plain() }
-}
-
-/// `text` as it is, with the offsets in an archive only if everything is wanted.
-pub fn text(text: &str) -> Cow<'_, str> {
-    match verbosity() {
-        Verbosity::Verbose => Cow::Borrowed(text),
-        Verbosity::Quiet | Verbosity::Default => Cow::Owned(without_offsets(text)),
-    }
+    if verbosity() == Verbosity::Verbose { format!("{error:#}") } else { error.to_string() }
 }
 
 /// A message as it is printed, with the newline and without errno numbers.

@@ -224,6 +224,24 @@ impl OpenArgs {
         open_watched(slice::from_ref(&self.archive), &self.options())
     }
 
+    /// Adds the archive to an error that `path` in it caused. Also adds the path and a remedy to
+    /// damage and to failed reads, which do not name it.
+    pub(super) fn located(&self, path: &[u8], error: Error) -> Error {
+        let archive = self.archive.display().to_string();
+        if !error.is_damage() && error.kind() != Kind::Io {
+            return error.within(&archive);
+        }
+        let path = if path.is_empty() { "/".into() } else { String::from_utf8_lossy(path) };
+        let error = error.within_file(&archive, path);
+        match error.hint() {
+            None if error.is_damage() => {
+                let hint = format!("run `archfs verify {archive}` to list all damaged files");
+                error.with_hint(hint)
+            }
+            _ => error,
+        }
+    }
+
     /// The options for opening it.
     pub(super) fn options(&self) -> OpenOptions {
         OpenOptions {
@@ -329,28 +347,30 @@ fn absolute(path: &PathBuf) -> Result<PathBuf> {
 }
 
 /// Parses a size for clap.
-pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
-    parse_size(text).map_err(|error| with_hint(&error))
+///
+/// # Errors
+/// The errors of `parse_size`.
+pub(super) fn size(text: &str) -> Result<u64> {
+    parse_size(text)
 }
 
 /// Parses a time for clap.
-pub(super) fn time(text: &str) -> std::result::Result<Duration, String> {
-    parse_time(text).map_err(|error| with_hint(&error))
-}
-
-/// An error with its hint as one message, because clap has no separate hint.
-fn with_hint(error: &Error) -> String {
-    match error.hint() {
-        Some(hint) => format!("{error}; {hint}"),
-        None => error.to_string(),
-    }
+///
+/// # Errors
+/// The errors of `parse_time`.
+pub(super) fn time(text: &str) -> Result<Duration> {
+    parse_time(text)
 }
 
 /// Parses a number of threads for clap.
-pub(super) fn threads(text: &str) -> std::result::Result<usize, String> {
+///
+/// # Errors
+/// `Usage` for anything but a number from 1 to 1024.
+pub(super) fn threads(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),
-        _ => Err("expected a number from 1 to 1024".into()),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a number of threads"))
+            .with_hint("give a number from 1 to 1024")),
     }
 }
 

@@ -35,32 +35,26 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     // On a terminal a bar would disturb the output.
     let _bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
     for path in &args.paths {
-        let archive = args.open.archive.display().to_string();
-        cat(tree.as_ref(), &archive, path, &progress).map_err(|error| {
-            let (is_damage, error) = (error.is_damage(), error.within(&archive));
-            match is_damage {
-                true => error
-                    .with_hint(format!("run `archfs verify {archive}` to list all damaged files")),
-                false => error,
-            }
-        })?;
+        cat(tree.as_ref(), &args.open, path, &progress)?;
     }
     Ok(0)
 }
 
-fn cat(tree: &dyn Tree, archive: &str, path: &Path, progress: &Progress) -> Result<()> {
+fn cat(tree: &dyn Tree, open: &OpenArgs, path: &Path, progress: &Progress) -> Result<()> {
     let name = path.display();
-    let attr = vfs::resolve_through(tree, path.as_os_str().as_bytes())?;
+    let path_bytes = path.as_os_str().as_bytes();
+    let located = |error| open.located(path_bytes, error);
+    let attr = vfs::resolve_through(tree, path_bytes).map_err(located)?;
     match attr.kind {
         FileKind::Regular => {}
         FileKind::Directory => {
             let context = format!("{name}: is a directory");
-            return Err(
-                Error::new(Kind::IsADirectory, context).with_hint("list it with `archfs ls`")
-            );
+            let error = Error::new(Kind::IsADirectory, context);
+            return Err(located(error.with_hint("list it with `archfs ls`")));
         }
         _ => {
-            return Err(Error::new(Kind::InvalidInput, format!("{name}: not a regular file")));
+            let context = format!("{name}: not a regular file");
+            return Err(located(Error::new(Kind::InvalidInput, context)));
         }
     }
     progress.begin(format!("reading {name}"));
@@ -69,11 +63,10 @@ fn cat(tree: &dyn Tree, archive: &str, path: &Path, progress: &Progress) -> Resu
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
     while offset < attr.size {
-        let bytes = tree.read(attr.ino, offset, STEP, &mut scratch);
-        let bytes = bytes.map_err(|error| error.within_file(archive, path.display()))?;
+        let bytes = tree.read(attr.ino, offset, STEP, &mut scratch).map_err(located)?;
         let bytes = bytes.as_slice();
         if bytes.is_empty() {
-            return Err(Error::corrupt(format!("{name}: the file ends before its recorded size")));
+            return Err(located(Error::corrupt("the file ends before its recorded size")));
         }
         match out.write_all(bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),

@@ -35,11 +35,10 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<u8> {
     let tree = args.open.open()?;
     let path = args.path.as_os_str().as_bytes();
-    let attr = vfs::resolve(tree.as_ref(), path)
-        .map_err(|error| error.within(args.open.archive.display()))?;
+    let attr = vfs::resolve(tree.as_ref(), path).map_err(|error| args.open.located(path, error))?;
     let mut listing = Listing { tree: tree.as_ref(), args, out: BufWriter::new(std::io::stdout()) };
     if attr.kind == FileKind::Directory {
-        listing.directory(attr.ino)?;
+        listing.directory(attr.ino, path)?;
     } else {
         listing.line(&attr, path)?;
     }
@@ -59,16 +58,17 @@ struct Listing<'t> {
 impl Listing<'_> {
     /// Lists the directory `root` and, with `--descend`, the directories below it. A list and not
     /// recursion, because an archive may be arbitrarily deep.
-    fn directory(&mut self, root: Ino) -> Result<()> {
+    fn directory(&mut self, root: Ino, path: &[u8]) -> Result<()> {
         // The directories from `root` down, each with its remaining entries.
-        let mut open_directories = vec![(root, self.entries(root, b"")?)];
+        let mut open_directories = vec![(root, self.entries(root, path, b"")?)];
         while let Some((_, entries)) = open_directories.last_mut() {
             let Some((ino, kind, path)) = entries.next() else {
                 open_directories.pop();
                 continue;
             };
             if self.args.long {
-                let attr = self.tree.attr(ino)?;
+                let attr = self.tree.attr(ino);
+                let attr = attr.map_err(|error| self.args.open.located(&path, error))?;
                 self.line(&attr, &path)?;
             } else {
                 let shown = name_for_output(&path);
@@ -77,20 +77,21 @@ impl Listing<'_> {
             // In a damaged archive a directory may contain itself.
             let descends = self.args.descend && kind == FileKind::Directory;
             if descends && !open_directories.iter().any(|&(ancestor, _)| ancestor == ino) {
-                let entries = self.entries(ino, &[&path[..], b"/"].concat())?;
+                let entries = self.entries(ino, &path, &[&path[..], b"/"].concat())?;
                 open_directories.push((ino, entries));
             }
         }
         Ok(())
     }
 
-    /// The entries of a directory, with `prefix` before their names.
-    fn entries(&self, directory: Ino, prefix: &[u8]) -> Result<Entries> {
+    /// The entries of the directory at `path`, with `prefix` before their names.
+    fn entries(&self, directory: Ino, path: &[u8], prefix: &[u8]) -> Result<Entries> {
         let mut entries = Vec::new();
-        self.tree.read_dir(directory, Cookie::START, &mut |entry| {
+        let listed = self.tree.read_dir(directory, Cookie::START, &mut |entry| {
             entries.push((entry.ino, entry.kind, [prefix, entry.name.as_bytes()].concat()));
             ControlFlow::Continue(())
-        })?;
+        });
+        listed.map_err(|error| self.args.open.located(path, error))?;
         Ok(entries.into_iter())
     }
 
@@ -107,7 +108,9 @@ impl Listing<'_> {
         line.extend(name_for_output(path));
         if self.args.long && attr.kind == FileKind::Symlink {
             line.extend(b" -> ");
-            line.extend(name_for_output(&self.tree.read_link(attr.ino)?));
+            let target = self.tree.read_link(attr.ino);
+            let target = target.map_err(|error| self.args.open.located(path, error))?;
+            line.extend(name_for_output(&target));
         }
         line.push(b'\n');
         written(self.out.write_all(&line))

@@ -5,6 +5,8 @@
 
 use std::io::{IsTerminal, Write};
 
+use clap::error::{ContextKind, ContextValue};
+
 use crate::error::{Error, Kind, Result};
 use crate::log::{Label, is_obeyed, line, printable, text_of};
 
@@ -27,10 +29,38 @@ pub(super) fn show_usage(error: &clap::Error) {
         let _ = error.print();
         return;
     }
+    if let Some(error) = invalid_value(error) {
+        return show_error(&error);
+    }
     let text = error.render().to_string();
     let (what, usage) = split_usage(&text);
     print(Label::Error, &what);
     print(Label::Hint, &usage);
+}
+
+/// The error for a wrong value of an option: `--cache: "1x" is not a size`.
+fn invalid_value(error: &clap::Error) -> Option<Error> {
+    use std::error::Error as _;
+    // `--cache <SIZE>`, or the name of an argument.
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let option = argument.split(' ').next().unwrap_or(argument);
+    if let Some(why) = error.source().and_then(|source| source.downcast_ref::<Error>()) {
+        let error = Error::new(Kind::Usage, format!("{option}: {why}"));
+        return Some(match why.hint() {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        });
+    }
+    match (error.get(ContextKind::InvalidValue)?, error.get(ContextKind::ValidValue)?) {
+        (ContextValue::String(value), ContextValue::Strings(valid)) if !value.is_empty() => {
+            let context = format!("{option}: {value:?} is not a valid value");
+            let hint = format!("give one of: {}", valid.join(", "));
+            Some(Error::new(Kind::Usage, context).with_hint(hint))
+        }
+        _ => None,
+    }
 }
 
 /// Splits an error of clap into a message on one line and a hint: a similar name, or the usage.

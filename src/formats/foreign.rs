@@ -1,7 +1,7 @@
 //! Files that archfs cannot read: what they seem to be, and a hint what to do.
 //!
 //! Known files are recognised by magic bytes. Invariant: archfs does not guess; a file without
-//! known magic bytes is called neither a squashfs image nor a tar.
+//! known magic bytes is called neither a SquashFS image nor a tar.
 
 use super::bytes::index;
 use crate::error::{Error, Kind};
@@ -58,7 +58,7 @@ pub(super) fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
     let (description, hint) = match head {
         [] if offset == 0 => ("is empty", "check that it was copied completely"),
         [] => ("ends before --offset", "check --offset"),
-        _ => find_magic(head).unwrap_or(("neither a squashfs image nor a tar", OFFSET)),
+        _ => find_magic(head).unwrap_or(("neither a SquashFS image nor a tar", OFFSET)),
     };
     Error::new(Kind::UnknownFormat, format!("{name}: {description}")).with_hint(hint)
 }
@@ -84,10 +84,10 @@ mod tests {
         let message = |head: &[u8]| unknown("f", head, 0).to_string();
         assert_eq!(message(b""), "f: is empty");
         assert_eq!(message(b"7z\xbc\xaf\x27\x1c\0\x04"), "f: a 7z archive");
-        assert_eq!(message(b"7z\xbc\xaf"), "f: neither a squashfs image nor a tar");
+        assert_eq!(message(b"7z\xbc\xaf"), "f: neither a SquashFS image nor a tar");
         assert_eq!(message(b"\n\r\n  <!DOCTYPE html>"), "f: a web page");
         assert_eq!(message(b"\xef\xbb\xbf<html>"), "f: a web page");
-        assert_eq!(message(b"  PK\x03\x04"), "f: neither a squashfs image nor a tar");
+        assert_eq!(message(b"  PK\x03\x04"), "f: neither a SquashFS image nor a tar");
         let mut lmdb = [0; 64];
         lmdb[16..20].copy_from_slice(b"\xde\xc0\xef\xbe");
         assert_eq!(message(&lmdb), "f: an LMDB database");

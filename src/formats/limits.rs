@@ -73,13 +73,13 @@ pub(crate) const NESTING_MAX: u32 = 8;
 /// overhead per chunk is small, small enough to decode for one read.
 pub(crate) const CHUNK_TARGET: u64 = 1 << 20;
 
-/// Largest chunk that is decoded in memory, bytes. A file with a larger one is decoded into a
-/// temporary file. `xz -T0` writes blocks of 24 MiB, with -9 of 192 MiB.
-pub(crate) const GIANT_CHUNK_MAX: u64 = 64 << 20;
+/// Largest chunk that is decompressed in memory, decompressed bytes. A file with a larger chunk is
+/// decompressed into a temporary file. `xz -T0` writes blocks of 24 MiB, with -9 of 192 MiB.
+pub(crate) const CHUNK_MAX: u64 = 64 << 20;
 
-/// Largest compressed size of a chunk, bytes. Incompressible data grows a little; no compressor
+/// Largest chunk that is decompressed in memory, compressed bytes. Incompressible data grows a little; no compressor
 /// makes it grow more than this.
-pub(crate) const GIANT_EXTENT_MAX: u64 = GIANT_CHUNK_MAX + (GIANT_CHUNK_MAX >> 2);
+pub(crate) const EXTENT_MAX: u64 = CHUNK_MAX + (CHUNK_MAX >> 2);
 
 /// Least distance of the seek points of a gzip file, decoded bytes. A point is recorded at the next
 /// block boundary, and blocks are about 50 to 400 KiB. Most chunks therefore stay below

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, NestedFile};
-use super::limits::{GIANT_CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
+use super::limits::{CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Allowance, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
@@ -60,7 +60,7 @@ impl Memory {
         options.budget.add(resized);
         let shared = Shared::new(Arc::clone(&room));
         let workers = Arc::clone(&shared.workers);
-        let chunks = ChunkCache::within(room, chunk_bytes, GIANT_CHUNK_MAX, workers);
+        let chunks = ChunkCache::within(room, chunk_bytes, CHUNK_MAX, workers);
         chunks.report_to(&options.stats);
         let chunks = Arc::new(chunks);
         chunks.draw_on(&options.budget);

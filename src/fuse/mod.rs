@@ -66,18 +66,17 @@ pub struct ArchiveFilesystem {
 }
 
 impl ArchiveFilesystem {
-    /// Serves `tree` and counts requests in `stats`. If `idle` is set, kernel caches expire early
+    /// Serves `tree`, counts requests in `stats`, and logs failures in `failure_log`, which has the
+    /// same tree. If `idle` is set, kernel caches expire early
     /// enough that no use goes unnoticed for that long.
-    pub fn new(tree: Arc<dyn Tree>, stats: Arc<Stats>, idle: Option<Duration>) -> Self {
-        let failure_log = FailureLog::new(Arc::clone(&tree), Vec::new());
+    pub fn new(
+        tree: Arc<dyn Tree>,
+        stats: Arc<Stats>,
+        failure_log: Arc<FailureLog>,
+        idle: Option<Duration>,
+    ) -> Self {
         let agreement = Agreement::with(InitFlags::empty());
         Self { tree, stats, failure_log, ttl: ttl(idle), agreement }
-    }
-
-    /// The same with `failure_log` of the same tree.
-    #[must_use]
-    pub fn with_failure_log(self, failure_log: Arc<FailureLog>) -> Self {
-        Self { failure_log, ..self }
     }
 
     /// The errno for `error`, which occurred in `request` on `ino`. A fault of the archive or its

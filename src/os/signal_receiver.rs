@@ -42,7 +42,7 @@ impl SignalReceiver {
     /// # Errors
     /// `Io` if the system refuses.
     pub(crate) fn new(signals: impl Iterator<Item = i32>) -> Result<Self> {
-        let failed = |error| Error::io("signals: cannot watch for them", error);
+        let failed = |error| Error::io("signal handlers: cannot be installed", error);
         let (reader, writer) = UnixStream::pair().map_err(failed)?;
         SignalDelivery::with_pipe(reader, writer, WithOrigin::default(), signals)
             .map(|delivery| Self(ManuallyDrop::new(delivery)))

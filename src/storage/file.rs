@@ -277,12 +277,11 @@ impl FileStorage {
     /// Reads from `other`, which is the same file, or else from the open one.
     fn read_with(&self, other: Option<&File>, buffer: &mut [u8], offset: u64) -> Result<()> {
         let wanted = buffer.len();
-        let context = || {
-            let range = crate::log::detail(format_args!(" {wanted} bytes at {offset:#x}"));
-            format!("{}: cannot read{range}", self.path.display())
-        };
+        let context = || format!("{}: cannot read", self.path.display());
+        let range = format_args!("{wanted} bytes at {offset:#x}");
         let truncated = || {
             Error::corrupt(format!("{}: unexpected end of file", context()))
+                .with_detail(range)
                 .with_brief("the archive ends before its data")
         };
         // The length is checked here, because in a copy another archive may follow this one.
@@ -297,7 +296,7 @@ impl FileStorage {
         self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
         outcome.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => truncated(),
-            _ => Error::io(context(), error),
+            _ => Error::io(context(), error).with_detail(range),
         })
     }
 

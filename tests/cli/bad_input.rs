@@ -48,7 +48,7 @@ fn files_that_are_not_archives_exit_with_status_3() {
         path
     };
     refuses(&file("empty", b""), &mount_point, 3, "empty: is empty");
-    refuses(&file("text", b"hello"), &mount_point, 3, "neither a squashfs image nor a tar");
+    refuses(&file("text", b"hello"), &mount_point, 3, "neither a SquashFS image nor a tar");
     refuses(&file("page", b"\n  <!DOCTYPE html>\n"), &mount_point, 3, "page: a web page");
     refuses(&file("zip", b"PK\x03\x04rest of it"), &mount_point, 3, "a ZIP archive");
     refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &mount_point, 3, "h5: an HDF5 file");
@@ -149,6 +149,17 @@ fn usage_errors_exit_with_status_2() {
         let lines: Vec<_> = stderr.lines().collect();
         assert!(lines.len() == 2 && lines[0].starts_with("archfs: error: "), "{stderr}");
         assert!(lines[1].starts_with("archfs: hint: "), "{stderr}");
+    }
+    for (option, value, what, hint) in [
+        ("--cache", "1x", "\"1x\" is not a size", "give a whole number"),
+        ("--grace", "5q", "\"5q\" is not a time", "give a whole number"),
+        ("--threads", "0", "\"0\" is not a number of threads", "give a number from 1 to 1024"),
+        ("--archive-cache", "no", "\"no\" is not a valid value", "give one of: auto, keep, drop"),
+    ] {
+        let output = archfs().args(["mount", option, value, "a", "b"]).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let expected = format!("archfs: error: {option}: {what}\narchfs: hint: {hint}");
+        assert!(stderr.starts_with(&expected), "{stderr}");
     }
     assert_eq!(status(&["--help"]), Some(0));
     assert_eq!(status(&["mount", "--help"]), Some(0));

@@ -222,13 +222,6 @@ impl Case {
     }
 }
 
-/// `words` up to the first offset.
-fn before_offset(words: &str) -> &str {
-    let offsets = [" at 0x", " in bytes 0x", " from bit 0x"];
-    let end = offsets.iter().filter_map(|offset| words.find(offset)).min();
-    end.map_or(words, |end| &words[..end])
-}
-
 impl Fault<'_> {
     fn is_reported_in(&self, text: &str) -> bool {
         self.says.iter().all(|words| text.contains(words))
@@ -238,8 +231,7 @@ impl Fault<'_> {
     fn says_to_users(&self) -> Vec<&str> {
         let codec = self.says.iter().position(|words| words.contains("cannot decode it"));
         let plain = self.says.iter().take(codec.map_or(usize::MAX, |at| at + 1));
-        let plain = plain.filter(|words| !words.starts_with("0x"));
-        plain.map(|words| before_offset(words)).collect()
+        plain.filter(|words| !words.contains("0x")).copied().collect()
     }
 
     /// Accesses what is damaged on the mount; `None` if only opening the archive fails.

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use archfs::fuse::ArchiveFilesystem;
+use archfs::fuse::{ArchiveFilesystem, FailureLog};
 use archfs::stats::Stats;
 use archfs::vfs::Tree;
 use fuser::{Config, Session, SessionACL};
@@ -50,7 +50,9 @@ impl Kernel {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
         let session = thread::spawn(move || {
-            let filesystem = ArchiveFilesystem::new(tree, Arc::new(Stats::default()), None);
+            let failure_log = FailureLog::new(Arc::clone(&tree), Vec::new());
+            let stats = Arc::new(Stats::default());
+            let filesystem = ArchiveFilesystem::new(tree, stats, failure_log, None);
             let config = Config::default();
             Session::from_fd(filesystem, served, SessionACL::All, config)?.run()
         });

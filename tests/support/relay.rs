@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use archfs::fuse::ArchiveFilesystem;
+use archfs::fuse::{ArchiveFilesystem, FailureLog};
 use archfs::stats::Stats;
 use archfs::sync::Mutex;
 use archfs::vfs::Tree;
@@ -71,7 +71,9 @@ impl Relay {
                 let _ = write(&to_kernel, &message[..len]);
             }
         });
-        let filesystem = ArchiveFilesystem::new(tree, Arc::new(Stats::default()), None);
+        let failure_log = FailureLog::new(Arc::clone(&tree), Vec::new());
+        let stats = Arc::new(Stats::default());
+        let filesystem = ArchiveFilesystem::new(tree, stats, failure_log, None);
         let session = Session::from_fd(filesystem, served, SessionACL::All, Config::default());
         let session = session.unwrap();
         thread::spawn(move || session.run());

@@ -233,10 +233,11 @@ fn epoch(text: Option<&OsStr>) -> Result<Option<i64>> {
 }
 
 /// Parses a compressor for clap.
-fn compressor(text: &str) -> std::result::Result<Compressor, String> {
+fn compressor(text: &str) -> Result<Compressor> {
     let (name, level) = match text.split_once(':') {
         Some((name, level)) => {
-            (name, Some(level.parse::<u8>().map_err(|_| format!("{level:?} is not a level"))?))
+            let wrong = |_| Error::new(Kind::Usage, format!("{level:?} is not a level"));
+            (name, Some(level.parse::<u8>().map_err(wrong)?))
         }
         None => (text, None),
     };
@@ -246,23 +247,30 @@ fn compressor(text: &str) -> std::result::Result<Compressor, String> {
         ("xz", None) => Ok(Compressor::Xz),
         ("lz4", None) => Ok(Compressor::Lz4),
         ("none", None) => Ok(Compressor::None),
-        ("xz" | "lz4" | "none", Some(_)) => Err(format!("{name} takes no level")),
-        _ => Err("expected zstd, gzip, xz, lz4 or none".into()),
+        ("xz" | "lz4" | "none", Some(_)) => {
+            Err(Error::new(Kind::Usage, format!("{name} takes no level")))
+        }
+        _ => Err(Error::new(Kind::Usage, format!("{name:?} is not a compressor"))
+            .with_hint("give zstd, gzip, xz, lz4 or none")),
     }
 }
 
 /// Parses an owner for clap.
-fn owner(text: &str) -> std::result::Result<Owner, String> {
+fn owner(text: &str) -> Result<Owner> {
+    const HINT: &str = "give UID, UID:GID or :GID";
     let number = |text: &str| match text {
         "" => Ok(None),
         // The largest number means "unchanged" (chown(2)).
         text => match text.parse() {
             Ok(number) if number < u32::MAX => Ok(Some(number)),
-            _ => Err(format!("{text:?} is not a numeric id")),
+            _ => {
+                let context = format!("{text:?} is not a numeric ID");
+                Err(Error::new(Kind::Usage, context).with_hint(HINT))
+            }
         },
     };
     if matches!(text, "" | ":") {
-        return Err("expected UID, UID:GID or :GID".into());
+        return Err(Error::new(Kind::Usage, format!("{text:?} is not an owner")).with_hint(HINT));
     }
     let (uid, gid) = text.split_once(':').unwrap_or((text, ""));
     Ok(Owner { uid: number(uid)?, gid: number(gid)? })
@@ -319,14 +327,14 @@ mod tests {
 
     #[test]
     fn parses_compressors_and_owners() {
-        assert_eq!(compressor("zstd:3"), Ok(Compressor::Zstd(3)));
-        assert_eq!(compressor("gzip"), Ok(Compressor::Gzip(9)));
+        assert_eq!(compressor("zstd:3").unwrap(), Compressor::Zstd(3));
+        assert_eq!(compressor("gzip").unwrap(), Compressor::Gzip(9));
         for wrong in ["lzo", "zstd:", "zstd:x", "lz4:1", ""] {
             assert!(compressor(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(owner("0:7"), Ok(Owner { uid: Some(0), gid: Some(7) }));
-        assert_eq!(owner("5"), Ok(Owner { uid: Some(5), gid: None }));
-        assert_eq!(owner(":5"), Ok(Owner { uid: None, gid: Some(5) }));
+        assert_eq!(owner("0:7").unwrap(), Owner { uid: Some(0), gid: Some(7) });
+        assert_eq!(owner("5").unwrap(), Owner { uid: Some(5), gid: None });
+        assert_eq!(owner(":5").unwrap(), Owner { uid: None, gid: Some(5) });
         for wrong in ["me", "", ":", "4294967295", "0:-1"] {
             assert!(owner(wrong).is_err(), "{wrong}");
         }

@@ -13,13 +13,13 @@ pub(super) struct Cursor {
     /// Bytes of the file from offset `start`.
     buffer: Vec<u8>,
     start: u64,
-    /// Bytes to read at a time.
-    stride: usize,
+    /// Bytes of the file to read at a time.
+    read_size: usize,
 }
 
 impl Cursor {
-    pub(super) fn new(storage: Arc<dyn Storage>, position: u64, stride: usize) -> Self {
-        Self { storage, position, buffer: Vec::new(), start: 0, stride }
+    pub(super) fn new(storage: Arc<dyn Storage>, position: u64, read_size: usize) -> Self {
+        Self { storage, position, buffer: Vec::new(), start: 0, read_size }
     }
 
     pub(super) fn storage(&self) -> &Arc<dyn Storage> {
@@ -39,7 +39,7 @@ impl Cursor {
     pub(super) fn peek(&mut self, len: usize) -> Result<&[u8]> {
         let len = index(self.remaining()).min(len);
         if self.buffered().len() < len {
-            let wanted = index(self.remaining()).min(self.stride.max(len));
+            let wanted = index(self.remaining()).min(self.read_size.max(len));
             self.buffer.resize(wanted, 0);
             self.start = self.position;
             if let Err(error) = self.storage.read_exact_at(&mut self.buffer, self.start) {
@@ -83,15 +83,15 @@ impl Cursor {
         Ok(self.peek(4)?.first_chunk().copied().map(u32::from_le_bytes))
     }
 
-    /// Whether a byte other than zero follows within one stride.
+    /// Whether a byte other than zero follows within one read.
     pub(super) fn has_garbage(&mut self) -> Result<bool> {
-        let stride = self.stride;
-        Ok(self.peek(stride)?.iter().any(|byte| *byte != 0))
+        let read_size = self.read_size;
+        Ok(self.peek(read_size)?.iter().any(|byte| *byte != 0))
     }
 
     pub(super) fn ends_early(&self) -> Error {
         Error::truncated("the file ends early")
-            .with_detail(format_args!("at {:#x}", self.storage.len()))
+            .with_detail(format_args!("file ends at {:#x}", self.storage.len()))
     }
 
     fn buffered(&self) -> &[u8] {

@@ -1,13 +1,13 @@
 //! Extents: parts of a compressed file that can be decoded independently.
 //!
 //! Invariant: an extent decodes to at most the size it was recorded with, and to at most
-//! `GIANT_CHUNK_MAX`.
+//! `CHUNK_MAX`.
 
 use super::buffers::Buffers;
 use super::container::Container;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX};
+use crate::formats::limits::{CHUNK_MAX, EXTENT_MAX};
 use crate::storage::Storage;
 
 /// A part of a compressed file that can be decoded independently.
@@ -57,7 +57,7 @@ impl Size {
 
 /// Whether an extent is too large to be decoded at once; `encoded` is in bytes.
 pub(super) fn is_giant(encoded: u64, size: Size) -> bool {
-    encoded > GIANT_EXTENT_MAX || size.max() > GIANT_CHUNK_MAX
+    encoded > EXTENT_MAX || size.max() > CHUNK_MAX
 }
 
 /// Decodes the extents of a container.
@@ -102,7 +102,9 @@ pub(super) fn decode(
         let container = decoder.container();
         let (name, unit) = (container.name(), container.unit().name());
         let (start, end) = (extent.start, extent.end);
-        error.within(format!("{name} data in {unit} {start:#x} to {end:#x}"))
+        error
+            .within(format_args!("{name} data"))
+            .with_detail(format_args!("{name} data in {unit} {start:#x} to {end:#x}"))
     })
 }
 

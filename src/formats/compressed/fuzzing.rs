@@ -5,7 +5,7 @@ use super::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::rest;
-use crate::formats::limits::GIANT_CHUNK_MAX;
+use crate::formats::limits::CHUNK_MAX;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
@@ -44,7 +44,7 @@ pub fn seek_points(data: &[u8]) {
     assert!(starts.first().is_none_or(|&start| start == 0));
     for (nth, &start) in starts.iter().enumerate() {
         let end = starts.get(nth + 1).copied().unwrap_or(seek_index.len);
-        assert!(end > start && end - start <= GIANT_CHUNK_MAX, "a chunk of {start} to {end}");
+        assert!(end > start && end - start <= CHUNK_MAX, "a chunk of {start} to {end}");
     }
     // Use the points with a file that they may not belong to. Spooled files are left out: each
     // starts a thread.

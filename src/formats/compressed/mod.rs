@@ -4,7 +4,7 @@
 //! `Compressed` is storage of the decoded bytes: to read at an offset, it decodes from the seek
 //! point before it. The bytes between two seek points are a chunk.
 //!
-//! Invariant: no chunk of more than `GIANT_CHUNK_MAX` decoded bytes is ever held in memory. A file
+//! Invariant: no chunk of more than `CHUNK_MAX` decoded bytes is ever held in memory. A file
 //! that has one is decoded into a temporary file (`spool`).
 
 mod buffers;

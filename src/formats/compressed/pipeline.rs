@@ -27,7 +27,7 @@ use crate::sync::Arc;
 /// Most extents queued or being decoded per thread.
 const IN_FLIGHT_PER_THREAD: usize = 2;
 
-/// The largest piece that is delivered, bytes. Small enough that the allocator reuses its memory
+/// Most bytes in one piece of decompressed data. Small enough that the allocator reuses its memory
 /// for the next one.
 const PIECE_MAX: usize = 256 << 10;
 

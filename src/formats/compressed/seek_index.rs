@@ -1,7 +1,7 @@
 //! The seek points of a compressed file, and their format in a saved index (little-endian).
 //!
 //! Invariant: chunks follow each other without a gap from 0 to `len`, none is empty or larger than
-//! `GIANT_CHUNK_MAX`, and all lie in the file. `parse` checks this, because a saved index may be
+//! `CHUNK_MAX`, and all lie in the file. `parse` checks this, because a saved index may be
 //! hostile.
 
 use super::container::{ChunkStart, Container};
@@ -9,7 +9,7 @@ use super::extent::Extent;
 use super::point::{CompressedWindow, Point};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
-use crate::formats::limits::{GIANT_CHUNK_MAX, GIANT_EXTENT_MAX, GZIP_WINDOW};
+use crate::formats::limits::{CHUNK_MAX, EXTENT_MAX, GZIP_WINDOW};
 
 /// Where the chunks of a compressed file start.
 pub(crate) struct SeekIndex {
@@ -171,8 +171,9 @@ fn parse_extents(reader: &mut Reader<'_>, len: u64, file_end: u64) -> Result<Vec
         let extent = Extent::parse(reader)?;
         let inside = end <= extent.start && extent.end <= file_end;
         let size = extent.end.checked_sub(extent.start);
-        if !inside || !size.is_some_and(|size| (1..=GIANT_EXTENT_MAX).contains(&size)) {
-            return Err(wrong(format!("bytes {:#x} to {:#x}", extent.start, extent.end)));
+        if !inside || !size.is_some_and(|size| (1..=EXTENT_MAX).contains(&size)) {
+            return Err(wrong("a chunk outside the file")
+                .with_detail(format_args!("bytes {:#x} to {:#x}", extent.start, extent.end)));
         }
         end = extent.end;
         extents.push(extent);
@@ -196,10 +197,11 @@ fn check_chunks(starts: impl Iterator<Item = u64>, len: u64) -> Result<()> {
     for start in starts.chain([len]) {
         let fits = match previous {
             None => start == 0,
-            Some(previous) => start > previous && start.saturating_sub(previous) <= GIANT_CHUNK_MAX,
+            Some(previous) => start > previous && start.saturating_sub(previous) <= CHUNK_MAX,
         };
         if !fits {
-            return Err(wrong(format!("a chunk at {start:#x} of {len:#x} bytes")));
+            return Err(wrong("the chunks do not cover the data")
+                .with_detail(format_args!("chunk at {start:#x} of {len:#x} bytes")));
         }
         previous = Some(start);
     }

@@ -22,8 +22,8 @@ use crate::storage::Storage;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
 
-/// Most bytes of one piece in the first pass.
-const PIECE: u64 = 256 << 10;
+/// Most bytes in one piece of decompressed data.
+const PIECE_MAX: u64 = 256 << 10;
 
 /// A temporary file and the thread that fills it. Dropping it stops the thread.
 pub(crate) struct Spool {
@@ -69,6 +69,7 @@ pub(super) struct TemporaryFile<'d> {
 struct Failure {
     kind: Kind,
     context: String,
+    detail: Option<String>,
     hint: Option<String>,
 }
 
@@ -149,7 +150,7 @@ impl Spool {
     /// Waits for bytes at `offset` and returns some of them; `None` at the end.
     pub(super) fn piece(&self, offset: u64) -> Result<Option<SharedBytes>> {
         let written = self.shared.wait(offset.saturating_add(1));
-        let len = written.saturating_sub(offset).min(PIECE);
+        let len = written.saturating_sub(offset).min(PIECE_MAX);
         if len == 0 {
             return self.shared.failure().map_or(Ok(None), Err);
         }
@@ -251,7 +252,12 @@ impl Shared {
                 if let Err(error) = self.file.write_all_at(new, written) {
                     let context = format!("cannot write a temporary file: {}", reason(error));
                     let hint = limit_error().hint;
-                    return Err(Fault::Permanent(Failure { kind: Kind::Io, context, hint }));
+                    return Err(Fault::Permanent(Failure {
+                        kind: Kind::Io,
+                        context,
+                        detail: None,
+                        hint,
+                    }));
                 }
                 written = end;
             }
@@ -330,8 +336,8 @@ type Fallible<T> = std::result::Result<T, Fault>;
 
 impl Failure {
     fn of(error: &Error) -> Self {
-        let hint = error.hint().map(str::to_owned);
-        Self { kind: error.kind(), context: error.to_string(), hint }
+        let (detail, hint) = (error.detail().map(str::to_owned), error.hint().map(str::to_owned));
+        Self { kind: error.kind(), context: error.to_string(), detail, hint }
     }
 }
 
@@ -339,12 +345,15 @@ impl Failure {
 fn exceeded(limit: &SpoolLimit, directory: &Path, advice: &str) -> Failure {
     let hint = format!("set TMPDIR to a directory with more room, or {advice}");
     let context = limit.exceeded(directory);
-    Failure { kind: Kind::Unsupported, context, hint: Some(hint) }
+    Failure { kind: Kind::Unsupported, context, detail: None, hint: Some(hint) }
 }
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        let error = Self::new(failure.kind, failure.context);
+        let mut error = Self::new(failure.kind, failure.context);
+        if let Some(detail) = failure.detail {
+            error = error.with_detail(detail);
+        }
         match failure.hint {
             Some(hint) => error.with_hint(hint),
             None => error,
@@ -365,7 +374,7 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             let context = "the decoding thread has ended".to_owned();
-            let failure = Failure { kind: Kind::Io, context, hint: None };
+            let failure = Failure { kind: Kind::Io, context, detail: None, hint: None };
             self.0.state.lock().failure = Some(failure);
         }
         self.0.state.lock().ended = true;

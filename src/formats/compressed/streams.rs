@@ -16,11 +16,11 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
 
-/// Bytes read from the file at a time.
-const STRIDE: usize = 256 << 10;
+/// Bytes of the file that a `Cursor` reads at a time.
+const READ_SIZE: usize = 256 << 10;
 
-/// Decoded bytes delivered at a time.
-const PIECE: usize = 256 << 10;
+/// Most bytes in one piece of decompressed data.
+const PIECE_MAX: usize = 256 << 10;
 
 /// Most compressed bytes read between two deliveries. Padding and empty streams decode to nothing,
 /// and the caller can cancel only between deliveries.
@@ -69,7 +69,7 @@ impl<F: StreamFormat> Streams<F> {
         Ok(Self {
             name: name.to_owned(),
             _format: PhantomData,
-            cursor: Cursor::new(storage, 0, STRIDE),
+            cursor: Cursor::new(storage, 0, READ_SIZE),
             memory,
             decoder: F::decoder(memory)?,
             start: None,
@@ -87,15 +87,16 @@ impl<F: StreamFormat> Streams<F> {
             self.begin()?;
             return Ok(0);
         };
+        let at = self.cursor.position();
         let input = self.cursor.fill_buf(1)?;
         let at_eof = input.is_empty();
-        let location = || format!("{} data at {start:#x}", F::CONTAINER.name());
-        let step = self.decoder.step(input, output).map_err(|error| {
-            let at = self.cursor.position();
-            error.within(format!("{}, near {at:#x}", location()))
-        })?;
+        let located = |error: Error| {
+            let data = format_args!("{} data", F::CONTAINER.name());
+            error.within(data).with_detail(format_args!("{data} at {start:#x}, read to {at:#x}"))
+        };
+        let step = self.decoder.step(input, output).map_err(located)?;
         if at_eof && step.produced == 0 && !step.ended {
-            return Err(self.cursor.ends_early().within(location()));
+            return Err(located(self.cursor.ends_early()));
         }
         self.cursor.skip(length(step.consumed))?;
         self.decoded = self.decoded.saturating_add(length(step.produced));
@@ -154,7 +155,7 @@ impl<F: StreamFormat> Streams<F> {
 
 impl<F: StreamFormat> Forward for Streams<F> {
     fn next(&mut self) -> Result<Option<SharedBytes>> {
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; PIECE_MAX];
         let mut filled = 0_usize;
         let input_limit = self.cursor.position().saturating_add(INPUT_MAX);
         while filled < piece.len() && self.damage.is_none() && !self.ended {

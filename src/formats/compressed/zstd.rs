@@ -21,7 +21,7 @@ use super::walk::{Next, Note, Task, Walk};
 use crate::codecs::{Codec, Streaming, zstd_stream};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
-use crate::formats::limits::{CHUNK_TARGET, GIANT_CHUNK_MAX, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};
+use crate::formats::limits::{CHUNK_MAX, CHUNK_TARGET, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -33,8 +33,8 @@ const SEEK_TABLE: u32 = 0x184d_2a5e;
 const SEEK_TABLE_END: u32 = 0x8f92_eab1;
 const SEEK_TABLE_FOOTER: u64 = 9;
 
-/// Bytes read at a time. Block headers are up to 128 KiB apart.
-const STRIDE: usize = 64 << 10;
+/// Bytes of the file that a `Cursor` reads at a time. Block headers are up to 128 KiB apart.
+const READ_SIZE: usize = 64 << 10;
 
 pub(super) struct Zstd;
 
@@ -127,7 +127,7 @@ pub(super) struct Frames {
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
         let table = seek_table(&*storage)?.map(Vec::into_iter);
-        let cursor = Cursor::new(storage, 0, STRIDE);
+        let cursor = Cursor::new(storage, 0, READ_SIZE);
         Ok(Self {
             name: name.to_owned(),
             cursor,
@@ -152,9 +152,10 @@ impl Frames {
             let start = self.cursor.position();
             match self.cursor.magic()? {
                 Some(MAGIC) => {
-                    let size = self
-                        .skip_frame()
-                        .map_err(|error| error.within(format!("zstd frame at {start:#x}")))?;
+                    let size = self.skip_frame().map_err(|error| {
+                        let detail = format_args!("zstd frame at {start:#x}");
+                        error.within("zstd frame").with_detail(detail)
+                    })?;
                     return Ok(Some(Run { start, end: self.cursor.position(), size }));
                 }
                 Some(magic) if is_skippable(magic) => {
@@ -180,7 +181,7 @@ impl Frames {
     fn skip_frame(&mut self) -> Result<Size> {
         self.cursor.skip(4)?;
         let (declared, has_checksum) = self.read_header()?;
-        if declared.is_some_and(|size| size > GIANT_CHUNK_MAX) {
+        if declared.is_some_and(|size| size > CHUNK_MAX) {
             return Ok(Size::AtMost(u64::MAX));
         }
         let mut bound = 0_u64;
@@ -196,7 +197,7 @@ impl Frames {
             };
             bound = bound.saturating_add(decoded);
             self.cursor.skip(encoded)?;
-            if declared.is_none() && bound > GIANT_CHUNK_MAX {
+            if declared.is_none() && bound > CHUNK_MAX {
                 return Ok(Size::AtMost(u64::MAX));
             }
             if header & 1 != 0 {

@@ -37,9 +37,8 @@ impl BlockRange {
             return Ok(());
         }
         let least = self.least;
-        Err(Error::corrupt(format!(
-            "squashfs data block at {start:#x}: has {len} bytes, the file needs {least}"
-        )))
+        let context = format!("damaged data block: has {len} bytes, the file needs {least}");
+        Err(Error::corrupt(context).with_detail(format_args!("data block at {start:#x}")))
     }
 
     /// Where its bytes are in the image, if the block is uncompressed.
@@ -134,7 +133,7 @@ impl<'m> BlockRanges<'m> {
                 }
             }
             (None, None) => {
-                return Err(Error::corrupt("squashfs file: its blocks end before its size"));
+                return Err(Error::corrupt("damaged file: its blocks end before its size"));
             }
         };
         self.offset = block_start.saturating_add(to);
@@ -197,7 +196,8 @@ fn check_after_superblock(extent: Extent) -> Result<Extent> {
         Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. }
             if start < length(superblock::SIZE) =>
         {
-            Err(Error::corrupt(format!("squashfs data block at {start:#x}: in the superblock")))
+            Err(Error::corrupt("damaged file: a data block is in the superblock")
+                .with_detail(format_args!("data block at {start:#x}")))
         }
         extent => Ok(extent),
     }

@@ -224,10 +224,11 @@ impl Data {
             Extent::Hole => (0, 0),
         };
         if len > self.block_size {
-            return Err(Error::corrupt(format!(
-                "squashfs data block at {start:#x}: claims {len} bytes, limit {}",
-                self.block_size
-            )));
+            let context =
+                format!("damaged data block: claims {len} bytes, limit {}", self.block_size);
+            return Err(
+                Error::corrupt(context).with_detail(format_args!("data block at {start:#x}"))
+            );
         }
         let end = start.saturating_add(u64::from(len));
         let len_max = RUN_MAX.saturating_sub(u64::from(len));
@@ -240,7 +241,8 @@ impl Data {
             let decoded = self.codec.decode(compressed, buffer);
             decoded.map_err(|error| {
                 error
-                    .within(format_args!("squashfs data block at {start:#x}"))
+                    .within("damaged data block")
+                    .with_detail(format_args!("data block at {start:#x}"))
                     .with_brief(format!("damaged data block ({})", self.codec.name()))
             })
         })?;

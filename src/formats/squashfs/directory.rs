@@ -154,10 +154,10 @@ impl<'m> Directory<'m> {
                 ControlFlow::Break(())
             })?;
             if !matches {
-                return Err(Error::corrupt(format!(
-                    "squashfs directory index: at {listing:#x} {} should be",
-                    name.escape_ascii()
-                )));
+                let context =
+                    format!("damaged directory index: {} is not in place", name.escape_ascii());
+                return Err(Error::corrupt(context)
+                    .with_detail(format_args!("offset {listing:#x} in the listing")));
             }
         }
         Ok(())
@@ -273,7 +273,7 @@ impl Listing<'_> {
             listing_offset = listing_offset.saturating_add(RUN_HEADER);
             if count > SQUASHFS_DIR_RUN_MAX {
                 return Err(Error::corrupt(format!(
-                    "squashfs directory header with {count} entries, limit \
+                    "directory header with {count} entries, limit \
                      {SQUASHFS_DIR_RUN_MAX}"
                 )));
             }
@@ -308,7 +308,7 @@ impl Listing<'_> {
 /// Checks that an entry that ends at `listing_offset` lies within a listing of `len` bytes.
 fn within(listing_offset: u32, len: u32) -> Result<()> {
     if listing_offset > len {
-        return Err(Error::corrupt("squashfs directory: an entry past the listing's end"));
+        return Err(Error::corrupt("damaged directory: an entry past the end of the listing"));
     }
     Ok(())
 }
@@ -329,15 +329,14 @@ fn entry_header(bytes: [u8; 8]) -> Result<(u16, i16, FileKind, u32)> {
         7 => FileKind::Socket,
         other => {
             return Err(Error::corrupt(format!(
-                "squashfs directory entry of type {other}, valid are 1 to 7"
+                "damaged directory: an entry of type {other}, valid are 1 to 7"
             )));
         }
     };
     let name_len = u32::from(reader.u16()?).saturating_add(1);
     if name_len > SQUASHFS_NAME_MAX {
         return Err(Error::corrupt(format!(
-            "squashfs directory entry with a name of {name_len} bytes, limit \
-             {SQUASHFS_NAME_MAX}"
+            "damaged directory: a name of {name_len} bytes, limit {SQUASHFS_NAME_MAX}"
         )));
     }
     Ok((offset, delta, kind, name_len))
@@ -367,11 +366,11 @@ impl Names {
         cursor.fill(current)?;
         let current = &*current;
         let name = Name::parse(current).ok_or_else(|| {
-            Error::corrupt(format!("squashfs directory entry named {}", current.escape_ascii()))
+            Error::corrupt(format!("damaged directory: an entry named {}", current.escape_ascii()))
         })?;
         if current <= previous {
             return Err(Error::corrupt(format!(
-                "squashfs directory: {} comes after {}, names must ascend",
+                "damaged directory: {} comes after {}, names must ascend",
                 current.escape_ascii(),
                 previous.escape_ascii()
             )));

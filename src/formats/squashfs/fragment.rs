@@ -39,7 +39,7 @@ impl FragmentTable {
         let Tail { fragment, .. } = tail;
         let Some(table) = &self.0 else {
             return Err(Error::corrupt(format!(
-                "squashfs fragment {fragment} referenced, but there are none"
+                "fragment {fragment} referenced, but there are none"
             )));
         };
         let record = table.record(fragment)?;
@@ -48,7 +48,7 @@ impl FragmentTable {
         let word = reader.u32()?;
         match Extent::parse(word, start) {
             Extent::Hole => {
-                Err(Error::corrupt(format!("squashfs fragment {fragment} is a block of 0 bytes")))
+                Err(Error::corrupt(format!("fragment {fragment} is a block of 0 bytes")))
             }
             extent => Ok(extent),
         }

@@ -45,7 +45,7 @@ impl SquashFs {
             progress.advance(done.saturating_sub(reported));
             reported = done;
             let location = || reference.describe(superblock.inode_table);
-            count.inode(reference, inode, list).map_err(|error| error.within(location()))
+            count.inode(reference, inode, list).map_err(|error| error.with_detail(location()))
         })
         .map_err(|error| error.within("inode table"))?;
         count.tails()?;

@@ -47,10 +47,10 @@ impl InodeRef {
         u16::from_le_bytes([low, high])
     }
 
-    /// Its position as text for error messages. The inode table is at `inode_table` of the image.
+    /// Its position as a detail of an error. The inode table is at `inode_table` of the image.
     pub(super) fn describe(self, inode_table: u64) -> String {
         let Position { block, offset } = self.position(inode_table);
-        format!("squashfs inode at {block:#x}, byte {offset}")
+        format!("inode at {block:#x}, byte {offset}")
     }
 
     fn position(self, inode_table: u64) -> Position {

@@ -84,9 +84,9 @@ impl Metadata {
         let at = usize::from(position.offset);
         // At the end of a block, the next byte is the first of the next block.
         if at > block.bytes.len() {
-            return Err(Error::corrupt("squashfs metadata block: shorter than a reference to it")
+            return Err(Error::corrupt("damaged metadata block: shorter than a reference to it")
                 .with_detail(format_args!(
-                    "block at {:#x} has {} bytes, byte {at} referenced",
+                    "metadata block at {:#x} has {} bytes, byte {at} referenced",
                     position.block,
                     block.bytes.len()
                 )));
@@ -102,11 +102,13 @@ impl Metadata {
     /// size.
     fn load(&self, start: u64) -> Result<Block> {
         const LONGEST: usize = HEADER + SQUASHFS_METADATA_MAX;
-        let corrupt =
-            |what: String| Error::corrupt(format!("squashfs metadata block at {start:#x}: {what}"));
+        let location = || format!("metadata block at {start:#x}");
+        let corrupt = |what: String| {
+            Error::corrupt(format!("damaged metadata block: {what}")).with_detail(location())
+        };
         let left = index(self.storage.len().saturating_sub(start));
         if left < HEADER {
-            return Err(corrupt("lies past the end of the image".into()));
+            return Err(corrupt("past the end of the image".into()));
         }
         let mut stored = [0; LONGEST];
         let stored = stored.get_mut(..left.min(LONGEST)).unwrap_or_default();
@@ -129,7 +131,8 @@ impl Metadata {
         let mut decoded = [0; SQUASHFS_METADATA_MAX];
         let len = self.codec.decode(stored, &mut decoded).map_err(|error| {
             error
-                .within(format_args!("squashfs metadata block at {start:#x}"))
+                .within("damaged metadata block")
+                .with_detail(location())
                 .with_brief(format!("damaged metadata ({})", self.codec.name()))
         })?;
         match decoded.get(..len) {
@@ -289,7 +292,8 @@ mod tests {
         let word = u16::try_from(bomb.len()).unwrap();
         let image = [&word.to_le_bytes()[..], &bomb].concat();
         let error = metadata(image).cursor(START).err().unwrap();
-        assert!(error.to_string().contains("metadata block at 0x0: zstd"), "{error}");
+        assert!(error.to_string().contains("metadata block: zstd"), "{error}");
+        assert!(format!("{error:#}").contains("metadata block at 0x0"), "{error:#}");
     }
 
     #[test]

@@ -175,7 +175,8 @@ impl SquashFs {
         shared.room.set_aside(capacity.saturating_sub(data_share));
         let data = Data::new(storage, codec, block_size, data_share, shared);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)
-            .map_err(|error| error.within(root.describe(superblock.inode_table)))?;
+            .map_err(|error| error.with_detail(root.describe(superblock.inode_table)))
+            .map_err(|error| error.within("root directory"))?;
         let kind = inode.kind();
         if kind != FileKind::Directory {
             return Err(Error::corrupt(format!("the root is not a directory but {kind}")));

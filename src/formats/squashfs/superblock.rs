@@ -169,7 +169,7 @@ fn check_identity(magic: u32, version: (u16, u16)) -> Result<()> {
             Kind::Unsupported,
             "big-endian SquashFS image, older than 4.0; archfs reads only 4.0",
         )),
-        _ => Err(Error::new(Kind::UnknownFormat, "not a squashfs image")),
+        _ => Err(Error::new(Kind::UnknownFormat, "not a SquashFS image")),
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn rejects_each_wrong_field_with_its_kind() {
         let cases: [(usize, &[u8], Kind, &str); 12] = [
-            (0, b"PK\x03\x04", Kind::UnknownFormat, "not a squashfs image"),
+            (0, b"PK\x03\x04", Kind::UnknownFormat, "not a SquashFS image"),
             (0, b"sqsh", Kind::Unsupported, "big-endian"),
             (28, &[3, 0], Kind::Unsupported, "SquashFS 3.0"),
             (30, &[1, 0], Kind::Unsupported, "SquashFS 4.1"),

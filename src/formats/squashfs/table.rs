@@ -41,17 +41,15 @@ impl<const RECORD: usize> Table<RECORD> {
         let size = blocks.saturating_mul(POSITION);
         // Check before allocating, because the archive controls the count.
         if start.checked_add(size).is_none_or(|list_end| list_end > end) {
-            return Err(Error::corrupt(format!(
-                "squashfs {name} table: past the end of the image"
-            ))
-            .with_detail(format_args!(
-                "table at {start:#x}, {count} records with {size} bytes of positions, image \
+            return Err(Error::corrupt(format!("{name} table: past the end of the image"))
+                .with_detail(format_args!(
+                    "table at {start:#x}, {count} records with {size} bytes of positions, image \
                      ends at {end:#x}"
-            )));
+                )));
         }
         let mut bytes = vec![0; index(size)];
         storage.read_exact_at(&mut bytes, start)?;
-        let mut reader = Reader::new("squashfs table", &bytes);
+        let mut reader = Reader::new("table", &bytes);
         let blocks = (0..blocks).map(|_| reader.u64()).collect::<Result<_>>()?;
         Ok(Self { metadata: Arc::clone(metadata), name, count, blocks })
     }
@@ -74,7 +72,7 @@ impl<const RECORD: usize> Table<RECORD> {
                 self.metadata.cursor(Position { block, offset })?.array()
             }
             _ => Err(Error::corrupt(format!(
-                "squashfs {} {number} referenced, but there are {}",
+                "{} {number} referenced, but there are {}",
                 self.name, self.count
             ))),
         }
@@ -121,7 +119,7 @@ mod tests {
             assert_eq!(table.record(number).unwrap(), number.to_le_bytes());
         }
         let error = table.record(2049).unwrap_err();
-        assert_eq!(error.to_string(), "squashfs id 2049 referenced, but there are 2049");
+        assert_eq!(error.to_string(), "id 2049 referenced, but there are 2049");
         assert!(table.record(u32::MAX).is_err());
     }
 

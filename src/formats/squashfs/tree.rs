@@ -211,7 +211,7 @@ impl SquashFs {
     fn owner(&self, number: u16) -> Result<u32> {
         self.ids.get(usize::from(number)).copied().ok_or_else(|| {
             let count = self.ids.len();
-            Error::corrupt(format!("squashfs id {number} referenced, but there are {count}"))
+            Error::corrupt(format!("id {number} referenced, but there are {count}"))
         })
     }
 
@@ -333,7 +333,7 @@ impl SquashFs {
             let reference = error.is_damage().then(|| self.numbers.reference(ino));
             let error = match reference {
                 Some(Ok(reference)) => {
-                    error.within(reference.describe(self.superblock.inode_table))
+                    error.with_detail(reference.describe(self.superblock.inode_table))
                 }
                 _ => error,
             };

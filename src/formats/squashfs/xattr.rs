@@ -47,7 +47,7 @@ impl Xattrs {
         let count = reader.u32()?;
         // An empty table has no pairs, so their position does not matter.
         if count > 0 && start >= end {
-            return Err(Error::corrupt("squashfs xattr table: past the end of the image")
+            return Err(Error::corrupt("xattr table: past the end of the image")
                 .with_detail(format_args!("pairs at {start:#x}, image ends at {end:#x}")));
         }
         let list = table.saturating_add(16);
@@ -68,7 +68,7 @@ impl Xattrs {
             names.push(0);
             match names.len() > XATTR_LIST_MAX {
                 true => Err(Error::corrupt(format!(
-                    "squashfs xattr id {id}: names of more than {XATTR_LIST_MAX} bytes"
+                    "xattr id {id}: names of more than {XATTR_LIST_MAX} bytes"
                 ))),
                 false => Ok(None::<()>),
             }
@@ -107,7 +107,7 @@ impl Xattrs {
             cursor.fill(name.get_mut(before..).unwrap_or_default())?;
             // Names in the list end with a NUL. One inside a name would split it in two.
             if name.contains(&0) {
-                return Err(Error::corrupt(format!("squashfs xattr id {id}: a NUL in a name")));
+                return Err(Error::corrupt(format!("xattr id {id}: a NUL in a name")));
             }
             let value = Value { xattrs: self, kind, cursor: cursor.clone() };
             if let Some(found) = visit(&name, value)? {
@@ -166,6 +166,6 @@ fn prefix(kind: u16) -> Result<&'static [u8]> {
         0 => Ok(b"user."),
         1 => Ok(b"trusted."),
         2 => Ok(b"security."),
-        other => Err(Error::corrupt(format!("squashfs xattr of type {other}, valid are 0 to 2"))),
+        other => Err(Error::corrupt(format!("xattr of type {other}, valid are 0 to 2"))),
     }
 }

@@ -12,7 +12,7 @@ use super::paths::{archive_stem, shown};
 use super::source::{self, Source};
 use super::sparse;
 use super::{HEAD, recognises};
-use crate::error::{Kind as ErrorKind, Result};
+use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
 use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX, TAR_PATH_MAX};
 use crate::formats::squashfs::SquashFs;
@@ -37,7 +37,7 @@ pub(super) enum Nesting {
 }
 
 /// What a step found.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Step {
     /// A member, added to the list.
     Member,
@@ -49,8 +49,8 @@ pub(super) enum Step {
     Zeros,
     /// Other data instead of a header.
     Garbage,
-    /// A header that contradicts itself, with the reason.
-    Damaged { path: Vec<u8>, what: String },
+    /// A header that contradicts itself, with the reason. The path is empty if it is unknown.
+    Damaged { path: Vec<u8>, error: Error },
     /// The archive ends before the data of this member does.
     Truncated(Vec<u8>),
 }
@@ -108,7 +108,8 @@ impl Chain {
             let Some(header) = Header::parse(&block) else {
                 return Ok(match header::classify(&block) {
                     _ if offset != start => {
-                        self.damaged_at(offset, "an extension without its member")
+                        let error = Error::corrupt("an extension without its member");
+                        self.damaged_at(offset, error)
                     }
                     BlockKind::Zeros => Step::Zeros,
                     _ => Step::Garbage,
@@ -120,17 +121,19 @@ impl Chain {
                     let len = match header.size() {
                         Ok(len) if len <= TAR_EXTENSION_MAX => len,
                         Ok(len) => {
-                            let why =
-                                format!("an extension of {len} bytes, limit {TAR_EXTENSION_MAX}");
-                            return Ok(self.damaged_at(data.saturating_add(padded(len)), &why));
+                            let error = Error::corrupt(format!(
+                                "an extension of {len} bytes, limit {TAR_EXTENSION_MAX}"
+                            ));
+                            return Ok(self.damaged_at(data.saturating_add(padded(len)), error));
                         }
-                        Err(error) => return Ok(self.damaged_at(data, &error.to_string())),
+                        Err(error) => return Ok(self.damaged_at(data, error)),
                     };
                     let next = data.saturating_add(padded(len));
                     extension_count = extension_count.saturating_add(1);
                     extension_bytes = extension_bytes.saturating_add(len);
                     if extension_count > TAR_EXTENSIONS_MAX || extension_bytes > TAR_EXTENSION_MAX {
-                        return Ok(self.damaged_at(next, "too many extensions before one member"));
+                        let error = Error::corrupt("too many extensions before one member");
+                        return Ok(self.damaged_at(next, error));
                     }
                     // The name ends at its NUL. GNU tar and Python also ignore a size that is too
                     // small.
@@ -166,7 +169,7 @@ impl Chain {
                         },
                     };
                     if let Err(error) = applied {
-                        return Ok(self.damaged_at(next, &error.to_string()));
+                        return Ok(self.damaged_at(next, error));
                     }
                     offset = next;
                 }
@@ -203,11 +206,17 @@ impl Chain {
     }
 
     /// Reports damage, and continues at `next` or later.
-    fn damaged_at(&mut self, next: u64, why: &str) -> Step {
-        let shown = self.offset;
-        self.offset = next.max(shown.saturating_add(BLOCK_LEN));
-        Step::Damaged { path: Vec::new(), what: format!("header at {shown:#x}: {why}") }
+    fn damaged_at(&mut self, next: u64, error: Error) -> Step {
+        let start = self.offset;
+        self.offset = next.max(start.saturating_add(BLOCK_LEN));
+        let error = error.within("damaged header").with_detail(header_at(start));
+        Step::Damaged { path: Vec::new(), error }
     }
+}
+
+/// The detail of an error in the header at `start`.
+fn header_at(start: u64) -> String {
+    format!("header at {start:#x}")
 }
 
 /// Adds the member to `members`. Also returns the end of its data.
@@ -219,14 +228,15 @@ fn member(
     members: &mut Members,
 ) -> Result<(Step, u64)> {
     let Found { header, extensions, path, start, data } = found;
-    let damaged = |why: &str, next: u64| {
-        let what = format!("member \"{}\" at {start:#x}: {why}", shown(&path));
-        (Step::Damaged { path: path.clone(), what }, next)
+    let damaged = |error: Error, next: u64| {
+        let member = format!("damaged member \"{}\"", shown(&path));
+        let error = error.within(member).with_detail(header_at(start));
+        (Step::Damaged { path: path.clone(), error }, next)
     };
     let stored = match (header.has_data(), extensions.size, header.size()) {
         (false, ..) => 0,
         (true, Some(size), _) | (true, None, Ok(size)) => size,
-        (true, None, Err(error)) => return Ok(damaged(&error.to_string(), data)),
+        (true, None, Err(error)) => return Ok(damaged(error, data)),
     };
     let next = data.saturating_add(padded(stored));
     let limit = source.end().map_or(end, |known| known.min(end));
@@ -250,7 +260,7 @@ fn member(
         return Ok((Step::Truncated(path), limit));
     }
     if stored > FILE_SIZE_MAX {
-        return Ok(damaged("larger than a file can be", next));
+        return Ok(damaged(Error::corrupt("larger than a file can be"), next));
     }
     let link = extensions.link().unwrap_or_else(|| header.link());
     if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
@@ -275,7 +285,7 @@ fn member(
                 Ok(map) => map,
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     // Not before the end of the map: a stream cannot go back.
-                    return Ok(damaged(&error.to_string(), next.max(reached)));
+                    return Ok(damaged(error, next.max(reached)));
                 }
                 Err(error) => return Err(error),
             };

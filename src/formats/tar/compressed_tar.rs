@@ -6,6 +6,7 @@
 use super::empty::no_empty_tar;
 use super::index::{FinishedTree, Index, IndexFile};
 use super::index_source::{IndexSource, NewIndex};
+use super::notes;
 use super::options::TarOptions;
 use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
@@ -76,10 +77,10 @@ pub(super) fn open(
         if in_doubt {
             finished = scan_sound(decompressed.as_ref(), &error, options)?;
         }
-        let line = |error: &str| format!("damaged: {error}; everything after it is missing");
-        let what = line(&format!("{error:#}"));
-        finished.findings.push(Finding::damage(Location::Archive, what));
-        finished.notes.push(line(&error.to_string()));
+        let what = format!("damaged: {error}; everything after it is missing");
+        let error = Error::corrupt(what).with_details_of(&error);
+        finished.notes.push(notes::line_of(&error));
+        finished.findings.push(Finding::from_error(Location::Archive, &error));
     }
     if let Some(at) = garbage {
         let what = format!("bytes after the {} data at {at:#x} are ignored", container.name());
@@ -102,7 +103,9 @@ fn scan_sound(
     if sound.is_empty() {
         let context =
             format!("damaged: {error}; the only checksum is wrong, so any byte may be wrong");
-        return Err(Error::corrupt(context).with_hint("copy it again: it may be incomplete"));
+        return Err(Error::corrupt(context)
+            .with_details_of(error)
+            .with_hint("copy it again: it may be incomplete"));
     }
     scan::uncompressed(sound, options.nesting(), options.progress)
 }

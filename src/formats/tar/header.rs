@@ -180,7 +180,7 @@ impl<'b> Header<'b> {
         let size = number(self.field::<124, 12>());
         size.ok().and_then(|size| u64::try_from(size).ok()).ok_or_else(|| {
             let field = self.field::<124, 12>().escape_ascii();
-            Error::corrupt(format!("tar header: {field} is not a size"))
+            Error::corrupt(format!("{field} is not a size"))
         })
     }
 

@@ -119,7 +119,8 @@ fn save(
         }
         Err(error) if policy == IndexPolicy::Save => Err(error),
         Err(error) => {
-            let what = format_args!("{error}: the next mount reads all headers again");
+            let why = crate::log::text_of(&error);
+            let what = format_args!("{why}: the next mount reads all headers again");
             crate::log::warn(what, "use --index FILE to save the index where you can write");
             Ok(None)
         }

@@ -106,7 +106,7 @@ impl Tar {
         // Errors are logged even with --quiet, because files are missing.
         if options.logs_notes {
             for note in &index.notes {
-                log::error!("{name}: {}", crate::log::text(note));
+                log::error!("{name}: {}", notes::shown_line(note));
             }
         }
         let (name, acls) = (name.to_owned(), options.acls);

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::paths::{components_of, shown};
+use crate::error::Error;
 use crate::formats::bytes::length;
 use crate::units::counted;
 use crate::vfs::{Finding, Location};
@@ -20,6 +21,7 @@ const FINDINGS_MAX: usize = 1 << 16;
 /// The notes so far.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
+    /// The lines of `line_of`.
     damages: Vec<String>,
     more_damages: u64,
     /// Kinds of members that are left out: how many, and the path of one of them.
@@ -31,14 +33,14 @@ pub(super) struct Notes {
 
 impl Notes {
     /// Adds damage to the archive.
-    pub(super) fn damage(&mut self, what: String) {
-        self.damage_of(&[], what);
+    pub(super) fn damage(&mut self, error: &Error) {
+        self.damage_of(&[], error);
     }
 
     /// Adds damage to the member at `path`. An empty path stands for the archive.
-    pub(super) fn damage_of(&mut self, path: &[u8], what: String) {
-        self.finding(path, &what);
-        self.damage_line(what);
+    pub(super) fn damage_of(&mut self, path: &[u8], error: &Error) {
+        self.finding(path, &format!("{error:#}"));
+        self.damage_line(line_of(error));
     }
 
     fn finding(&mut self, path: &[u8], what: &str) {
@@ -114,7 +116,7 @@ impl Notes {
         }
     }
 
-    /// One line for each note, and the findings for `archfs verify`.
+    /// One text of the form of `line_of` for each note, and the findings for `archfs verify`.
     pub(super) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
         let mut findings = std::mem::take(&mut self.findings);
         if self.more_findings > 0 {
@@ -139,6 +141,24 @@ impl Notes {
     }
 }
 
+/// The note on `error`: its sentence, and after a newline its details. A saved index contains it.
+pub(super) fn line_of(error: &Error) -> String {
+    match error.detail() {
+        Some(detail) => format!("{error}\n{detail}"),
+        None => error.to_string(),
+    }
+}
+
+/// What is printed of a note: the details only if everything is wanted.
+pub(super) fn shown_line(note: &str) -> String {
+    match note.split_once('\n') {
+        None => note.to_owned(),
+        Some((what, detail)) => {
+            format!("{what}{}", crate::log::detail(format_args!(" ({detail})")))
+        }
+    }
+}
+
 /// How many members of a kind were left out, and the path of one of them.
 fn left_out_line(what: &str, (count, path): &(u64, Option<String>)) -> String {
     let example = path.as_ref().map_or(String::new(), |path| format!(", such as \"{path}\""));
@@ -153,7 +173,7 @@ mod tests {
     fn notes_on_many_faults_take_few_lines() {
         let mut notes = Notes::default();
         for number in 0..100 {
-            notes.damage(format!("finding {number}"));
+            notes.damage(&Error::corrupt(format!("finding {number}")));
             notes.skip("odd members", Some(format!("m{number}").as_bytes()));
         }
         let mut all = Notes::default();

@@ -254,14 +254,14 @@ impl Saved {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
-                    findings.push(Finding::note(format!("index {shown}: {error}")));
+                    findings.push(Finding::note(format!("index {shown}: {error:#}")));
                     continue;
                 }
             };
             let what = match new.is_same_tree(&found.index) {
                 Ok(true) if found.seek_points == seek_points => None,
                 Ok(_) => Some(format!("index {shown}: contradicts the archive: delete it")),
-                Err(error) => Some(format!("index {shown}: {error}")),
+                Err(error) => Some(format!("index {shown}: {error:#}")),
             };
             findings.extend(what.map(|what| Finding::damage(Location::Archive, what)));
             // The other paths are never tried.

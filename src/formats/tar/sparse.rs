@@ -109,7 +109,8 @@ fn read_preface(data: u64, end: u64, source: &mut dyn Source) -> Result<(Vec<(u6
 /// `Corrupt` if the pieces contradict each other or the sizes.
 fn map(pieces: &[(u64, u64)], size: u64, archive_offset: u64, stored: u64) -> Result<Vec<Segment>> {
     let wrong = |why: &str, offset: u64| {
-        Error::corrupt(format!("sparse map: the segment at {offset:#x} {why}"))
+        Error::corrupt(format!("sparse map: a segment {why}"))
+            .with_detail(format_args!("segment at {offset:#x}"))
     };
     let mut segments = Vec::new();
     let (mut previous_end, mut used) = (0_u64, 0_u64);

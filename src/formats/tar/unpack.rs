@@ -170,8 +170,9 @@ impl Source for Unpacking<'_> {
         }
         if at < self.start {
             // Already dropped. `None` would wrongly mean the end of the archive.
-            let context = format!("{at:#x} was requested after decoding had passed it");
-            return Err(Error::new(Kind::InvalidInput, context));
+            let context = "bytes were requested after decompression had passed them";
+            return Err(Error::new(Kind::InvalidInput, context)
+                .with_detail(format_args!("bytes at {at:#x}")));
         }
         if self.within_piece(at, len).is_some() {
             return Ok(self.within_piece(at, len));

@@ -7,7 +7,7 @@ use super::members::Members;
 use super::notes::Notes;
 use super::paths::shown;
 use super::source::Source;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::limits::TAR_SEARCH_MAX;
 
 /// What pixz appends to a tar that it compresses: a list of the members, which starts with this
@@ -47,14 +47,15 @@ impl Walk {
         match self.chain.step(source, members)? {
             Step::Member | Step::Skipped(None) => {}
             Step::Skipped(Some(Skip { what, path })) => notes.skip(&what, path.as_deref()),
-            Step::Damaged { path, what } => notes.damage_of(&path, what),
+            Step::Damaged { path, error } => notes.damage_of(&path, &error),
             Step::Truncated(path) => {
                 let what = match path.as_slice() {
-                    [] => format!("a header at {:#x}", self.chain.offset()),
+                    [] => "a header".to_owned(),
                     path => format!("\"{}\"", shown(path)),
                 };
-                let what = format!("cut off: {what} and everything after it is missing");
-                notes.damage_of(&path, what);
+                let error = cut_off(&what)
+                    .with_detail(format_args!("header at {:#x}", self.chain.offset()));
+                notes.damage_of(&path, &error);
                 return Ok(false);
             }
             Step::End => {
@@ -75,11 +76,11 @@ impl Walk {
         let last = members.list().last().filter(|last| members.data_end(last) > end);
         if let Some(last) = last {
             let path = members.path(last);
-            let what = format!("cut off: \"{}\" and everything after it is missing", shown(path));
-            notes.damage_of(path, what);
+            notes.damage_of(path, &cut_off(&format!("\"{}\"", shown(path))));
             members.pop();
         } else if !self.after_end_mark && self.chain.offset() > self.start {
-            notes.damage(format!("no end mark at {end:#x}: perhaps cut off"));
+            let error = Error::corrupt("no end mark: perhaps cut off");
+            notes.damage(&error.with_detail(format_args!("end at {end:#x}")));
         }
     }
 
@@ -100,8 +101,8 @@ impl Walk {
                 }
                 BlockKind::Garbage if block.starts_with(&PIXZ_LIST) => return Ok(false),
                 BlockKind::Garbage => {
-                    notes
-                        .damage(format!("the data after the end at {at:#x} is not a tar: ignored"));
+                    let error = Error::corrupt("the data after the end is not a tar: ignored");
+                    notes.damage(&error.with_detail(format_args!("data at {at:#x}")));
                     return Ok(false);
                 }
             }
@@ -118,16 +119,16 @@ impl Walk {
             let names_format =
                 Header::parse(&block).is_some_and(|found| found.dialect() != Dialect::V7);
             if names_format {
-                notes.damage(format!(
-                    "damaged: members are missing, because from {start:#x} to {at:#x} there is no \
-                     header"
-                ));
+                let what = "damaged: there is no header where one should be; members are missing";
+                let range = format_args!("no header from {start:#x} to {at:#x}");
+                notes.damage(&Error::corrupt(what).with_detail(range));
                 self.chain.skip_to(at);
                 return Ok(true);
             }
             at = at.saturating_add(BLOCK_LEN);
         }
-        notes.damage(format!("damaged: no header after {start:#x}; the rest is missing"));
+        let error = Error::corrupt("damaged: there is no further header; the rest is missing");
+        notes.damage(&error.with_detail(format_args!("no header after {start:#x}")));
         Ok(false)
     }
 
@@ -137,4 +138,9 @@ impl Walk {
         }
         Ok(source.bytes(offset, BLOCK)?.and_then(|bytes| bytes.first_chunk().copied()))
     }
+}
+
+/// The error for a truncated archive whose last part is `what`.
+fn cut_off(what: &str) -> Error {
+    Error::corrupt(format!("cut off: {what} and everything after it is missing"))
 }

@@ -30,7 +30,7 @@ impl Interrupt {
     /// # Errors
     /// `Io` if the system refuses.
     pub fn watch() -> Result<Self> {
-        let failed = |error: io::Error| Error::io("signals: cannot watch for them", error);
+        let failed = |error: io::Error| Error::io("signal handlers: cannot be installed", error);
         let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal));
         let mut signals = Signals::new(handled).map_err(failed)?;
         let interrupt = Self::default();

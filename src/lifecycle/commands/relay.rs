@@ -71,7 +71,7 @@ impl Relay {
             .into_iter()
             .filter(|signal| !signals::is_ignored(*signal))
             .try_for_each(|signal| handle.add_signal(signal))
-            .map_err(|error| Error::io("signals: cannot watch for them", error))
+            .map_err(|error| Error::io("signal handlers: cannot be installed", error))
     }
 
     /// A handle that ends `pass_on` when it is closed.

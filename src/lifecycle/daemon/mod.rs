@@ -126,8 +126,8 @@ impl Daemon {
         let wake = session_end.waker()?;
         let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
         let failure_log = FailureLog::new(Arc::clone(&tree), archives);
-        let filesystem = ArchiveFilesystem::new(tree, Arc::clone(&stats), plan.lifetime.idle)
-            .with_failure_log(Arc::clone(&failure_log));
+        let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
+        let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         archive_cache.update(Instant::now());
         stage::preload(preloaded);
@@ -327,7 +327,8 @@ impl Daemon {
         watched.extend(self.wakes.watched());
         watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
         watched.extend(self.share.watched());
-        wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())?;
+        wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())
+            .map_err(|error| error.within(self.mount.mount_point().display()))?;
         let events = self.wakes.take(Script::of(self.script));
         if let Some(kill_wait) = self.kill_wait.get() {
             self.policy.limit_default_grace(kill_wait);
@@ -346,6 +347,6 @@ impl Daemon {
 fn wait(watched: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<()> {
     match poll(watched, limit.map(timespec).as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(Error::io("cannot wait for events", error.into())),
+        Err(error) => Err(Error::io("cannot wait for requests and signals", error.into())),
     }
 }

@@ -147,7 +147,7 @@ pub(in crate::lifecycle) fn is_ignored(signal: i32) -> bool {
 /// `Io` if the system refuses.
 pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
     let handles = |signal| ignored == Ignored::AreHandled || !is_ignored(signal);
-    let failed = |error| Error::io("signals: cannot watch for them", error);
+    let failed = |error| Error::io("signal handlers: cannot be installed", error);
     let (reader, writer) = io::pipe().map_err(failed)?;
     let mut interrupt = writer.try_clone().map_err(failed)?;
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -210,7 +210,9 @@ impl SessionEnd {
     /// `Io` if the system refuses.
     pub(in crate::lifecycle) fn waker(&self) -> Result<impl Fn() + Send + Sync + 'static> {
         let writer = self.0.try_clone();
-        let writer = writer.map_err(|error| Error::io("cannot watch for requests", error))?;
+        let writer = writer.map_err(|error| {
+            Error::io("wake-up pipe of the daemon: cannot be duplicated", error)
+        })?;
         Ok(move || {
             let _ = (&writer).write_all(&[CHECK]);
         })

@@ -71,7 +71,7 @@ pub(super) fn write<'n>(
     let len = u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
         Error::new(
             Kind::InvalidInput,
-            "the names in a directory take more than 4 GiB, the limit of squashfs",
+            "the names in a directory take more than 4 GiB, the limit of SquashFS",
         )
     })?;
     let (index, index_count) = index(&writer.marks);

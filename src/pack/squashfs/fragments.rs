@@ -70,7 +70,7 @@ impl<'f> Fragments<'f> {
         let number = u32::try_from(self.written.len() + self.pending.len());
         // The largest number means "no fragment".
         let fragment = number.ok().filter(|&number| number < u32::MAX).ok_or_else(|| {
-            Error::new(Kind::InvalidInput, "a squashfs image has at most 2^32 - 1 fragment blocks")
+            Error::new(Kind::InvalidInput, "a SquashFS image has at most 2^32 - 1 fragment blocks")
         })?;
         let offset = self.open.len() as u32;
         self.open.extend_from_slice(bytes);

@@ -33,7 +33,7 @@ impl Position {
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
             let message =
-                format!("the {table} table would take more than 4 GiB, the limit of squashfs");
+                format!("the {table} table would take more than 4 GiB, the limit of SquashFS");
             Error::new(Kind::InvalidInput, message)
         })
     }

@@ -70,7 +70,7 @@ impl Owners {
         // The superblock has 16 bits for the count.
         let number = u16::try_from(self.numbers.len()).ok().filter(|&number| number < u16::MAX);
         let number = number.ok_or_else(|| {
-            let message = "a squashfs image has at most 65535 different users and groups";
+            let message = "a SquashFS image has at most 65535 different users and groups";
             Error::new(Kind::InvalidInput, message)
                 .with_hint("give all files one owner: --owner UID:GID")
         })?;

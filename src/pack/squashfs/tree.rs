@@ -116,7 +116,7 @@ fn numbers(
                 InodeKind::File { .. } => !matches!(data.states[index], State::Placed(_)),
                 InodeKind::Symlink(target) if target.len() > TARGET => {
                     let message = format!(
-                        "link target of {} bytes, the limit of squashfs is {TARGET}",
+                        "link target of {} bytes, the limit of SquashFS is {TARGET}",
                         target.len()
                     );
                     let path = [path, name].join(&b"/"[..]);
@@ -138,7 +138,7 @@ fn numbers(
     match count {
         // The number after the last one is the parent of the root.
         u32::MAX => {
-            Err(Error::new(Kind::InvalidInput, "a squashfs image has at most 2^32 - 2 inodes"))
+            Err(Error::new(Kind::InvalidInput, "a SquashFS image has at most 2^32 - 2 inodes"))
         }
         _ => Ok((numbers, count)),
     }

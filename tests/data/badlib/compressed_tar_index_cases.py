@@ -114,7 +114,7 @@ def longer(found):
     archive = beside(found, seek_points(len(ARCHIVE) + 4096), len(ARCHIVE) + 4096, change)
     # The chunk as a whole is wrong, so none of it is trusted.
     found.healthy.clear()
-    says = f"{len(ARCHIVE) + 4096} bytes needed from bit 0x0, {len(ARCHIVE)} found"
-    found.fails("read", "two", says)
+    says = f"{len(ARCHIVE) + 4096} bytes needed, {len(ARCHIVE)} found"
+    found.fails("read", "two", says, "bit 0x0")
     found.fails("read", "folder/one", says)
     return archive

@@ -319,5 +319,5 @@ lies(
     "index-block-checksum.tar",
     "The checksum of the only block is wrong by one.",
     set_to(block_checksum=1),
-    "the index is damaged at 0x",
+    "the index is damaged",
 )

@@ -102,7 +102,7 @@ class Image:
         """archfs's name for the inode of that name."""
         reference = self.references[name]
         block = self.value("inode table") + (reference >> 16)
-        return f"squashfs inode at {block:#x}, byte {reference & 0xFFFF}"
+        return f"inode at {block:#x}, byte {reference & 0xFFFF}"
 
     def file(self):
         """The image, padded to whole sectors, as a loop device requires."""

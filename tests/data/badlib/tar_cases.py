@@ -67,7 +67,7 @@ def size_max(found):
 def size_negative(found):
     """The size of a member is -1 in base 256."""
     bad = header(b"bad", size=base256(-1, 12))
-    says = [f'member "bad" at {AT:#x}', "is not a size"]
+    says = ['damaged member "bad"', f"header at {AT:#x}", "is not a size"]
     return between(found, bad, says=says)
 
 
@@ -75,14 +75,14 @@ def size_negative(found):
 def size_overflow(found):
     """The size of a member is 2^64 + 512 in base 256, which is 512 in 64 bits."""
     bad = member(b"bad", bytes(BLOCK), size=base256((1 << 64) + BLOCK, 12))
-    return between(found, bad, says=[f'member "bad" at {AT:#x}', "is not a size"])
+    return between(found, bad, says=['damaged member "bad"', f"header at {AT:#x}", "is not a size"])
 
 
 @case("size-garbage.tar")
 def size_garbage(found):
     """The size of a member is no octal number."""
     bad = header(b"bad", size=b"0000000089\0\0")
-    says = [f'member "bad" at {AT:#x}', "0000000089\\x00\\x00 is not a size"]
+    says = ['damaged member "bad"', f"header at {AT:#x}", "0000000089\\x00\\x00 is not a size"]
     return between(found, bad, says=says)
 
 
@@ -204,38 +204,38 @@ def sparse(pieces, data, size):
 def bad_sparse(found, pieces, size, *says):
     """A sparse file of 100 stored bytes with a false map."""
     bad = sparse(pieces, b"x" * 100, size)
-    return between(found, bad, says=[f'member "bad" at {AT:#x}', "sparse map", *says])
+    return between(found, bad, says=['damaged member "bad"', f"header at {AT:#x}", "sparse map", *says])
 
 
 @case("sparse-descends.tar")
 def sparse_descends(found):
     """The pieces of a sparse map descend."""
-    return bad_sparse(found, [(500, 50), (0, 50)], 1000, "0x0 overlaps the one before")
+    return bad_sparse(found, [(500, 50), (0, 50)], 1000, "overlaps the one before", "segment at 0x0")
 
 
 @case("sparse-overlaps.tar")
 def sparse_overlaps(found):
     """The pieces of a sparse map overlap."""
-    return bad_sparse(found, [(0, 50), (49, 50)], 1000, "0x31 overlaps the one before")
+    return bad_sparse(found, [(0, 50), (49, 50)], 1000, "overlaps the one before", "segment at 0x31")
 
 
 @case("sparse-past-size.tar")
 def sparse_past_size(found):
     """A piece of a sparse map ends past the size of the file."""
-    return bad_sparse(found, [(0, 50), (951, 50)], 1000, "0x3b7 ends past the end of the file")
+    return bad_sparse(found, [(0, 50), (951, 50)], 1000, "ends past the end of the file", "segment at 0x3b7")
 
 
 @case("sparse-overflow.tar")
 def sparse_overflow(found):
     """A piece of a sparse map ends past 2^64."""
     piece = ((1 << 64) - 10, 50)
-    return bad_sparse(found, [piece], 1000, "0xfffffffffffffff6 ends past the end of the file")
+    return bad_sparse(found, [piece], 1000, "ends past the end of the file", "segment at 0xfffffffffffffff6")
 
 
 @case("sparse-past-data.tar")
 def sparse_past_data(found):
     """The pieces of a sparse map have more bytes than are stored."""
-    return bad_sparse(found, [(0, 101)], 1000, "0x0 has no bytes in the archive")
+    return bad_sparse(found, [(0, 101)], 1000, "has no bytes in the archive", "segment at 0x0")
 
 
 @case("sparse-size-max.tar")
@@ -250,7 +250,7 @@ def sparse_preface_count(found):
     words = [record(b"GNU.sparse.major", b"1"), record(b"GNU.sparse.minor", b"0")]
     words += [record(b"GNU.sparse.realsize", b"1000"), record(b"GNU.sparse.name", b"bad")]
     bad = pax(*words) + member(b"GNUSparseFile.1/bad", padded(b"10000000\n0\n1\n") + b"x")
-    says = [f'member "bad" at {AT:#x}', "sparse map: 10000000 segments, limit 1048576"]
+    says = ['damaged member "bad"', f"header at {AT:#x}", "sparse map: 10000000 segments, limit 1048576"]
     return between(found, bad, says=says)
 
 
@@ -260,7 +260,7 @@ def sparse_old_endless(found):
     map_ends = [(482, b"\1"), (483, b"%011o\0" % 1000)]
     bad = header(b"bad", kind=b"S", gnu=True, fields=map_ends)
     blocks = (bytes(504) + b"\1" + bytes(7)) * 4
-    found.notes(f'member "bad" at {AT:#x}', "sparse map: it is cut off")
+    found.notes('damaged member "bad"', f"header at {AT:#x}", "sparse map: it is cut off")
     found.lists = ["first"]
     found.keeps("first", FIRST)
     return BEFORE + bad + blocks
@@ -341,7 +341,7 @@ def names_out(found):
 @case("truncated-header.tar")
 def truncated_header(found):
     """The archive ends within a header."""
-    return cut(found, header(b"bad")[:300], says=[f"no end mark at {AT + 300:#x}"])
+    return cut(found, header(b"bad")[:300], says=["no end mark", f"end at {AT + 300:#x}"])
 
 
 @case("truncated-data.tar")

@@ -127,7 +127,7 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
     }
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("image.sqfs: "), "{log}");
-    let (_, mount_point) = log.split_once("squashfs data block at 0x").expect(&log);
+    let (_, mount_point) = log.split_once("data block at 0x").expect(&log);
     let digits = mount_point.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
     let mount_point = usize::from_str_radix(digits, 16).unwrap();
     // After the first of three blocks, and not in the third.

@@ -12,8 +12,8 @@ use crate::formats::limits::{BZIP2_BLOCK_BITS_MAX, BZIP2_BLOCK_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-/// Bytes read at a time.
-const STRIDE: usize = 1 << 20;
+/// Bytes of the file that a `Cursor` reads at a time.
+const READ_SIZE: usize = 1 << 20;
 
 /// Finds the blocks of a bzip2 file.
 pub(in super::super) struct Blocks {
@@ -44,7 +44,7 @@ impl Blocks {
         }
         Self {
             name: name.to_owned(),
-            cursor: Cursor::new(storage, 4, STRIDE),
+            cursor: Cursor::new(storage, 4, READ_SIZE),
             pairs,
             start: Some((32, Boundary::Block)),
             last: Boundary::Block,
@@ -96,14 +96,13 @@ impl Blocks {
         };
         if stored != self.combined {
             let combined = self.combined;
-            let context = format!("bzip2 stream that ends at bit {start:#x}: wrong checksum");
-            return Err(Error::corrupt(context).with_detail(format_args!(
-                "{stored:#010x}, but its blocks give {combined:#010x}"
-            )));
+            return Err(Error::corrupt("bzip2 stream: wrong checksum")
+                .with_detail(format_args!("{stored:#010x}, but its blocks give {combined:#010x}"))
+                .with_detail(format_args!("bzip2 stream that ends at bit {start:#x}")));
         }
         self.combined = 0;
         let end = start.saturating_add(END_BITS).div_ceil(8);
-        let mut rest = Cursor::new(storage, end, STRIDE);
+        let mut rest = Cursor::new(storage, end, READ_SIZE);
         let has_next = matches!(rest.peek(4)?, [b'B', b'Z', b'h', b'1'..=b'9']);
         if has_next && task.extent.end == end.saturating_add(4).saturating_mul(8) {
             return Ok(Verdict::Checked);

@@ -24,7 +24,7 @@ use crate::formats::bytes::length;
 use crate::formats::limits::{GZIP_FIELD_MAX, GZIP_WINDOW};
 use crate::vfs::SharedBytes;
 
-/// Bytes that the cursor of a decoder reads from the file at a time.
+/// Bytes of the file that a `Cursor` reads at a time.
 pub(super) const READ_SIZE: usize = 256 << 10;
 
 /// Flags of a header (RFC 1952, 2.3.1).
@@ -198,7 +198,7 @@ impl MemberDecoder {
             self.trailing_garbage_at = self.cursor.has_garbage()?.then_some(self.header_at);
             return Ok(Event::End);
         }
-        self.skip_header().map_err(|error| error.within(self.location()))?;
+        self.skip_header().map_err(|error| self.located(error))?;
         (self.member_begin, self.found_member) = (self.new_end, true);
         self.crc_and_len = Some((Hasher::new(), 0));
         self.state = State::Data(Inflate::new());
@@ -307,12 +307,11 @@ impl MemberDecoder {
         Ok(Event::MemberEnd)
     }
 
-    fn location(&self) -> String {
-        format!("gzip member at {:#x}", self.header_at)
-    }
-
-    /// `error` in the data or the trailer of the current member.
+    /// `error` in the current member.
     fn located(&self, error: Error) -> Error {
-        error.within(format!("{}, at {:#x}", self.location(), self.cursor.position()))
+        let (start, at) = (self.header_at, self.cursor.position());
+        error
+            .within("gzip member")
+            .with_detail(format_args!("gzip member at {start:#x}, read to {at:#x}"))
     }
 }

@@ -49,7 +49,7 @@ use super::point::{CompressedWindow, Point, PointDecoder};
 use super::seek_index::Chunks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::limits::{GIANT_CHUNK_MAX, GZIP_POINTS_MAX, GZIP_WINDOW};
+use crate::formats::limits::{CHUNK_MAX, GZIP_POINTS_MAX, GZIP_WINDOW};
 use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;
@@ -121,7 +121,7 @@ impl GzipPass {
         loop {
             let event = self.pieces.step();
             let decoded = self.pieces.decoder().decoded_len();
-            if self.recorder.distance(decoded) > GIANT_CHUNK_MAX {
+            if self.recorder.distance(decoded) > CHUNK_MAX {
                 return Ok(ChunkSize::TooLarge);
             }
             match event {
@@ -225,11 +225,8 @@ impl PointDecoder for Gzip {
         let bytes = decoder.into_untaken();
         match length(bytes.len()) == len {
             true => Ok(bytes),
-            false => Err(Error::corrupt(format!(
-                "{len} bytes needed from bit {:#x}, {} found",
-                point.bit,
-                bytes.len()
-            ))),
+            false => Err(Error::corrupt(format!("{len} bytes needed, {} found", bytes.len()))
+                .with_detail(format_args!("decompressed from bit {:#x}", point.bit))),
         }
     }
 }

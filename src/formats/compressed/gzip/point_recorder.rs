@@ -1,10 +1,10 @@
 //! The seek points of a gzip file, recorded during a pass.
 //!
-//! Invariant: thinning makes no chunk of more than `GIANT_CHUNK_MAX`.
+//! Invariant: thinning makes no chunk of more than `CHUNK_MAX`.
 
 use super::super::point::{CompressedWindow, Point};
 use crate::error::Result;
-use crate::formats::limits::{GIANT_CHUNK_MAX, GZIP_SPACING, GZIP_SPACING_MAX};
+use crate::formats::limits::{CHUNK_MAX, GZIP_SPACING, GZIP_SPACING_MAX};
 
 /// Records seek points.
 pub(super) struct PointRecorder {
@@ -71,9 +71,7 @@ fn thin(points: Vec<Point>, spacing: u64) -> Vec<Point> {
     while let Some(point) = points.next() {
         let stays = match (kept.last(), points.peek()) {
             // Without the point, the chunk from `last` would reach to `next`.
-            (Some(last), Some(next)) => {
-                gap(last, &point) >= spacing || gap(last, next) > GIANT_CHUNK_MAX
-            }
+            (Some(last), Some(next)) => gap(last, &point) >= spacing || gap(last, next) > CHUNK_MAX,
             _ => true,
         };
         if stays {

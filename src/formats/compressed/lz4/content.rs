@@ -24,18 +24,16 @@ impl Content {
 
     /// Checks the contents against the end of the frame, which is at `at`.
     pub(super) fn check(&self, ends: &FrameEnd, at: u64) -> Result<()> {
+        let end = format_args!("lz4 frame that ends at {at:#x}");
         if let Some(size) = ends.size.filter(|size| *size != self.len) {
-            return Err(Error::corrupt(format!(
-                "lz4 frame that ends at {at:#x}: {size} bytes announced, {} found",
-                self.len
-            )));
+            let context = format!("lz4 frame: {size} bytes announced, {} found", self.len);
+            return Err(Error::corrupt(context).with_detail(end));
         }
         let sum = self.sum.digest();
         match ends.checksum.filter(|stored| *stored != sum) {
-            Some(stored) => {
-                Err(Error::corrupt(format!("lz4 frame that ends at {at:#x}: wrong checksum"))
-                    .with_detail(format_args!("{stored:#010x}, but its bytes give {sum:#010x}")))
-            }
+            Some(stored) => Err(Error::corrupt("lz4 frame: wrong checksum")
+                .with_detail(format_args!("{stored:#010x}, but its bytes give {sum:#010x}"))
+                .with_detail(end)),
             None => Ok(()),
         }
     }

@@ -47,7 +47,8 @@ impl Forward for Blocks {
                     let mut source = vec![0; index(block.encoded)];
                     self.storage.read_exact_at(&mut source, block.start.saturating_add(4))?;
                     let locate = |error: crate::error::Error| {
-                        error.within(format!("lz4 block at {:#x}", block.start))
+                        let detail = format_args!("lz4 block at {:#x}", block.start);
+                        error.within("lz4 block").with_detail(detail)
                     };
                     if frame.block_checksums {
                         let mut sum = [0; 4];

@@ -21,8 +21,8 @@ pub(super) const LEGACY_MAGIC: u32 = 0x184c_2102;
 /// The bit of a block's size that marks an uncompressed block.
 const STORED: u32 = 1 << 31;
 
-/// Bytes read at a time.
-const STRIDE: usize = 64 << 10;
+/// Bytes of the file that a `Cursor` reads at a time.
+const READ_SIZE: usize = 64 << 10;
 
 /// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl Block {
 
 impl Frames {
     pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
-        let cursor = Cursor::new(storage, 0, STRIDE);
+        let cursor = Cursor::new(storage, 0, READ_SIZE);
         Self { name: name.to_owned(), cursor, frame: None, trailing_garbage_at: None }
     }
 
@@ -182,7 +182,9 @@ impl Frames {
             None => self.start(),
             Some(frame) => self.block(frame),
         };
-        event.map_err(|error| error.within(format!("lz4 data at {at:#x}")))
+        event.map_err(|error| {
+            error.within("lz4 data").with_detail(format_args!("lz4 data at {at:#x}"))
+        })
     }
 
     fn start(&mut self) -> Result<Event> {

@@ -199,7 +199,7 @@ fn recognises_containers_by_their_first_bytes() {
 
 #[test]
 fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
-    // 1 MiB of this text takes less than a stride in the file.
+    // 1 MiB of this text takes less than one read in the file.
     let text: Vec<u8> =
         (0..900_000).flat_map(|n| format!("line {} of a text\n", n / 2).into_bytes()).collect();
     for (data, name) in [(text, "text"), (sample(20 << 20, 15), "sample")] {

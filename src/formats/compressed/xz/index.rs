@@ -11,8 +11,8 @@ use crate::storage::Storage;
 /// Size of a stream header and of a footer, bytes.
 const HEADER_LEN: u64 = 12;
 
-/// Most bytes read at a time in search of the start of padding.
-const STRIDE: u64 = 64 << 10;
+/// Most bytes read at a time to find the start of padding.
+const PADDING_READ_MAX: u64 = 64 << 10;
 
 /// The blocks of an xz file in order, each with its decoded size.
 pub(in super::super) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
@@ -86,7 +86,7 @@ fn padding_start(storage: &dyn Storage, mut end: u64, left: &mut u64) -> Result<
         if zeros < size {
             break;
         }
-        step = step.saturating_mul(2).min(STRIDE);
+        step = step.saturating_mul(2).min(PADDING_READ_MAX);
     }
     Ok(end)
 }
@@ -185,5 +185,6 @@ fn padded(size: u64) -> u64 {
 }
 
 fn damaged_stream(end: u64, what: &str) -> Error {
-    Error::corrupt(format!("xz stream that ends at {end:#x}: {what}"))
+    Error::corrupt(format!("xz stream: {what}"))
+        .with_detail(format_args!("xz stream that ends at {end:#x}"))
 }

@@ -157,12 +157,14 @@ impl Blocks {
         checked.storage.read_exact_at(&mut block, at)?;
         match checked.sums.get(nth) {
             Some(&sum) if crc32fast::hash(&block) == sum => Ok(block.into_boxed_slice()),
-            _ => Err(Error::corrupt(format!("the index is damaged at {at:#x}"))),
+            _ => Err(Error::corrupt("the index is damaged")
+                .with_detail(format_args!("index block at {at:#x}"))),
         }
     }
 
     fn outside(&self, at: u64) -> Error {
-        Error::corrupt(format!("the index points to byte {at:#x} of {:#x}", self.len))
+        Error::corrupt("the index points past its end")
+            .with_detail(format_args!("byte {at:#x} of {:#x}", self.len))
     }
 
     /// Copies all bytes into memory and checks them.

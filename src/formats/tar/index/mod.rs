@@ -15,7 +15,7 @@
 
 use std::cmp::Ordering;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{FILE_SIZE_MAX, TAR_PATH_MAX};
 use crate::vfs::{Finding, Name};
@@ -86,7 +86,7 @@ pub(super) struct Index {
     /// Length of the uncompressed archive, bytes.
     archive_len: u64,
     pub(super) nested_images: Vec<NestedImage>,
-    /// Warnings about this archive, one line each.
+    /// Warnings about this archive, as `Notes::finish` returns them.
     pub(super) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
     pub(super) findings: Vec<Finding>,
@@ -274,7 +274,9 @@ impl Index {
     /// Adds the name of the index to an error. For damage, also adds a remedy.
     pub(super) fn name_error(&self, error: Error) -> Error {
         match error.is_damage() {
-            true => Error::corrupt(error.within(&self.name).to_string())
+            true => error
+                .within(&self.name)
+                .with_kind(ErrorKind::Corrupt)
                 .with_brief(format!("the index {} is damaged", self.name))
                 .with_hint("run `archfs index` again, and remount"),
             false => error.within(&self.name),

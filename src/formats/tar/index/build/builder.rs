@@ -8,8 +8,9 @@ use super::hard_link_targets::HardLinkTargets;
 use super::hard_links::HardLinks;
 use super::numbering::Numbering;
 use super::pending_node::PendingContent;
-use super::pending_tree::{PendingTree, ROOT_SLOT};
+use super::pending_tree::PendingTree;
 use super::side_tables::SideTables;
+use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
 use crate::error::Result;
 use crate::formats::bytes::length;
@@ -109,7 +110,7 @@ impl Builder {
             return Ok(INVALID_PATH);
         };
         self.tree.set_attributes_from_member(directory, member, member.permissions);
-        let slot = self.tree.directories.slot(directory).unwrap_or(ROOT_SLOT);
+        let slot = self.tree.directories.slot(directory).unwrap_or(Slot::ROOT);
         Ok(self.add_xattrs(slot, members, member))
     }
 
@@ -170,7 +171,7 @@ impl Builder {
         name: Name<'_>,
         members: &Members,
         member: &Member,
-    ) -> Result<u32> {
+    ) -> Result<Slot> {
         let (content, size) = match (member.kind, member.body) {
             (Kind::Symlink, _) => {
                 let target = members.link(member);
@@ -196,7 +197,7 @@ impl Builder {
         self.tree.push(parent, name, PendingContent::Leaf(content), size, member)
     }
 
-    fn add_xattrs(&mut self, slot: u32, members: &Members, member: &Member) -> Added {
+    fn add_xattrs(&mut self, slot: Slot, members: &Members, member: &Member) -> Added {
         let depth = self.tree.ranks.current();
         match self.side_tables.xattrs.add(slot, members.xattrs(member), depth) {
             true => Added::Whole,

@@ -2,6 +2,7 @@
 
 use super::hard_link_targets::HardLinkTargets;
 use super::pending_tree::PendingTree;
+use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
 use crate::error::Result;
 use crate::formats::tar::notes::Notes;
@@ -24,7 +25,7 @@ pub(super) fn choose_shown(
             let what = "members whose path is also that of a directory";
             notes.skip(what, Some(&tree.path_of(directory)));
         }
-        let has_target = |slot: &&u32| !tree.is_hard_link(**slot) || targets.get(**slot).is_some();
+        let has_target = |slot: &&Slot| !tree.is_hard_link(**slot) || targets.get(**slot).is_some();
         directory.or_else(|| same_path.iter().rev().find(has_target)).copied()
     })
 }

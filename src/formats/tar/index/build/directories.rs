@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::slot::Slot;
 use crate::formats::bytes::index;
 use crate::vfs::Name;
 
@@ -20,7 +21,7 @@ pub(super) type ParentAndName = (DirectoryId, Box<[u8]>);
 /// All directories so far.
 pub(super) struct Directories {
     /// The slot of each directory. `None` for the root, which is no pending node.
-    slots: Vec<Option<u32>>,
+    slots: Vec<Option<Slot>>,
     /// Where the mode, owner and time of each directory come from.
     sources: Vec<AttributeSource>,
     /// Each directory except the root.
@@ -59,7 +60,7 @@ impl Directories {
     }
 
     /// Adds the directory in `slot`, for a member at `depth` whose path contains it.
-    pub(super) fn add(&mut self, parent_and_name: ParentAndName, slot: u32, depth: u32) {
+    pub(super) fn add(&mut self, parent_and_name: ParentAndName, slot: Slot, depth: u32) {
         let directory = self.next_id();
         self.slots.push(Some(slot));
         self.sources.push(AttributeSource::Implied(depth));
@@ -71,7 +72,7 @@ impl Directories {
     }
 
     /// The slot of a directory. `None` for the root.
-    pub(super) fn slot(&self, directory: DirectoryId) -> Option<u32> {
+    pub(super) fn slot(&self, directory: DirectoryId) -> Option<Slot> {
         self.slots.get(index(directory.0)).copied().flatten()
     }
 

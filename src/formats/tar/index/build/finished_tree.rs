@@ -21,7 +21,7 @@ pub(in crate::formats::tar) struct FinishedTree {
     side_tables: SideTables,
     /// The output of `SeekIndex::write`, for a compressed archive.
     pub(in crate::formats::tar) seek_points: Vec<u8>,
-    /// Warnings about this archive, one line each.
+    /// Warnings about this archive, as `Notes::finish` returns them.
     pub(in crate::formats::tar) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
     pub(in crate::formats::tar) findings: Vec<Finding>,

@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use super::directories::DirectoryId;
 use super::hard_links::HardLinks;
 use super::pending_tree::PendingTree;
+use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
 use crate::formats::tar::notes::Notes;
 use crate::formats::tar::paths::components_of;
 use crate::vfs::FileKind;
 
 /// The slot of each hard link's target, by the link's slot. No target is a link.
-pub(super) struct HardLinkTargets(HashMap<u32, u32>);
+pub(super) struct HardLinkTargets(HashMap<Slot, Slot>);
 
 impl HardLinkTargets {
     /// Finds the targets. A note says which links have none.
@@ -38,7 +39,7 @@ impl HardLinkTargets {
 
     /// Follows `link` to a slot that is no link, which becomes the target of all links on the way.
     /// `None` if a link has no target, or if they form a cycle.
-    fn resolve(&mut self, tree: &PendingTree, link: u32) -> Option<u32> {
+    fn resolve(&mut self, tree: &PendingTree, link: Slot) -> Option<Slot> {
         let (mut links, mut slot) = (Vec::new(), link);
         while tree.is_hard_link(slot) {
             // A removed link that comes again closes a cycle.
@@ -51,7 +52,7 @@ impl HardLinkTargets {
     }
 
     /// The slot of the target of the link in `slot`.
-    pub(super) fn get(&self, slot: u32) -> Option<u32> {
+    pub(super) fn get(&self, slot: Slot) -> Option<Slot> {
         self.0.get(&slot).copied()
     }
 }
@@ -61,12 +62,12 @@ impl HardLinkTargets {
 fn candidate(
     tree: &PendingTree,
     by_directory: &SlotsByDirectory,
-    link: u32,
+    link: Slot,
     (base, path): (DirectoryId, &[u8]),
-) -> Option<u32> {
+) -> Option<Slot> {
     let (parent, name) = tree.directories.find_parent(base, &components_of(path))?;
     let named = by_directory.slots_named(tree, parent, name.as_bytes());
-    let is_candidate = |&slot: &&u32| tree.kind(*slot) != FileKind::Directory && *slot != link;
+    let is_candidate = |&slot: &&Slot| tree.kind(*slot) != FileKind::Directory && *slot != link;
     // `named` is sorted by rank, and at most one of them is a directory.
     let own_rank = tree.ranks.rank(link);
     let split = named.partition_point(|&slot| tree.ranks.rank(slot) < own_rank);

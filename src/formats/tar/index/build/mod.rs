@@ -43,6 +43,7 @@ mod pending_node;
 mod pending_tree;
 mod ranks;
 mod side_tables;
+mod slot;
 mod slots_by_directory;
 mod sparse_maps;
 mod unsaved_index;

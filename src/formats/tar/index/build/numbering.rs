@@ -7,7 +7,8 @@ use super::super::node::{Content, Node};
 use super::super::{NodeId, ROOT};
 use super::directories::DirectoryId;
 use super::hard_link_targets::HardLinkTargets;
-use super::pending_tree::{PendingTree, ROOT_SLOT, no_room};
+use super::pending_tree::{PendingTree, no_room};
+use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
 use super::xattrs::{XattrEntry, XattrSets};
 use crate::error::Result;
@@ -16,8 +17,8 @@ use crate::spilled::Spilled;
 
 /// The numbers of the nodes in the finished tree.
 pub(super) struct Numbering {
-    /// The slot of each node. `ROOT_SLOT` for the root.
-    slot_of_node: Spilled<u32>,
+    /// The slot of each node. `Slot::ROOT` for the root.
+    slot_of_node: Spilled<Slot>,
     /// The node of each slot. If a hard link is shown but its target is not, the slot of the target
     /// has the node of the link. `NONE` for all others that are not shown.
     node_of_slot: Spilled<NodeId>,
@@ -47,7 +48,7 @@ impl Numbering {
         let mut node_of_slot =
             Spilled::filled(NONE, tree.nodes().len(), &tree.spill).map_err(no_room)?;
         let mut children = vec![(0, 0); tree.directories.len()];
-        slot_of_node.push(ROOT_SLOT).map_err(no_room)?;
+        slot_of_node.push(Slot::ROOT).map_err(no_room)?;
         let mut next = 0;
         while let Some(&slot) = slot_of_node.get(next) {
             if let Some(directory) = tree.directory(slot) {
@@ -57,7 +58,7 @@ impl Numbering {
                     *children = (first, id_of(list.len()));
                 }
                 for &slot in list {
-                    if let Some(id) = node_of_slot.get_mut(index(slot)) {
+                    if let Some(id) = node_of_slot.get_mut(slot.index()) {
                         *id = id_of(slot_of_node.len());
                     }
                     slot_of_node.push(slot).map_err(no_room)?;
@@ -91,15 +92,15 @@ impl Numbering {
     }
 
     /// The node of `slot`, if it is shown.
-    fn id(&self, slot: u32) -> Option<NodeId> {
-        self.node_of_slot.get(index(slot)).copied().filter(|&id| id != NONE)
+    fn id(&self, slot: Slot) -> Option<NodeId> {
+        self.node_of_slot.get(slot.index()).copied().filter(|&id| id != NONE)
     }
 
     /// If a hard link's target is hidden by a later member, the first link becomes the file.
     fn promote_links(&mut self, tree: &PendingTree) {
         for (id, &slot) in (0..).zip(self.slot_of_node.iter()) {
             let target = tree.is_hard_link(slot).then(|| self.targets.get(slot)).flatten();
-            let target_id = target.and_then(|target| self.node_of_slot.get_mut(index(target)));
+            let target_id = target.and_then(|target| self.node_of_slot.get_mut(target.index()));
             if let Some(target_id) = target_id.filter(|target_id| **target_id == NONE) {
                 *target_id = id;
             }
@@ -123,7 +124,7 @@ impl Numbering {
 
     /// The node `id`. Its name and target are still offsets in the names of `tree`.
     pub(super) fn final_node(&self, tree: &PendingTree, id: NodeId) -> Node {
-        let slot = self.slot_of_node.get(index(id)).copied().unwrap_or(ROOT_SLOT);
+        let slot = self.slot_of_node.get(index(id)).copied().unwrap_or(Slot::ROOT);
         let Some(pending) = tree.node(slot) else {
             return self.with_children(tree.root.numbered(ROOT), DirectoryId::ROOT);
         };
@@ -160,7 +161,7 @@ impl Numbering {
     pub(super) fn with_xattrs(&self, xattrs: &XattrSets) -> BTreeMap<NodeId, u64> {
         let mut latest: BTreeMap<NodeId, XattrEntry> = BTreeMap::new();
         for &entry in xattrs.entries() {
-            let id = if entry.slot == ROOT_SLOT { Some(ROOT) } else { self.id(entry.slot) };
+            let id = if entry.slot == Slot::ROOT { Some(ROOT) } else { self.id(entry.slot) };
             let Some(id) = id else { continue };
             let known = latest.entry(id).or_insert(entry);
             if known.depth <= entry.depth {

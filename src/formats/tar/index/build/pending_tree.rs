@@ -1,12 +1,13 @@
-//! The tree while members are added: their names, not yet sorted, and the directories they are in.
+//! The tree while members are added: unsorted names, and the directories that contain them.
 
 use std::io;
 
 use super::directories::{Directories, DirectoryId};
 use super::pending_node::{PendingContent, PendingNode};
 use super::ranks::Ranks;
+use super::slot::Slot;
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::{index, length};
+use crate::formats::bytes::length;
 use crate::formats::limits::TAR_DEPTH_MAX;
 use crate::formats::tar::header::id_or_nobody;
 use crate::formats::tar::members::Member;
@@ -14,23 +15,21 @@ use crate::formats::tar::paths::components_of;
 use crate::spilled::{Spill, Spilled};
 use crate::vfs::{FileKind, Name};
 
-/// The slot of the root, which is no pending node.
-pub(super) const ROOT_SLOT: u32 = u32::MAX;
-
 /// The tree under construction.
 pub(super) struct PendingTree {
-    /// One node for each name that a member or an implied directory gives. Several may have the
-    /// same path.
+    /// One node for each member, and for each directory that only paths imply. Several nodes may
+    /// have the same path.
     nodes: Spilled<PendingNode>,
     /// The names of the pending nodes, and the targets of symbolic links.
     names: Spilled<u8>,
     pub(super) root: PendingNode,
     pub(super) directories: Directories,
     pub(super) ranks: Ranks,
-    /// The last lookup in `parent_and_name`: base, path, result. Most members follow one from the
-    /// same directory.
+    /// The last lookup in `parent_and_name`: base, path, result. Most members are in the same
+    /// directory as the member before them.
     last_parent: Option<(DirectoryId, Vec<u8>, DirectoryId)>,
-    /// Where to keep lists that are as long as the archive has members: memory or temporary files.
+    /// Where long lists are kept: in memory or in temporary files. Their length grows with the number
+    /// of members.
     pub(super) spill: Spill,
 }
 
@@ -48,14 +47,14 @@ impl PendingTree {
         }
     }
 
-    /// Notes that the members added next are at `depth`.
+    /// Sets the depth of the members that are added next.
     pub(super) fn enter(&mut self, depth: u32) {
         if self.ranks.current() != depth {
             // The first path at this depth may change the owner of the directories it implies.
             self.last_parent = None;
         }
-        // `push` fails before a slot exceeds `u32`.
-        self.ranks.enter(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), depth);
+        // If there is no such slot, the next `push` fails.
+        self.ranks.enter(Slot::after(self.nodes.len()).unwrap_or(Slot::ROOT), depth);
     }
 
     /// Appends a pending node with the attributes of `member`. Returns its slot.
@@ -70,12 +69,12 @@ impl PendingTree {
         content: PendingContent,
         size: u64,
         member: &Member,
-    ) -> Result<u32> {
+    ) -> Result<Slot> {
         let more_than = |limit| Error::new(Kind::Unsupported, format!("more than {limit}"));
         let name_offset = u32::try_from(self.names.len());
         let name_offset = name_offset.map_err(|_| more_than("4 GiB of names"))?;
-        let slot = u32::try_from(self.nodes.len());
-        let slot = slot.map_err(|_| more_than("2^32 members and directories"))?;
+        let slot = Slot::after(self.nodes.len());
+        let slot = slot.ok_or_else(|| more_than("2^32 members and directories"))?;
         let name = name.as_bytes();
         self.names.extend_from_slice(name).map_err(no_room)?;
         let name = (name_offset, u8::try_from(name.len()).unwrap_or(u8::MAX));
@@ -84,7 +83,7 @@ impl PendingTree {
         Ok(slot)
     }
 
-    /// Keeps the target of a symbolic link. Returns its offset in the names.
+    /// Stores the target of a symbolic link. Returns its offset in the names.
     ///
     /// # Errors
     /// `Io` if there is no room.
@@ -128,8 +127,8 @@ impl PendingTree {
         Ok(Some(directory))
     }
 
-    /// The directory `name` in `parent`. Creates it if it is missing. If only paths in an inner
-    /// archive implied it, it gets the owner and time of `member` (`ranks`).
+    /// The directory `name` in `parent`. Creates it if it is missing. If only members of archives
+    /// at a greater depth have implied it, it gets the owner and time of `member` (`ranks`).
     fn ensure_subdirectory(
         &mut self,
         parent: DirectoryId,
@@ -152,7 +151,8 @@ impl PendingTree {
         Ok(directory)
     }
 
-    /// Gives the root the owner and time of `member`, unless it has those of an earlier member.
+    /// Sets the owner and time of the root to those of `member`, unless an earlier member has set
+    /// them.
     pub(super) fn imply_root(&mut self, member: &Member) {
         if self.directories.claim_as_implied(DirectoryId::ROOT, self.ranks.current()) {
             self.set_attributes(DirectoryId::ROOT, member, 0o755);
@@ -211,7 +211,7 @@ impl PendingTree {
 
     fn set_attributes(&mut self, directory: DirectoryId, member: &Member, permissions: u16) {
         let node = match self.directories.slot(directory) {
-            Some(slot) => match self.nodes.get_mut(index(slot)) {
+            Some(slot) => match self.nodes.get_mut(slot.index()) {
                 Some(node) => node,
                 None => return,
             },
@@ -226,24 +226,24 @@ impl PendingTree {
     }
 
     /// The pending node in `slot`. `None` for the root.
-    pub(super) fn node(&self, slot: u32) -> Option<&PendingNode> {
-        self.nodes.get(index(slot))
+    pub(super) fn node(&self, slot: Slot) -> Option<&PendingNode> {
+        self.nodes.get(slot.index())
     }
 
-    pub(super) fn kind(&self, slot: u32) -> FileKind {
+    pub(super) fn kind(&self, slot: Slot) -> FileKind {
         self.node(slot).map_or(FileKind::Regular, PendingNode::kind)
     }
 
-    pub(super) fn is_hard_link(&self, slot: u32) -> bool {
+    pub(super) fn is_hard_link(&self, slot: Slot) -> bool {
         self.node(slot).is_some_and(PendingNode::is_hard_link)
     }
 
     /// The directory in `slot`, if it is one.
-    pub(super) fn directory(&self, slot: u32) -> Option<DirectoryId> {
+    pub(super) fn directory(&self, slot: Slot) -> Option<DirectoryId> {
         self.node(slot).map_or(Some(DirectoryId::ROOT), PendingNode::child_directory)
     }
 
-    pub(super) fn name(&self, slot: u32) -> &[u8] {
+    pub(super) fn name(&self, slot: Slot) -> &[u8] {
         self.node(slot).map_or(&[], |node| node.name_in(&self.names))
     }
 
@@ -253,7 +253,7 @@ impl PendingTree {
     }
 
     /// The path of a pending node from the root, including its name.
-    pub(super) fn path_of(&self, slot: u32) -> Vec<u8> {
+    pub(super) fn path_of(&self, slot: Slot) -> Vec<u8> {
         let mut path = self.path(self.parent(slot));
         if !path.is_empty() {
             path.push(b'/');
@@ -274,7 +274,7 @@ impl PendingTree {
         parts.join(&b'/')
     }
 
-    fn parent(&self, slot: u32) -> DirectoryId {
+    fn parent(&self, slot: Slot) -> DirectoryId {
         self.node(slot).map_or(DirectoryId::ROOT, PendingNode::parent)
     }
 

@@ -9,12 +9,14 @@
 //!
 //! Invariant: the members of a nested archive rank after all members of the archive around it.
 
+use super::slot::Slot;
+
 /// The ranks of all pending nodes.
 pub(super) struct Ranks {
     /// The depth of the members being added.
     current: u32,
     /// The slots at which the depth changes, and the depth from there.
-    changes: Vec<(u32, u32)>,
+    changes: Vec<(Slot, u32)>,
 }
 
 impl Ranks {
@@ -23,7 +25,7 @@ impl Ranks {
     }
 
     /// Notes that members from `slot` on are at `depth`.
-    pub(super) fn enter(&mut self, slot: u32, depth: u32) {
+    pub(super) fn enter(&mut self, slot: Slot, depth: u32) {
         if self.current != depth {
             self.current = depth;
             self.changes.push((slot, depth));
@@ -37,7 +39,7 @@ impl Ranks {
 
     /// The sort key of the pending node in `slot`: among nodes with the same path, the one with the
     /// highest rank is shown.
-    pub(super) fn rank(&self, slot: u32) -> (u32, u32) {
+    pub(super) fn rank(&self, slot: Slot) -> (u32, Slot) {
         let nth = self.changes.partition_point(|&(first_slot, _)| first_slot <= slot);
         let change = nth.checked_sub(1).and_then(|nth| self.changes.get(nth));
         (change.map_or(0, |&(_, depth)| depth), slot)

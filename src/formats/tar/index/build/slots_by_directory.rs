@@ -5,13 +5,14 @@
 
 use super::directories::DirectoryId;
 use super::pending_tree::{PendingTree, no_room};
+use super::slot::Slot;
 use crate::error::Result;
 use crate::formats::bytes::index;
 use crate::spilled::Spilled;
 
 /// Slots of pending nodes, grouped by directory and sorted by name, then by rank (`Ranks::rank`).
 pub(super) struct SlotsByDirectory {
-    slots: Spilled<u32>,
+    slots: Spilled<Slot>,
     /// Where the slots of each directory start in `slots`. The last entry is the end of `slots`.
     starts: Vec<usize>,
 }
@@ -36,18 +37,18 @@ impl SlotsByDirectory {
             *start = sum;
         }
         let mut ends = starts.clone();
-        let mut slots = Spilled::filled(0_u32, nodes.len(), &tree.spill).map_err(no_room)?;
-        for (slot, node) in nodes.iter().enumerate() {
+        let mut slots = Spilled::filled(Slot::ROOT, nodes.len(), &tree.spill).map_err(no_room)?;
+        for (nth, node) in nodes.iter().enumerate() {
             let Some(end) = ends.get_mut(index(node.parent().0)) else { continue };
-            if let Some(entry) = slots.get_mut(*end) {
-                *entry = u32::try_from(slot).unwrap_or(u32::MAX);
+            if let (Some(entry), Some(slot)) = (slots.get_mut(*end), Slot::after(nth)) {
+                *entry = slot;
             }
             *end = end.saturating_add(1);
         }
         for window in starts.windows(2) {
             let &[start, end] = window else { continue };
             if let Some(children) = slots.get_mut(start..end) {
-                let rank = |slot: u32| tree.ranks.rank(slot);
+                let rank = |slot: Slot| tree.ranks.rank(slot);
                 children.sort_unstable_by(|&a, &b| {
                     tree.name(a).cmp(tree.name(b)).then_with(|| rank(a).cmp(&rank(b)))
                 });
@@ -64,11 +65,11 @@ impl SlotsByDirectory {
     pub(super) fn filter_by_path(
         &self,
         tree: &PendingTree,
-        mut pick: impl FnMut(&[u32]) -> Option<u32>,
+        mut pick: impl FnMut(&[Slot]) -> Option<Slot>,
     ) -> Result<Self> {
         let mut slots = Spilled::with_capacity(self.len(), &tree.spill).map_err(no_room)?;
         let mut starts = Vec::with_capacity(self.starts.len());
-        let has_same_name = |a: &u32, b: &u32| tree.name(*a) == tree.name(*b);
+        let has_same_name = |a: &Slot, b: &Slot| tree.name(*a) == tree.name(*b);
         for directory in tree.directories.ids() {
             starts.push(slots.len());
             for same_path in self.slots_of(directory).chunk_by(has_same_name) {
@@ -87,7 +88,7 @@ impl SlotsByDirectory {
     }
 
     /// The slots of the nodes in `directory`.
-    pub(super) fn slots_of(&self, directory: DirectoryId) -> &[u32] {
+    pub(super) fn slots_of(&self, directory: DirectoryId) -> &[Slot] {
         let start = self.starts.get(index(directory.0)).copied().unwrap_or(usize::MAX);
         let end = self.starts.get(index(directory.0).saturating_add(1)).copied().unwrap_or(0);
         self.slots.get(start..end).unwrap_or_default()
@@ -99,7 +100,7 @@ impl SlotsByDirectory {
         tree: &PendingTree,
         directory: DirectoryId,
         name: &[u8],
-    ) -> &[u32] {
+    ) -> &[Slot] {
         let children = self.slots_of(directory);
         let start = children.partition_point(|&slot| tree.name(slot) < name);
         let rest = children.get(start..).unwrap_or_default();

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::slot::Slot;
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::TAR_XATTRS_MAX;
 
@@ -25,8 +26,8 @@ pub(super) struct XattrSets {
 /// A member with attributes.
 #[derive(Clone, Copy)]
 pub(super) struct XattrEntry {
-    /// Its slot, or `ROOT_SLOT`.
-    pub(super) slot: u32,
+    /// Its slot, which may be `Slot::ROOT`.
+    pub(super) slot: Slot,
     /// The offset of its set.
     pub(super) set: u64,
     pub(super) depth: u32,
@@ -44,7 +45,7 @@ impl XattrSets {
 
     /// Adds the attributes of a member in `slot` at `depth`. Returns false if there is no room for
     /// them.
-    pub(super) fn add(&mut self, slot: u32, list: &[(Vec<u8>, Vec<u8>)], depth: u32) -> bool {
+    pub(super) fn add(&mut self, slot: Slot, list: &[(Vec<u8>, Vec<u8>)], depth: u32) -> bool {
         if list.is_empty() {
             return true;
         }
