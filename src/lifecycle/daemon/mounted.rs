@@ -118,7 +118,7 @@ impl Mounted {
     pub(in crate::lifecycle) fn record_directory(&self) -> Option<PathBuf> {
         let parts = self.parts.lock();
         let (lock, _) = parts.as_ref()?.lock.as_ref()?;
-        Some(lock.directory().to_owned())
+        Some(lock.record_directory().to_owned())
     }
 
     /// Whether another process unmounted it. Files may still be open.

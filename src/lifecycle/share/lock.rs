@@ -69,7 +69,7 @@ pub(in crate::lifecycle) struct MountLock {
     name: String,
     record_directory: RecordDirectory,
     /// Keeps programs that delete old files, such as systemd-tmpfiles, out of the directory.
-    _guard: Option<File>,
+    _tmpfiles_lock: Option<File>,
 }
 
 impl MountLock {
@@ -81,10 +81,10 @@ impl MountLock {
     pub(in crate::lifecycle) fn try_acquire(record: &Record) -> Result<Option<Self>> {
         let name = key(&record.mount_point) + RECORD;
         loop {
-            let attempt = match RecordDirectory::holding(&name) {
+            let attempt = match RecordDirectory::containing(&name) {
                 Some(record_directory) => Self::open(&record_directory, &name, None)
-                    .map_err(|error| unlockable(&record_directory.path(&name), error))?,
-                None => RecordDirectory::create_in(|record_directory| {
+                    .map_err(|error| unlockable(&record_directory.join(&name), error))?,
+                None => RecordDirectory::try_each_parent(|record_directory| {
                     Self::open(record_directory, &name, Some(record))
                 })?,
             };
@@ -106,7 +106,7 @@ impl MountLock {
         let name = format!("{}{}{RECORD}", private_prefix(&record.mount_point), record.process);
         let deadline = Instant::now() + PRIVATE_LIMIT;
         loop {
-            match RecordDirectory::create_in(|record_directory| {
+            match RecordDirectory::try_each_parent(|record_directory| {
                 Self::open(record_directory, &name, Some(record))
             })? {
                 Attempt::Locked(lock) => return Ok(lock),
@@ -135,7 +135,7 @@ impl MountLock {
     /// is no such file.
     pub(super) fn try_existing_of(mount_point: &Path) -> Option<Self> {
         let name = key(mount_point) + RECORD;
-        Self::try_existing(&RecordDirectory::holding(&name)?, &name)
+        Self::try_existing(&RecordDirectory::containing(&name)?, &name)
     }
 
     /// Locks the file of `mount_point`, if there is one, as soon as no other process holds the
@@ -146,7 +146,7 @@ impl MountLock {
     ) -> std::result::Result<Option<Self>, ()> {
         let name = key(mount_point) + RECORD;
         loop {
-            let Some(record_directory) = RecordDirectory::holding(&name) else {
+            let Some(record_directory) = RecordDirectory::containing(&name) else {
                 return Ok(None);
             };
             match Self::open(&record_directory, &name, None) {
@@ -163,10 +163,12 @@ impl MountLock {
         name: &str,
         create: Option<&Record>,
     ) -> io::Result<Attempt> {
-        let path = record_directory.path(name);
+        let path = record_directory.join(name);
         let mut options = File::options();
-        let opened =
-            owner_only_file::open(&path, options.read(true).write(true).create(create.is_some()));
+        let opened = owner_only_file::open_0600(
+            &path,
+            options.read(true).write(true).create(create.is_some()),
+        );
         let file = match opened {
             Err(error) if error.kind() == ErrorKind::NotFound && create.is_none() => {
                 return Ok(Attempt::Gone);
@@ -181,7 +183,12 @@ impl MountLock {
             return Ok(Attempt::Gone);
         }
         let (name, record_directory) = (name.to_owned(), record_directory.clone());
-        let lock = Self { file, name, _guard: record_directory.guard(), record_directory };
+        let lock = Self {
+            file,
+            name,
+            _tmpfiles_lock: record_directory.lock_against_tmpfiles(),
+            record_directory,
+        };
         if let Some(record) = create
             && lock.file.metadata()?.len() == 0
             && let Err(error) = lock.store(record)
@@ -199,8 +206,13 @@ impl MountLock {
     pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, mount_point: &Path) -> Result<Self> {
         let (file, name) = (File::from(descriptor), key(mount_point) + RECORD);
         for record_directory in RecordDirectory::all() {
-            if is_named(&file, &record_directory.path(&name)) {
-                return Ok(Self { file, name, _guard: record_directory.guard(), record_directory });
+            if is_named(&file, &record_directory.join(&name)) {
+                return Ok(Self {
+                    file,
+                    name,
+                    _tmpfiles_lock: record_directory.lock_against_tmpfiles(),
+                    record_directory,
+                });
             }
         }
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
@@ -233,7 +245,7 @@ impl MountLock {
     pub(in crate::lifecycle) fn write(&self, record: &Record) -> Result<()> {
         self.store(record).map_err(|error| {
             Error::io(
-                format!("{}: cannot write", self.record_directory.path(&self.name).display()),
+                format!("{}: cannot write", self.record_directory.join(&self.name).display()),
                 error,
             )
         })
@@ -246,8 +258,8 @@ impl MountLock {
     }
 
     /// The directory of the record file.
-    pub(in crate::lifecycle) fn directory(&self) -> &Path {
-        self.record_directory.directory()
+    pub(in crate::lifecycle) fn record_directory(&self) -> &Path {
+        self.record_directory.path()
     }
 
     /// Listens on the socket of the mount point; replaces a socket that an earlier daemon has left.
@@ -258,7 +270,7 @@ impl MountLock {
         let socket = self.socket();
         let _ = fs::remove_file(&socket);
         let listening = UnixListener::bind(&socket).and_then(|listener| {
-            owner_only_file::open_to_owner(&socket)?;
+            owner_only_file::chmod_0600(&socket)?;
             Ok(listener)
         });
         listening.map_err(|error| Error::io(format!("{}: cannot listen", socket.display()), error))
@@ -271,9 +283,9 @@ impl MountLock {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let now = Timestamps { last_access: now, last_modification: now };
         let _ = futimens(&self.file, &now);
-        if !is_named(&self.file, &self.record_directory.path(&self.name)) {
+        if !is_named(&self.file, &self.record_directory.join(&self.name)) {
             let name = self.name.clone();
-            match RecordDirectory::create_in(|record_directory| {
+            match RecordDirectory::try_each_parent(|record_directory| {
                 Self::open(record_directory, &name, Some(record))
             }) {
                 Ok(Attempt::Locked(again)) => *self = again,
@@ -288,12 +300,12 @@ impl MountLock {
     pub(in crate::lifecycle) fn remove(self) {
         // The record goes last: until then no other process can listen on the socket.
         let _ = fs::remove_file(self.socket());
-        let _ = fs::remove_file(self.record_directory.path(&self.name));
-        self.record_directory.tidy();
+        let _ = fs::remove_file(self.record_directory.join(&self.name));
+        self.record_directory.remove_if_empty();
     }
 
     fn socket(&self) -> PathBuf {
-        self.record_directory.path(&socket_of(&self.name))
+        self.record_directory.join(&socket_of(&self.name))
     }
 }
 
@@ -326,7 +338,7 @@ impl RecordFile {
     /// The record file of user `uid` for `mount_point`, if there is one.
     pub(in crate::lifecycle) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
         let name = key(mount_point) + RECORD;
-        Self::read(RecordDirectory::holding_of(uid, &name)?, &name, &|_| true)
+        Self::read(RecordDirectory::containing_of(uid, &name)?, &name, &|_| true)
     }
 
     /// All record files of user `uid`.
@@ -355,7 +367,7 @@ impl RecordFile {
         name: &str,
         is_wanted: &impl Fn(Option<&Record>) -> bool,
     ) -> Option<Self> {
-        let file = File::open(record_directory.path(name)).ok()?;
+        let file = File::open(record_directory.join(name)).ok()?;
         if !is_wanted(load(&file).as_ref()) {
             return None;
         }
@@ -368,7 +380,7 @@ impl RecordFile {
 
     /// The record that the file contains now; `None` if it is being written or was removed.
     pub(super) fn read_again(&self) -> Option<Record> {
-        load(&File::open(self.record_directory.path(&self.name)).ok()?)
+        load(&File::open(self.record_directory.join(&self.name)).ok()?)
     }
 
     /// Locks the file, if no other process holds the lock.
@@ -378,7 +390,7 @@ impl RecordFile {
 
     /// The path of the daemon's socket.
     pub(in crate::lifecycle) fn socket(&self) -> PathBuf {
-        self.record_directory.path(&socket_of(&self.name))
+        self.record_directory.join(&socket_of(&self.name))
     }
 }
 
@@ -412,15 +424,15 @@ pub(in crate::lifecycle) fn clear_sockets() {
         for name in record_directory.names(SOCKET) {
             let record = name.strip_suffix(SOCKET).unwrap_or(&name).to_owned() + RECORD;
             // A cleaner of /tmp may remove the record of a live mount but not its socket.
-            let socket = record_directory.path(&name);
-            if !record_directory.path(&record).exists()
+            let socket = record_directory.join(&name);
+            if !record_directory.join(&record).exists()
                 && UnixStream::connect(&socket)
                     .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
             {
                 let _ = fs::remove_file(socket);
             }
         }
-        record_directory.tidy();
+        record_directory.remove_if_empty();
     }
 }
 
@@ -524,7 +536,7 @@ mod tests {
         let mut lock = acquire(&mount_point).unwrap();
         let _listener = lock.listen().unwrap();
         assert!(!lock.keep_fresh(&record(&mount_point)), "both are there");
-        let path = lock.record_directory.path(&lock.name);
+        let path = lock.record_directory.join(&lock.name);
         let old = SystemTime::UNIX_EPOCH;
         lock.file.set_modified(old).unwrap();
         assert!(!lock.keep_fresh(&record(&mount_point)));
@@ -545,7 +557,7 @@ mod tests {
             let work = tempfile::tempdir().unwrap();
             let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
             let private = MountLock::private(&record(&mount_point)).unwrap();
-            let path = private.record_directory.path(&private.name);
+            let path = private.record_directory.join(&private.name);
             if is_empty {
                 private.file.set_len(0).unwrap();
             }
@@ -565,7 +577,7 @@ mod tests {
         let mount_point = work.path().join("mount");
         let path = {
             let private = MountLock::private(&record(&mount_point)).unwrap();
-            private.record_directory.path(&private.name)
+            private.record_directory.join(&private.name)
         };
         let reader = File::open(&path).unwrap();
         flock(&reader, FlockOperation::LockShared).unwrap();

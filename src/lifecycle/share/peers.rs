@@ -40,7 +40,7 @@ impl Peers {
         let Some(job) = lock.record().and_then(|record| record.job) else {
             return Ok(None);
         };
-        let directory = lock.directory();
+        let directory = lock.record_directory();
         let changes =
             inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).and_then(|changes| {
                 let watch = inotify::add_watch(&changes, directory, WATCHED)?;
@@ -149,7 +149,7 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let own = lock(&work.path().join("own"), "test-moved");
         let mut peers = Peers::of(&own).unwrap().unwrap();
-        assert!(!peers.renew_watch(own.directory()), "it has not moved");
+        assert!(!peers.renew_watch(own.record_directory()), "it has not moved");
         assert!(peers.renew_watch(work.path()));
         peers.take_changes();
         std::fs::write(work.path().join("a.mount"), "record").unwrap();
