@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::share::{self, MountState, RecordFile, Status};
+use crate::lifecycle::share::{self, MountState, RecordSnapshot, Status};
 use crate::os::mountinfo;
 
 /// Hint for errors about a path that is not an archfs mount.
@@ -56,11 +56,11 @@ pub enum State {
 /// `NotMounted` if no mount of this user is served there; `TimedOut`; `Io`.
 pub fn stats(path: &Path) -> Result<String> {
     let mount_point = mount_point::locate(path)?;
-    let MountState::Alive(_, file, _) = share::look(&mount_point)? else {
+    let MountState::Alive(_, snapshot, _) = share::mount_state(&mount_point)? else {
         let context = format!("{}: not an archfs mount of yours", mount_point.display());
         return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
     };
-    let numbers = match share::connect(&file) {
+    let numbers = match snapshot.connect() {
         Some(mut client) => client.numbers()?,
         None => String::new(),
     };
@@ -85,14 +85,16 @@ pub fn list() -> Result<Vec<Listed>> {
     }
     let mut all = Vec::new();
     for mount_point in mount_points {
-        let own_record =
-            || RecordFile::of(&mount_point, geteuid().as_raw()).and_then(|file| file.record);
-        let (entry, record, state, client) = match share::look(&mount_point)? {
-            MountState::Alive(entry, file, record) => {
-                (entry, Some(record), State::Alive, share::connect(&file))
+        let own_record = || {
+            RecordSnapshot::of(&mount_point, geteuid().as_raw())
+                .and_then(|snapshot| snapshot.record)
+        };
+        let (entry, record, state, client) = match share::mount_state(&mount_point)? {
+            MountState::Alive(entry, snapshot, record) => {
+                (entry, Some(record), State::Alive, snapshot.connect())
             }
             MountState::Stale(entry) => (entry, own_record(), State::Stale, None),
-            MountState::Other(entry) if entry.may_unmount() => (entry, None, State::Unknown, None),
+            MountState::Unrecorded(entry) => (entry, None, State::Unknown, None),
             // It was unmounted during the scan, or another mount covers it.
             _ => continue,
         };

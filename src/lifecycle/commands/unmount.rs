@@ -14,7 +14,8 @@ use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::{self, Detach};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{
-    self, EXIT, HolderStatus, MountFate, MountLock, MountState, RecordFile, UnmountAnswer,
+    self, EXIT, HolderStatus, LockWait, MountFate, MountLock, MountState, RecordSnapshot,
+    UnmountAnswer,
 };
 use crate::os::mountinfo::MountEntry;
 use crate::os::process::ProcessId;
@@ -48,21 +49,21 @@ pub enum Unmounted {
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
     let path = mount_point.display();
-    match share::look(&mount_point)? {
-        MountState::Alive(entry, file, _) => ask(&mount_point, &entry, &file, how),
+    match share::mount_state(&mount_point)? {
+        MountState::Alive(entry, snapshot, _) => ask(&mount_point, &entry, &snapshot, how),
         MountState::Ending => {
             wait_for_exit(&mount_point, UNMOUNT);
-            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT)
+                .map(|()| Unmounted::Gone)
         }
-        MountState::Stale(_) => {
-            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
-        }
-        // Its daemon has no record, so archfs cannot ask it.
-        MountState::Other(entry) if entry.may_unmount() => {
+        MountState::Stale(_) => share::clean_up_after_exit(&mount_point, Instant::now() + EXIT)
+            .map(|()| Unmounted::Gone),
+        MountState::Unrecorded(entry) => {
             attach::detach(&entry, how)?;
-            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT)
+                .map(|()| Unmounted::Gone)
         }
-        MountState::Other(entry) => {
+        MountState::Foreign(entry) => {
             let context = format!(
                 "{path}: {} is mounted here, which is not an archfs mount of yours",
                 entry.describe()
@@ -80,11 +81,11 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
 fn ask(
     mount_point: &Path,
     entry: &MountEntry,
-    file: &RecordFile,
+    snapshot: &RecordSnapshot,
     how: Detach,
 ) -> Result<Unmounted> {
     log::info!("{}: unmounting {}", mount_point.display(), entry.describe());
-    let mut client = share::connect(file);
+    let mut client = snapshot.connect();
     let answer = match &mut client {
         Some(client) => client.unmount(how, &callers(), ANSWER),
         None => Ok(None),
@@ -107,13 +108,14 @@ fn ask(
         // It was killed, or is exiting.
         Ok(None | Some(UnmountAnswer::Begun)) => {
             wait_for_exit(mount_point, EXIT);
-            match share::look(mount_point)? {
+            match share::mount_state(mount_point)? {
                 MountState::Alive(..) if how == Detach::IfIdle => {
                     let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
                 MountState::Alive(entry, ..) => detach_from_outside(&entry),
-                _ => share::clear(mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone),
+                _ => share::clean_up_after_exit(mount_point, Instant::now() + EXIT)
+                    .map(|()| Unmounted::Gone),
             }
         }
         Err(error) if error.kind() == Kind::TimedOut && how == Detach::Lazily => {
@@ -134,10 +136,10 @@ fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
 /// whether it has.
 fn wait_for_exit(mount_point: &Path, limit: Duration) -> bool {
     match MountLock::wait_for(mount_point, Instant::now() + limit) {
-        Ok(None) => true,
-        // It was killed before it cleared up.
-        Ok(Some(lock)) => share::discard(mount_point, lock).is_ok(),
-        Err(()) => false,
+        LockWait::NoFile => true,
+        // It was killed before it cleaned up.
+        LockWait::Locked(lock) => lock.clean_up(mount_point).is_ok(),
+        LockWait::TimedOut => false,
     }
 }
 
@@ -155,10 +157,12 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         Err(Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())))
     };
     let not_held = || not_ours(format!("process {pid} is not a holder"));
-    let cleared = || share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone);
-    let file = match started(&mount_point)? {
-        MountState::Alive(_, file, _) => file,
-        MountState::Other(entry) => {
+    let cleared = || {
+        share::clean_up_after_exit(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+    };
+    let snapshot = match started(&mount_point)? {
+        MountState::Alive(_, snapshot, _) => snapshot,
+        MountState::Unrecorded(entry) | MountState::Foreign(entry) => {
             let described = entry.describe();
             return not_ours(format!(
                 "{described} is mounted here, which is not an archfs mount of yours"
@@ -166,7 +170,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         }
         _ => return unmount(path, Detach::IfIdle),
     };
-    let Some(mut client) = share::connect(&file) else {
+    let Some(mut client) = snapshot.connect() else {
         // The daemon was just killed, or is exiting.
         return match wait_for_exit(&mount_point, EXIT) {
             true => cleared(),
@@ -212,7 +216,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
 fn started(mount_point: &Path) -> Result<MountState> {
     let deadline = Instant::now() + EXIT;
     loop {
-        match share::look(mount_point)? {
+        match share::mount_state(mount_point)? {
             MountState::Starting(_) if Instant::now() < deadline => thread::sleep(POLL),
             state => return Ok(state),
         }

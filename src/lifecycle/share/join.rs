@@ -22,13 +22,16 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::clean_up;
 use super::lease::Client;
-use super::lock::{self, MountLock, RecordFile};
+use super::lock::MountLock;
 use super::record::{self, Record};
-use super::state::{self, MountState};
+use super::record_snapshot::RecordSnapshot;
+use super::state::{MountState, mount_state, mount_state_within};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
+use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::slurm::JobStep;
 use crate::os::memory;
 use crate::os::mountinfo::MountEntry;
@@ -72,12 +75,14 @@ pub(in crate::lifecycle) fn join_or_lock(
         if let Some(lock) = MountLock::try_acquire(&record)? {
             return clear_and_record(mount_point, lock, &record);
         }
-        let (entry, file) = match state::look(mount_point)? {
-            MountState::Alive(entry, file, _) => (Some(entry), file),
-            MountState::Starting(file) => (None, file),
-            MountState::Other(entry) => return Err(taken(mount_point, &entry)),
+        let (entry, snapshot) = match mount_state(mount_point)? {
+            MountState::Alive(entry, snapshot, _) => (Some(entry), snapshot),
+            MountState::Starting(snapshot) => (None, snapshot),
+            MountState::Unrecorded(entry) | MountState::Foreign(entry) => {
+                return Err(taken(mount_point, &entry));
+            }
             MountState::Stale(_) => {
-                state::detach_stale(mount_point)?;
+                clean_up::detach_stale_unlocked(mount_point)?;
                 waiting.wait_for_end(mount_point, None)?;
                 continue;
             }
@@ -91,7 +96,7 @@ pub(in crate::lifecycle) fn join_or_lock(
                 continue;
             }
         };
-        match ask_for_lease(mount_point, entry.as_ref(), &file, plan, &mut waiting)? {
+        match ask_for_lease(mount_point, entry.as_ref(), &snapshot, plan, &mut waiting)? {
             LeaseAnswer::Granted(mut client, found) => {
                 match check_outlasts(mount_point, &mut client)? {
                     Some(()) => return Ok(JoinOutcome::Joined(client, found)),
@@ -109,14 +114,14 @@ pub(in crate::lifecycle) fn join_or_lock(
 /// Clears what a killed daemon has left at `mount_point`, whose lock is `lock`, and writes `record`
 /// to the record file.
 fn clear_and_record(mount_point: &Path, lock: MountLock, record: &Record) -> Result<JoinOutcome> {
-    if let Some(entry) = state::detach_stale_locked(mount_point)? {
+    if let Some(entry) = lock.detach_stale(mount_point)? {
         lock.remove();
         return Err(taken(mount_point, &entry));
     }
-    if let begun @ Some(_) = lock.begun() {
-        crate::lifecycle::mount::owned_directory::remove_unused(mount_point, begun);
+    if let creation_start @ Some(_) = lock.directory_creation_start() {
+        owned_directory::remove_unused(mount_point, creation_start);
     }
-    lock::clear_others(mount_point);
+    clean_up::remove_ended_records(mount_point);
     lock.write(record)?;
     Ok(JoinOutcome::Locked(lock))
 }
@@ -131,7 +136,7 @@ enum LeaseAnswer {
     NotListening,
 }
 
-/// Asks the daemon of `file` for a lease, if it mounts what `plan` says.
+/// Asks the daemon of `snapshot` for a lease, if it mounts what `plan` says.
 ///
 /// All daemons of a mount point listen at the same path, and a process that clears a stale mount
 /// holds the lock while the file still has the record of the killed daemon. So the record counts
@@ -143,20 +148,20 @@ enum LeaseAnswer {
 fn ask_for_lease(
     mount_point: &Path,
     entry: Option<&MountEntry>,
-    file: &RecordFile,
+    snapshot: &RecordSnapshot,
     plan: &MountPlan,
     waiting: &mut Waiting,
 ) -> Result<LeaseAnswer> {
-    let Ok(mut client) = Client::connect(&file.socket()) else {
+    let Some(mut client) = snapshot.connect() else {
         return Ok(LeaseAnswer::NotListening);
     };
-    let Some(record) = file.read_again() else {
+    let Some(record) = snapshot.read_again() else {
         return Ok(LeaseAnswer::NotListening);
     };
     check_same(mount_point, entry, &record, plan)?;
     let mut answer_by = None;
     let mut wait_longer = || {
-        match state::look_within(mount_point, Duration::ZERO) {
+        match mount_state_within(mount_point, Duration::ZERO) {
             Ok(MountState::Starting(_)) => {
                 waiting.explain_start(mount_point);
                 answer_by = None;
@@ -171,7 +176,7 @@ fn ask_for_lease(
         Ok(Some(true)) => Ok(LeaseAnswer::Granted(client, record)),
         Ok(Some(false)) => Ok(LeaseAnswer::Refused(client)),
         Ok(None) => Ok(LeaseAnswer::NotListening),
-        Err(error) if error.kind() == Kind::TimedOut => match state::look(mount_point)? {
+        Err(error) if error.kind() == Kind::TimedOut => match mount_state(mount_point)? {
             MountState::Stale(_) => Ok(LeaseAnswer::NotListening),
             _ => Err(error
                 .within(mount_point.display())
@@ -254,11 +259,6 @@ impl Waiting {
     }
 }
 
-/// A connection to the daemon of `file`, if it listens.
-pub(in crate::lifecycle) fn connect(file: &RecordFile) -> Option<Client> {
-    Client::connect(&file.socket()).ok()
-}
-
 fn check_same(
     mount_point: &Path,
     entry: Option<&MountEntry>,
@@ -325,7 +325,7 @@ pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -
     Ok(Record {
         process: ProcessId::own()?,
         mount: None,
-        creates: false,
+        creates_directory: false,
         is_ending: false,
         node: record::node(),
         job: plan.cache_bytes.is_none().then(memory::job),
@@ -378,12 +378,12 @@ mod tests {
         MountPlan::without_options("/a.sqfs".into(), mount_point)
     }
 
-    fn ask(plan: &MountPlan, file: &RecordFile) -> Result<LeaseAnswer> {
-        ask_for_lease(&plan.mountpoint, None, file, plan, &mut Waiting::default())
+    fn ask(plan: &MountPlan, snapshot: &RecordSnapshot) -> Result<LeaseAnswer> {
+        ask_for_lease(&plan.mountpoint, None, snapshot, plan, &mut Waiting::default())
     }
 
-    fn snapshot(plan: &MountPlan) -> RecordFile {
-        RecordFile::of(&plan.mountpoint, geteuid().as_raw()).unwrap()
+    fn snapshot(plan: &MountPlan) -> RecordSnapshot {
+        RecordSnapshot::of(&plan.mountpoint, geteuid().as_raw()).unwrap()
     }
 
     #[test]
@@ -407,11 +407,11 @@ mod tests {
             ..first_record(&plan.mountpoint, &plan).unwrap()
         };
         let lock = MountLock::try_acquire(&other).unwrap().unwrap();
-        let file = snapshot(&plan);
-        assert!(file.is_locked, "a process clears the stale mount");
-        assert!(matches!(ask(&plan, &file), Ok(LeaseAnswer::NotListening)));
+        let snapshot = snapshot(&plan);
+        assert!(snapshot.was_locked, "a process clears the stale mount");
+        assert!(matches!(ask(&plan, &snapshot), Ok(LeaseAnswer::NotListening)));
         let _listener = lock.listen().unwrap();
-        assert_eq!(ask(&plan, &file).map(|_| ()).unwrap_err().kind(), Kind::Busy);
+        assert_eq!(ask(&plan, &snapshot).map(|_| ()).unwrap_err().kind(), Kind::Busy);
         lock.remove();
     }
 
@@ -421,14 +421,14 @@ mod tests {
         let plan = plan(work.path().join("mount"));
         let same = first_record(&plan.mountpoint, &plan).unwrap();
         let lock = MountLock::try_acquire(&same).unwrap().unwrap();
-        let file = snapshot(&plan);
+        let snapshot = snapshot(&plan);
         // Another process mounts another archive before this one connects. The daemon has exited
         // before it answers, so that this test never waits.
         lock.write(&Record { identity: "other".to_owned(), ..same }).unwrap();
         let listener = lock.listen().unwrap();
         let asked = thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
-            ask(&plan, &file)
+            ask(&plan, &snapshot)
         });
         assert_eq!(asked.map(|_| ()).unwrap_err().kind(), Kind::Busy);
         lock.remove();

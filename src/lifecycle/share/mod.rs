@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+mod clean_up;
 mod join;
 mod lease;
 mod lock;
@@ -16,19 +17,23 @@ mod peers;
 mod record;
 mod record_directory;
 mod record_directory_check;
+mod record_file;
+mod record_snapshot;
 mod state;
 
-pub(super) use join::{JoinOutcome, connect, first_record, join_or_lock, real_paths};
+pub(super) use clean_up::{
+    clean_up_after_exit, detach_stale_unlocked, remove_ended_records, remove_orphan_sockets,
+};
+pub(super) use join::{JoinOutcome, first_record, join_or_lock, real_paths};
 pub(super) use lease::{
     Client, HolderStatus, Leases, MountFate, Status, UnmountAnswer, UnmountRequest,
 };
-pub(super) use lock::{MountLock, RecordFile, clear_others, clear_sockets};
+pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};
 pub(super) use peers::{Peers, is_served_by_others};
 pub(super) use record::Record;
 pub(super) use record_directory_check::check_record_directory;
-pub(super) use state::{
-    MountState, clear, detach_stale, detach_stale_locked, discard, look, look_within,
-};
+pub(super) use record_snapshot::RecordSnapshot;
+pub(super) use state::{MountState, mount_state, mount_state_within};
 
 /// How long a daemon may take to exit after it was killed or has unmounted.
 pub(super) const EXIT: Duration = Duration::from_secs(5);
