@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Result};
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::share::{
-    self, EXIT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
+    self, EXIT_TIMEOUT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
 };
 use crate::os::mountinfo::{self, MountEntry};
 
@@ -45,7 +45,7 @@ pub fn gc() -> Result<Cleared> {
             Err(error) => cleared.errors.push(error),
         }
     }
-    let deadline = Instant::now() + EXIT;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     for mount_point in detached {
         let cleaned_up = match MountLock::wait_for(&mount_point, deadline) {
             LockWait::Locked(lock) => lock.clean_up(&mount_point),

@@ -17,7 +17,7 @@ use crate::os::mountinfo;
 pub(in crate::lifecycle) const LIST: &str = "run `archfs list` to see your mounts on this node";
 
 /// How long a daemon may take to name the holders of its mount.
-const ANSWER: Duration = Duration::from_secs(2);
+const STATUS_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,8 @@ pub fn list() -> Result<Vec<Listed>> {
             // It was unmounted during the scan, or another mount covers it.
             _ => continue,
         };
-        let status = client.and_then(|mut client| client.status(ANSWER).ok().flatten());
+        let status =
+            client.and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok().flatten());
         let state = if state == State::Alive && status.is_none() { State::Silent } else { state };
         let Status { holders, kept } = status.unwrap_or_default();
         all.push(Listed {

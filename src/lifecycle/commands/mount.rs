@@ -91,7 +91,7 @@ pub fn mount(
         let _ = client.leave();
         share::clean_up_after_exit(
             &mount_point::locate(&plan.mountpoint)?,
-            Instant::now() + share::EXIT,
+            Instant::now() + share::EXIT_TIMEOUT,
         )?;
         return Err(error);
     }
@@ -126,7 +126,7 @@ pub(in crate::lifecycle) fn obtain(
     drop(lock);
     if !matches!(started, Ok(Ok(_))) {
         // A helper that the daemon started may still hold the lock.
-        share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT)?;
+        share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT_TIMEOUT)?;
     }
     Ok(started?.map(|client| (client, None)))
 }

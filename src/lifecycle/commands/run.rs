@@ -230,13 +230,13 @@ impl RunLease {
                 Ok(())
             }
             Ok(MountFate::Lost) => {
-                share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT)
+                share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
             }
             // What the private mount covered is visible again, and is not ours to clear.
             _ if self.is_private => Ok(()),
             _ => match share::mount_state(mount_point) {
                 Ok(MountState::Stale(_)) => {
-                    share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT)
+                    share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
                 }
                 _ => Ok(()),
             },

@@ -14,20 +14,17 @@ use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::{self, Detach};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{
-    self, EXIT, HolderStatus, LockWait, MountFate, MountLock, MountState, RecordSnapshot,
-    UnmountAnswer,
+    self, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState, RecordSnapshot,
+    UNMOUNT_TIMEOUT, UnmountAnswer,
 };
 use crate::os::mountinfo::MountEntry;
 use crate::os::process::ProcessId;
 
-/// How long a daemon may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How long a daemon may take to answer a request of this command.
+const UNMOUNT_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two checks of a mount that is starting.
-const POLL: Duration = Duration::from_millis(2);
-
-/// How long the kernel may take to unmount.
-const UNMOUNT: Duration = Duration::from_secs(120);
+const START_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The result of `unmount`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,15 +49,17 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     match share::mount_state(&mount_point)? {
         MountState::Alive(entry, snapshot, _) => ask(&mount_point, &entry, &snapshot, how),
         MountState::Ending => {
-            wait_for_exit(&mount_point, UNMOUNT);
-            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT)
+            wait_for_exit(&mount_point, UNMOUNT_TIMEOUT);
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
                 .map(|()| Unmounted::Gone)
         }
-        MountState::Stale(_) => share::clean_up_after_exit(&mount_point, Instant::now() + EXIT)
-            .map(|()| Unmounted::Gone),
+        MountState::Stale(_) => {
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
+                .map(|()| Unmounted::Gone)
+        }
         MountState::Unrecorded(entry) => {
             attach::detach(&entry, how)?;
-            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT)
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
                 .map(|()| Unmounted::Gone)
         }
         MountState::Foreign(entry) => {
@@ -87,12 +86,13 @@ fn ask(
     log::info!("{}: unmounting {}", mount_point.display(), entry.describe());
     let mut client = snapshot.connect();
     let answer = match &mut client {
-        Some(client) => client.unmount(how, &callers(), ANSWER),
+        Some(client) => client.unmount(how, &callers(), UNMOUNT_ANSWER_TIMEOUT),
         None => Ok(None),
     };
     match answer {
         Ok(Some(UnmountAnswer::Done)) => {
-            let has_exited = client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT))?;
+            let has_exited =
+                client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT_TIMEOUT))?;
             if !has_exited {
                 log::warn!("{}: unmounted, but the daemon does not exit", mount_point.display());
             }
@@ -107,14 +107,14 @@ fn ask(
         Ok(Some(UnmountAnswer::Busy(why))) => Err(detach::busy_with(why)),
         // It was killed, or is exiting.
         Ok(None | Some(UnmountAnswer::Begun)) => {
-            wait_for_exit(mount_point, EXIT);
+            wait_for_exit(mount_point, EXIT_TIMEOUT);
             match share::mount_state(mount_point)? {
                 MountState::Alive(..) if how == Detach::IfIdle => {
                     let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
                 MountState::Alive(entry, ..) => detach_from_outside(&entry),
-                _ => share::clean_up_after_exit(mount_point, Instant::now() + EXIT)
+                _ => share::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)
                     .map(|()| Unmounted::Gone),
             }
         }
@@ -158,7 +158,8 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     };
     let not_held = || not_ours(format!("process {pid} is not a holder"));
     let cleared = || {
-        share::clean_up_after_exit(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+        share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
+            .map(|()| Unmounted::Gone)
     };
     let snapshot = match started(&mount_point)? {
         MountState::Alive(_, snapshot, _) => snapshot,
@@ -172,12 +173,12 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
     };
     let Some(mut client) = snapshot.connect() else {
         // The daemon was just killed, or is exiting.
-        return match wait_for_exit(&mount_point, EXIT) {
+        return match wait_for_exit(&mount_point, EXIT_TIMEOUT) {
             true => cleared(),
             false => not_ours("the daemon no longer accepts requests".into()),
         };
     };
-    let status = match client.status(ANSWER) {
+    let status = match client.status(UNMOUNT_ANSWER_TIMEOUT) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
         Err(error) => return Err(error.within(mount_point.display())),
         // The daemon was just killed, and its mount is stale once it has exited. Or it is exiting.
@@ -211,13 +212,15 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
 
 /// The state of `mount_point` after a process that is about to mount there has mounted or ended. A
 /// mount that was made for the caller may be starting: if the process that starts it was
-/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT`, because
+/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT_TIMEOUT`, because
 /// another process may mount there and take longer.
 fn started(mount_point: &Path) -> Result<MountState> {
-    let deadline = Instant::now() + EXIT;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
         match share::mount_state(mount_point)? {
-            MountState::Starting(_) if Instant::now() < deadline => thread::sleep(POLL),
+            MountState::Starting(_) if Instant::now() < deadline => {
+                thread::sleep(START_POLL_INTERVAL)
+            }
             state => return Ok(state),
         }
     }

@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 /// How often to retry unmounting a mount that is in use.
-pub(in crate::lifecycle) const RETRY: Duration = Duration::from_millis(200);
+pub(in crate::lifecycle) const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Grace period if the user sets none. Slurm usually sends SIGKILL 30 s after SIGTERM (KillWait).
 const DEFAULT_GRACE: Duration = Duration::from_secs(20);
@@ -127,7 +127,7 @@ impl EndPolicy {
 
     /// Notes that the mount was in use, so that it is not unmounted yet.
     pub(in crate::lifecycle) fn note_in_use(&mut self, now: Instant) {
-        self.retry_at = Some(now + RETRY);
+        self.retry_at = Some(now + UNMOUNT_RETRY_INTERVAL);
         self.idle_since = now;
     }
 
@@ -285,8 +285,8 @@ mod tests {
         policy.request_end(now);
         assert_eq!(policy.next(now, KEPT, 0), Step::UnmountIfIdle);
         policy.note_in_use(now);
-        assert_eq!(policy.next(now, KEPT, 0), Step::Serve(Some(now + RETRY)));
-        assert_eq!(policy.next(now + RETRY, KEPT, 0), Step::UnmountIfIdle);
+        assert_eq!(policy.next(now, KEPT, 0), Step::Serve(Some(now + UNMOUNT_RETRY_INTERVAL)));
+        assert_eq!(policy.next(now + UNMOUNT_RETRY_INTERVAL, KEPT, 0), Step::UnmountIfIdle);
         assert_eq!(policy.next(now + seconds(20), KEPT, 0), Step::Exit);
     }
 

@@ -49,7 +49,7 @@ mod start;
 
 use archive_cache::ArchiveCachePolicy;
 use budget_share::Share;
-use end_policy::{EndPolicy, Holders, RETRY, Step};
+use end_policy::{EndPolicy, Holders, Step, UNMOUNT_RETRY_INTERVAL};
 use kill_wait::KillWait;
 use mounted::{Mounted, unmount_on_panic};
 use release::Release;
@@ -214,7 +214,7 @@ impl Daemon {
                 },
                 // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
-                    if self.wait(Some(RETRY))? {
+                    if self.wait(Some(UNMOUNT_RETRY_INTERVAL))? {
                         return self.end();
                     }
                 }

@@ -203,7 +203,7 @@ pub fn serve_in_foreground(
     match served {
         Ok(daemon) => daemon.serve(),
         Err(error) => {
-            let _ = share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT);
+            let _ = share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT_TIMEOUT);
             Err(error)
         }
     }

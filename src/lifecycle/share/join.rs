@@ -40,16 +40,16 @@ use crate::vfs::ViewOptions;
 
 /// How long a mount that is ending may take to free its mount point while no daemon answers. A
 /// daemon that answers ends within its grace period, which the user may set to any length.
-const END_LIMIT: Duration = Duration::from_secs(30);
+const SILENT_END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a daemon that has mounted may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait before a message says why.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a state is checked again if no connection reports its changes.
-const RETRY: Duration = Duration::from_millis(5);
+/// How often to check a state again if no connection reports its changes.
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The result of asking for a mount.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub(in crate::lifecycle) fn join_or_lock(
             }
             // It became free after `try_acquire`.
             MountState::Free => {
-                thread::sleep(RETRY);
+                thread::sleep(STATE_POLL_INTERVAL);
                 continue;
             }
         };
@@ -169,7 +169,10 @@ fn ask_for_lease(
             }
             // The daemon was killed, so it will not answer.
             Ok(MountState::Stale(_)) => false,
-            _ => Instant::now() < *answer_by.get_or_insert_with(|| Instant::now() + ANSWER),
+            _ => {
+                Instant::now()
+                    < *answer_by.get_or_insert_with(|| Instant::now() + JOIN_ANSWER_TIMEOUT)
+            }
         }
     };
     match client.hold_while(&mut wait_longer) {
@@ -216,9 +219,9 @@ impl Waiting {
             }
             None => self.note_ending(since.elapsed(), Daemon::IsSilent),
         }
-        thread::sleep(RETRY);
-        self.note_ending(RETRY, Daemon::IsSilent);
-        if self.unanswered >= END_LIMIT {
+        thread::sleep(STATE_POLL_INTERVAL);
+        self.note_ending(STATE_POLL_INTERVAL, Daemon::IsSilent);
+        if self.unanswered >= SILENT_END_TIMEOUT {
             let context =
                 format!("{}: the previous mount was not unmounted in time", mount_point.display());
             return Err(Error::new(Kind::TimedOut, context)
@@ -241,7 +244,7 @@ impl Waiting {
     /// Waits before a mount that is starting is checked again.
     fn wait_for_start(&mut self, mount_point: &Path) {
         self.explain_start(mount_point);
-        thread::sleep(RETRY);
+        thread::sleep(STATE_POLL_INTERVAL);
     }
 
     fn explain_start(&mut self, mount_point: &Path) {
@@ -304,7 +307,7 @@ fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<Option<()>>
         return Ok(Some(()));
     }
     if step.is_of_the_job_of(own.as_ref()) {
-        match client.status(ANSWER)? {
+        match client.status(JOIN_ANSWER_TIMEOUT)? {
             None => return Ok(None),
             Some(status) if status.kept => return Ok(Some(())),
             Some(_) => {}
@@ -391,11 +394,11 @@ mod tests {
         let mut waiting = Waiting::default();
         for _ in 0..100 {
             waiting.note_ending(Duration::from_secs(1), Daemon::Answers);
-            waiting.note_ending(RETRY, Daemon::IsSilent);
+            waiting.note_ending(STATE_POLL_INTERVAL, Daemon::IsSilent);
         }
-        assert!(waiting.unanswered < END_LIMIT && waiting.ending > END_LIMIT);
-        waiting.note_ending(END_LIMIT, Daemon::IsSilent);
-        assert!(waiting.unanswered >= END_LIMIT);
+        assert!(waiting.unanswered < SILENT_END_TIMEOUT && waiting.ending > SILENT_END_TIMEOUT);
+        waiting.note_ending(SILENT_END_TIMEOUT, Daemon::IsSilent);
+        assert!(waiting.unanswered >= SILENT_END_TIMEOUT);
     }
 
     #[test]

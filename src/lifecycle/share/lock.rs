@@ -87,7 +87,7 @@ impl MountLock {
                 LockAttempt::Locked(lock) => return Ok(lock),
                 // Another process is reading the file, or removed it before it was locked.
                 LockAttempt::Held | LockAttempt::Gone if Instant::now() < deadline => {
-                    thread::sleep(LOCK_RETRY_INTERVAL)
+                    thread::sleep(LOCK_RETRY_INTERVAL);
                 }
                 LockAttempt::Held | LockAttempt::Gone => {
                     return Err(Error::new(Kind::Io, "the record is in use"));
@@ -160,13 +160,7 @@ impl MountLock {
         if !is_named(&file, &path) {
             return Ok(LockAttempt::Gone);
         }
-        let (name, record_directory) = (name.to_owned(), record_directory.clone());
-        let lock = Self {
-            file,
-            name,
-            _tmpfiles_lock: record_directory.lock_against_tmpfiles(),
-            record_directory,
-        };
+        let lock = Self::of_locked(file, name.to_owned(), record_directory.clone());
         if let Some(record) = first_record
             && lock.file.metadata()?.len() == 0
             && let Err(error) = lock.store(record)
@@ -177,6 +171,12 @@ impl MountLock {
         Ok(LockAttempt::Locked(lock))
     }
 
+    /// `file` is the locked file `name` in `record_directory`.
+    fn of_locked(file: File, name: String, record_directory: RecordDirectory) -> Self {
+        let _tmpfiles_lock = record_directory.lock_against_tmpfiles();
+        Self { file, name, record_directory, _tmpfiles_lock }
+    }
+
     /// The lock of `mount_point`, which the parent process passed on as `descriptor`.
     ///
     /// # Errors
@@ -185,12 +185,7 @@ impl MountLock {
         let (file, name) = (File::from(descriptor), record_name(mount_point));
         for record_directory in RecordDirectory::all() {
             if is_named(&file, &record_directory.join(&name)) {
-                return Ok(Self {
-                    file,
-                    name,
-                    _tmpfiles_lock: record_directory.lock_against_tmpfiles(),
-                    record_directory,
-                });
+                return Ok(Self::of_locked(file, name, record_directory));
             }
         }
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
@@ -212,6 +207,8 @@ impl MountLock {
     /// When the last daemon was about to create the directory at the mount point; `None` if it
     /// found one there.
     pub(in crate::lifecycle) fn directory_creation_start(&self) -> Option<SystemTime> {
+        // The daemon writes the record just before it creates the directory, and not again until it
+        // has marked the directory as created by archfs.
         self.record().filter(|record| record.creates_directory)?;
         self.file.metadata().and_then(|found| found.modified()).ok()
     }

@@ -36,4 +36,7 @@ pub(super) use record_snapshot::RecordSnapshot;
 pub(super) use state::{MountState, mount_state, mount_state_within};
 
 /// How long a daemon may take to exit after it was killed or has unmounted.
-pub(super) const EXIT: Duration = Duration::from_secs(5);
+pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the kernel may take to unmount.
+pub(super) const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(120);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::super::EXIT;
+use super::super::{EXIT_TIMEOUT, UNMOUNT_TIMEOUT};
 use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
@@ -18,20 +18,17 @@ use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer. The thread that answers does nothing else, except to
 /// unmount with fusermount.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the kernel may take to unmount.
-const UNMOUNT: Duration = Duration::from_secs(120);
+/// The timeout of the first read, after which the client checks whether to go on waiting. It
+/// doubles after each check. Most answers take less, even those of a daemon that is mounting.
+const READ_TIMEOUT_FIRST: Duration = Duration::from_millis(20);
 
-/// The longest time between two checks whether to go on waiting for an answer.
-const POLL_MAX: Duration = Duration::from_millis(250);
+/// The longest timeout of a read.
+const READ_TIMEOUT_MAX: Duration = Duration::from_millis(250);
 
-/// The time until the first check; it doubles after each. Most answers take less, even those of a
-/// daemon that is mounting.
-const POLL_FIRST: Duration = Duration::from_millis(20);
-
-/// The shortest timeout of a read: a socket does not accept zero.
-const POLL_MIN: Duration = Duration::from_millis(1);
+/// The timeout of the last read: a socket does not accept zero.
+const READ_TIMEOUT_LAST: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon, with or without a lease.
 #[derive(Debug)]
@@ -115,7 +112,9 @@ impl Client {
             sent => sent?,
         }
         match UnmountAnswer::decode(&self.line(Some(limit))?) {
-            Some(UnmountAnswer::Begun) => Ok(UnmountAnswer::decode(&self.line(Some(UNMOUNT))?)),
+            Some(UnmountAnswer::Begun) => {
+                Ok(UnmountAnswer::decode(&self.line(Some(UNMOUNT_TIMEOUT))?))
+            }
             answer => Ok(answer),
         }
     }
@@ -157,7 +156,7 @@ impl Client {
     pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
         // It may have sent its summary before it closed the connection.
         self.send_unless_closed(Request::Leave)?;
-        let line = self.line(Some(ANSWER))?;
+        let line = self.line(Some(ANSWER_TIMEOUT))?;
         Ok(match Answer::decode(&line) {
             Some(Answer::Held | Answer::Lingering) => MountFate::Stays,
             _ if line.is_empty() => return self.lost(),
@@ -169,7 +168,7 @@ impl Client {
     /// closed, and can be cleared only then.
     fn lost(self) -> Result<MountFate> {
         if let Some(daemon) = self.daemon {
-            daemon.wait_for_end(Some(EXIT))?;
+            daemon.wait_for_end(Some(EXIT_TIMEOUT))?;
         }
         Ok(MountFate::Lost)
     }
@@ -192,7 +191,7 @@ impl Client {
     /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn numbers(&mut self) -> Result<String> {
         self.send_unless_closed(Request::Numbers)?;
-        self.line(Some(ANSWER))
+        self.line(Some(ANSWER_TIMEOUT))
     }
 
     /// Waits, at most `limit`, until the daemon closes the connection, which it does when it has
@@ -240,7 +239,7 @@ impl Client {
     fn line_while(&mut self, wait_longer: &mut dyn FnMut() -> bool) -> Result<String> {
         let failed = |error| Error::io("the daemon does not answer", error);
         let (mut line, mut is_killed, mut has_timed_out) = (Vec::new(), false, false);
-        let mut timeout = POLL_FIRST;
+        let mut timeout = READ_TIMEOUT_FIRST;
         loop {
             self.stream.get_ref().set_read_timeout(Some(timeout)).map_err(failed)?;
             match self.stream.read_until(b'\n', &mut line) {
@@ -265,8 +264,8 @@ impl Client {
             is_killed = self.daemon.is_some_and(ProcessId::is_zombie);
             has_timed_out = !wait_longer();
             timeout = match has_timed_out {
-                true => POLL_MIN,
-                false => (timeout * 2).min(POLL_MAX),
+                true => READ_TIMEOUT_LAST,
+                false => (timeout * 2).min(READ_TIMEOUT_MAX),
             };
         }
     }
@@ -274,7 +273,7 @@ impl Client {
     /// Sends `request`; returns the answer, or `None` if the connection has ended.
     fn ask(&mut self, request: Request) -> Result<Option<Answer>> {
         self.send_unless_closed(request)?;
-        let deadline = Instant::now() + ANSWER;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         self.answer_while(&mut || Instant::now() < deadline)
     }
 
@@ -332,10 +331,11 @@ mod tests {
     #[test]
     fn a_daemon_that_unmounts_during_a_request_gives_no_status() {
         for lines in ["", "10 files read, 1 MiB\n"] {
-            assert_eq!(client_after(lines).status(ANSWER).unwrap(), None, "{lines}");
+            assert_eq!(client_after(lines).status(ANSWER_TIMEOUT).unwrap(), None, "{lines}");
         }
         assert_eq!(client_after("").numbers().unwrap(), "");
-        let status = client_after("{\"holders\":[],\"kept\":true}\n").status(ANSWER).unwrap();
+        let status =
+            client_after("{\"holders\":[],\"kept\":true}\n").status(ANSWER_TIMEOUT).unwrap();
         assert!(status.unwrap().kept);
     }
 
