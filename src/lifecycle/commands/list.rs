@@ -60,15 +60,15 @@ pub fn stats(path: &Path) -> Result<String> {
         let context = format!("{}: not an archfs mount of yours", mount_point.display());
         return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
     };
-    let numbers = match snapshot.connect() {
-        Some(mut client) => client.numbers()?,
+    let stats = match snapshot.connect() {
+        Some(mut client) => client.stats()?,
         None => String::new(),
     };
-    match numbers.trim_end() {
+    match stats.trim_end() {
         "" => {
             Err(Error::new(Kind::NotMounted, format!("{}: just unmounted", mount_point.display())))
         }
-        numbers => Ok(numbers.to_owned()),
+        stats => Ok(stats.to_owned()),
     }
 }
 
@@ -101,7 +101,7 @@ pub fn list() -> Result<Vec<Listed>> {
         let status =
             client.and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok().flatten());
         let state = if state == State::Alive && status.is_none() { State::Silent } else { state };
-        let Status { holders, kept } = status.unwrap_or_default();
+        let Status { holders, until_unmount } = status.unwrap_or_default();
         all.push(Listed {
             archives: match &record {
                 Some(record) => record.archives.clone(),
@@ -109,7 +109,7 @@ pub fn list() -> Result<Vec<Listed>> {
             },
             daemon: record.map(|record| record.process.pid()),
             holders: holders.into_iter().map(|holder| (holder.pid, holder.name)).collect(),
-            kept,
+            kept: until_unmount,
             state,
             mount_point,
         });

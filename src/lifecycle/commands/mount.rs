@@ -39,7 +39,7 @@ impl Caller {
         daemon::announce(self.ready.take())?;
         match self.holder {
             Holder::Process(process) => client.watch(process),
-            Holder::UntilUnmount(_) => client.keep(),
+            Holder::UntilUnmount(_) => client.keep_until_unmount(),
         }
     }
 }

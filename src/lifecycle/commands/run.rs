@@ -193,7 +193,7 @@ impl RunLease {
     /// Gives the lease back although `command` still runs, as if it had ended.
     fn end_before(mut self, command: Option<ProcessId>, mount_point: &Path) {
         // If the daemon does not answer, `end` reports that.
-        let _ = command.map(|command| self.client.release(command));
+        let _ = command.map(|command| self.client.unwatch(command));
         self.end(mount_point, &|_| Box::new(()));
     }
 

@@ -194,13 +194,13 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         status.holders.into_iter().partition(|holder| holder.pid == pid);
     let is_held = !held.is_empty();
     // A mount without holders may have been made for this process, and be about to end.
-    if !is_held && (status.kept || !others.is_empty()) {
+    if !is_held && (status.until_unmount || !others.is_empty()) {
         return not_held();
     }
     // With a lease of its own, this connection receives the outcome. If the daemon gives no more
     // leases, the connection ends with the mount.
     client.hold()?;
-    client.release(process)?;
+    client.unwatch(process)?;
     match client.leave()? {
         MountFate::Stays if !is_held => not_held(),
         MountFate::Stays if others.is_empty() => Ok(Unmounted::Stays),

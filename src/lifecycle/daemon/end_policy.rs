@@ -50,8 +50,8 @@ pub(in crate::lifecycle) enum Step {
 pub(in crate::lifecycle) struct Holders {
     /// Whether a process holds a lease.
     pub(in crate::lifecycle) by_process: bool,
-    /// Whether the mount stays until it is unmounted.
-    pub(in crate::lifecycle) kept: bool,
+    /// Whether the mount stays until it is unmounted, even without leases.
+    pub(in crate::lifecycle) until_unmount: bool,
 }
 
 /// When one mount ends.
@@ -158,7 +158,7 @@ impl EndPolicy {
             self.free_since = None;
             return self.serve_or_idle(now, requests);
         }
-        match (holders.kept, self.end_requested) {
+        match (holders.until_unmount, self.end_requested) {
             (true, None) => self.serve_or_idle(now, requests),
             (true, Some(_)) => self.unmount_when_idle(now),
             (false, _) => self.unmount_after_lingering(now),
@@ -201,9 +201,9 @@ impl EndPolicy {
 mod tests {
     use super::*;
 
-    const FREE: Holders = Holders { by_process: false, kept: false };
-    const HELD: Holders = Holders { by_process: true, kept: false };
-    const KEPT: Holders = Holders { by_process: false, kept: true };
+    const FREE: Holders = Holders { by_process: false, until_unmount: false };
+    const HELD: Holders = Holders { by_process: true, until_unmount: false };
+    const KEPT: Holders = Holders { by_process: false, until_unmount: true };
 
     fn seconds(count: u64) -> Duration {
         Duration::from_secs(count)

@@ -245,7 +245,7 @@ fn hold_shared_mount(
     // Leases without a listener: only to wait for the end of `holder`.
     let mut leases = Leases::new(None)?;
     if let Some(holder) = holder {
-        leases.watch(holder)?;
+        leases.watch_process(holder)?;
     }
     loop {
         let mut watched = leases.watched();
@@ -259,7 +259,7 @@ fn hold_shared_mount(
         if has_ended {
             return Ok(());
         }
-        if events.end_requests > 0 || events.end_now || (holder.is_some() && !leases.is_held()) {
+        if events.end_requests > 0 || events.end_now || (holder.is_some() && !leases.has_lease()) {
             return client.leave().map(|_| ());
         }
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::clean_up;
-use super::lease::Client;
+use super::lease::{Client, HoldAnswer};
 use super::lock::MountLock;
 use super::record::{self, Record};
 use super::record_snapshot::RecordSnapshot;
@@ -176,9 +176,9 @@ fn ask_for_lease(
         }
     };
     match client.hold_while(&mut wait_longer) {
-        Ok(Some(true)) => Ok(LeaseAnswer::Granted(client, record)),
-        Ok(Some(false)) => Ok(LeaseAnswer::Refused(client)),
-        Ok(None) => Ok(LeaseAnswer::NotListening),
+        Ok(HoldAnswer::Granted) => Ok(LeaseAnswer::Granted(client, record)),
+        Ok(HoldAnswer::Refused) => Ok(LeaseAnswer::Refused(client)),
+        Ok(HoldAnswer::Closed) => Ok(LeaseAnswer::NotListening),
         Err(error) if error.kind() == Kind::TimedOut => match mount_state(mount_point)? {
             MountState::Stale(_) => Ok(LeaseAnswer::NotListening),
             _ => Err(error
@@ -309,7 +309,7 @@ fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<Option<()>>
     if step.is_of_the_job_of(own.as_ref()) {
         match client.status(JOIN_ANSWER_TIMEOUT)? {
             None => return Ok(None),
-            Some(status) if status.kept => return Ok(Some(())),
+            Some(status) if status.until_unmount => return Ok(Some(())),
             Some(_) => {}
         }
     }

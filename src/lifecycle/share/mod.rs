@@ -26,7 +26,7 @@ pub(super) use clean_up::{
 };
 pub(super) use join::{JoinOutcome, first_record, join_or_lock, real_paths};
 pub(super) use lease::{
-    Client, HolderStatus, Leases, MountFate, Status, UnmountAnswer, UnmountRequest,
+    Client, ClientId, HolderStatus, Leases, MountFate, Status, UnmountAnswer, UnmountRequest,
 };
 pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};
 pub(super) use peers::{Peers, is_served_by_others};

@@ -118,7 +118,7 @@ impl World {
     /// Like `Daemon::serve`, until it waits.
     fn serve(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_AT_ONCE {
-            let holders = Holders { by_process: self.is_held, kept: self.is_kept };
+            let holders = Holders { by_process: self.is_held, until_unmount: self.is_kept };
             let uses = u64::from(self.requests) + u64::from(self.given);
             match self.policy.next(instant_of(self.now), holders, uses) {
                 Step::Serve(until) => {
