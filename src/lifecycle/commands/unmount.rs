@@ -212,8 +212,8 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
 
 /// The state of `mount_point` after a process that is about to mount there has mounted or ended. A
 /// mount that was made for the caller may be starting: if the process that starts it was
-/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT_TIMEOUT`, because
-/// another process may mount there and take longer.
+/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT_TIMEOUT`,
+/// because another process may mount there and take longer.
 fn started(mount_point: &Path) -> Result<MountState> {
     let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {

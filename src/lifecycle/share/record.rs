@@ -41,7 +41,7 @@ pub(in crate::lifecycle) struct Record {
     pub(in crate::lifecycle) node: String,
     /// The job whose cache budget the daemon shares; `None` if it has its own.
     pub(in crate::lifecycle) job: Option<String>,
-    /// Equal for mounts that show the same; see `join::identity`.
+    /// Equal for mounts that show the same; see `identity`.
     pub(in crate::lifecycle) identity: String,
     pub(in crate::lifecycle) archives: Vec<PathBuf>,
     pub(in crate::lifecycle) mount_point: PathBuf,

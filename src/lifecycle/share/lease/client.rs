@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// Takes a lease for `process`, which lasts until that ends; `false` if the daemon is about to unmount.
+    /// Takes a lease that ends with `process`; `false` if the daemon is about to unmount.
     ///
     /// # Errors
     /// `NotFound` if the process has ended already; `Io` if the daemon does not answer.
