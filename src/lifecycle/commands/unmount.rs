@@ -219,7 +219,7 @@ fn started(mount_point: &Path) -> Result<MountState> {
     loop {
         match share::mount_state(mount_point)? {
             MountState::Starting(_) if Instant::now() < deadline => {
-                thread::sleep(START_POLL_INTERVAL)
+                thread::sleep(START_POLL_INTERVAL);
             }
             state => return Ok(state),
         }

@@ -1,7 +1,8 @@
 //! Removes what daemons have left behind: stale mounts, directories, records and sockets.
 //!
-//! Invariant: only a process that holds the lock of a mount point removes its directory and its
-//! record. Only stale mounts are detached.
+//! Invariants: a record is removed only under its lock, and a socket only if no process listens on
+//! it. Only stale mounts are detached. `owned_directory` removes a directory only after its last
+//! use.
 
 use std::fs;
 use std::io::ErrorKind;
