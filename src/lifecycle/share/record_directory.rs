@@ -80,8 +80,8 @@ impl RecordDirectory {
         all.find(|record_directory| record_directory.join(name).exists())
     }
 
-    /// Calls `create` with the directory in one parent after the other until it succeeds. Creates
-    /// the directory if the parent has none.
+    /// Calls `create` with the record directory in one parent after the other, until it succeeds.
+    /// Creates the record directory if the parent has none.
     ///
     /// # Errors
     /// `Io` with the error of the first parent, if none works.
@@ -93,7 +93,7 @@ impl RecordDirectory {
         parents: &[PathBuf],
         mut create: impl FnMut(&Self) -> io::Result<T>,
     ) -> Result<T> {
-        let mut first = None;
+        let mut first_error = None;
         for parent in parents {
             // The last process that used the directory may remove it at any time.
             for _ in 0..ATTEMPTS {
@@ -102,7 +102,7 @@ impl RecordDirectory {
                     Ok(created) => return Ok(created),
                     Err(error) => {
                         let is_gone = error.kind() == ErrorKind::NotFound && parent.is_dir();
-                        first.get_or_insert((parent, error));
+                        first_error.get_or_insert((parent, error));
                         if !is_gone {
                             break;
                         }
@@ -110,7 +110,7 @@ impl RecordDirectory {
                 }
             }
         }
-        let Some((parent, error)) = first else {
+        let Some((parent, error)) = first_error else {
             return Err(Error::new(Kind::Io, "no directory for the records of mounts"));
         };
         let path = parent.join(usual_name(own_uid()));

@@ -45,7 +45,7 @@ pub(in crate::lifecycle) enum MountFate {
     Unmounted(String),
     /// Its daemon was killed, or ended without an answer.
     Lost,
-    /// It stays: it has other holders, or it lingers.
+    /// It stays: it has other holders, stays until it is unmounted explicitly, or lingers.
     Stays,
 }
 
@@ -55,7 +55,7 @@ pub(in crate::lifecycle) enum HoldAnswer {
     Granted,
     /// The daemon is about to unmount; it closes the connection when it has.
     Refused,
-    /// The daemon closed the connection without an answer.
+    /// The daemon closed the connection without an answer, for example because it was killed.
     Closed,
 }
 
@@ -83,8 +83,8 @@ impl Client {
         Self { stream: BufReader::new(stream), daemon }
     }
 
-    /// Takes a lease for as long as this connection is open; `false` if the daemon is about to
-    /// unmount.
+    /// Takes a lease for as long as this connection is open; `false` if the daemon refuses it
+    /// because it is about to unmount, or closes the connection.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// Takes a lease that ends with `process`; `false` if the daemon is about to unmount.
+    /// Takes a lease that ends with `process`; `false` as for `hold`.
     ///
     /// # Errors
     /// `NotFound` if the process has ended already; `Io` if the daemon does not answer.
@@ -148,8 +148,8 @@ impl Client {
         }
     }
 
-    /// Keeps the mount until it is unmounted explicitly, even without leases; `false` if the daemon
-    /// is about to unmount.
+    /// Keeps the mount until it is unmounted explicitly, even without leases; `false` as for
+    /// `hold`.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.

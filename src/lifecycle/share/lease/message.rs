@@ -73,7 +73,7 @@ pub(super) enum Answer {
     Ending,
     /// The process in the request does not exist.
     NoProcess,
-    /// The mount has other holders, so it stays.
+    /// The mount stays: it has other holders, or stays until it is unmounted explicitly.
     Held,
     /// The mount has no holder, but it stays for a while.
     Lingering,

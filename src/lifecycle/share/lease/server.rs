@@ -161,15 +161,15 @@ impl Leases {
     /// returned it.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
         self.admit_none();
-        let mut had_leaver = false;
+        let mut had_leaving_client = false;
         for client in self.clients.iter_mut().filter(|client| client.lease != LeaseState::None) {
             client.send(&format!("{summary}\n"));
-            had_leaver |= client.lease == LeaseState::Leaving;
+            had_leaving_client |= client.lease == LeaseState::Leaving;
         }
         self.listener = None;
         self.clients.clear();
         self.processes.clear();
-        had_leaver
+        had_leaving_client
     }
 
     /// The descriptors to poll, in no particular order.
@@ -208,9 +208,9 @@ impl Leases {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    let is_passing =
+                    let is_transient =
                         matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                    self.accept_failed = !is_passing;
+                    self.accept_failed = !is_transient;
                     return;
                 }
             };
@@ -302,10 +302,12 @@ impl Leases {
         }
     }
 
-    /// If other processes than `callers` hold the mount, ends only the leases of `callers`, and no
-    /// longer keeps the mount until it is unmounted; returns the answer. Returns `None` if there
-    /// are no other holders, so that the mount can be unmounted. A client whose process cannot be
-    /// identified counts as another holder, because its connection is open.
+    /// Decides about a request of `callers` to unmount. Returns `None` if no other process holds
+    /// the mount, so that it can be unmounted. If others hold it, ends the leases of `callers`, and
+    /// the promise to keep the mount until it is unmounted; returns the answer.
+    ///
+    /// A client whose process cannot be identified counts as another holder, because its connection
+    /// is open.
     pub(in crate::lifecycle) fn release_callers(
         &mut self,
         callers: &[ProcessId],
