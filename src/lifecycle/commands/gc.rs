@@ -2,19 +2,18 @@
 //!
 //! Invariant: live mounts and anything of other users are never touched, whatever the records say.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
 use crate::lifecycle::mount::owned_directory;
-use crate::lifecycle::share::{self, EXIT, MountLock, Record, RecordFile};
+use crate::lifecycle::share::{
+    self, EXIT_TIMEOUT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
+};
 use crate::os::mountinfo::{self, MountEntry};
-
-/// How often to retry the lock of a daemon that is exiting.
-const RETRY: Duration = Duration::from_millis(2);
 
 /// What was cleared, and what could not be.
 #[derive(Debug, Default)]
@@ -40,60 +39,54 @@ pub fn gc() -> Result<Cleared> {
         if detached.contains(&entry.mount_point) {
             continue;
         }
-        match share::detach_stale(&entry.mount_point) {
+        match share::detach_stale_unlocked(&entry.mount_point) {
             Ok(true) => detached.push(entry.mount_point),
             Ok(false) => {}
             Err(error) => cleared.errors.push(error),
         }
     }
-    let deadline = Instant::now() + EXIT;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     for mount_point in detached {
-        match MountLock::wait_for(&mount_point, deadline) {
-            Ok(lock) => match finish(&mount_point, lock) {
-                Ok(_) => cleared.mounts.push(mount_point),
-                Err(error) => cleared.errors.push(error),
-            },
+        let cleaned_up = match MountLock::wait_for(&mount_point, deadline) {
+            LockWait::Locked(lock) => lock.clean_up(&mount_point),
+            LockWait::NoFile => share::clean_up_after_exit(&mount_point, Instant::now()),
             // Its daemon has not exited yet.
-            Err(()) => cleared.mounts.push(mount_point),
+            LockWait::TimedOut => Ok(()),
+        };
+        match cleaned_up {
+            Ok(()) => cleared.mounts.push(mount_point),
+            Err(error) => cleared.errors.push(error),
         }
     }
-    for file in RecordFile::all_of(geteuid().as_raw()) {
-        match clear_record(&file, deadline) {
+    for snapshot in RecordSnapshot::all_of(geteuid().as_raw()) {
+        match clear_record(&snapshot, deadline) {
             Ok(Some(directory)) => cleared.directories.push(directory),
             Ok(None) => {}
             Err(error) => cleared.errors.push(error),
         }
     }
-    share::clear_sockets();
+    share::remove_orphan_sockets();
     Ok(cleared)
 }
 
-/// Clears up at `mount_point` after its stale mount was detached.
-fn finish(mount_point: &Path, lock: Option<MountLock>) -> Result<()> {
-    match lock {
-        Some(lock) => share::discard(mount_point, lock),
-        None => share::clear(mount_point, Instant::now()),
-    }
-}
-
-/// Removes the stale mount and the record of the daemon of `file`, if it has ended. Returns the
+/// Removes the stale mount and the record of the daemon in `snapshot`, if it has ended. Returns the
 /// directory that was removed.
-fn clear_record(file: &RecordFile, deadline: Instant) -> Result<Option<PathBuf>> {
-    if file.record.as_ref().is_some_and(|record| !record.is_of_this_node()) {
+fn clear_record(snapshot: &RecordSnapshot, deadline: Instant) -> Result<Option<PathBuf>> {
+    if snapshot.record.as_ref().is_some_and(|record| !record.is_of_this_node()) {
         return Ok(None);
     }
-    let is_killed = file.record.as_ref().is_some_and(|record| record.process.is_zombie());
+    let is_killed = snapshot.record.as_ref().is_some_and(|record| record.process.is_zombie());
     let lock = loop {
-        match file.try_lock() {
+        match snapshot.try_lock() {
             Some(lock) => break lock,
-            None if is_killed && Instant::now() < deadline => thread::sleep(RETRY),
+            None if is_killed && Instant::now() < deadline => thread::sleep(LOCK_RETRY_INTERVAL),
             None => return Ok(None),
         }
     };
-    let removed = match &file.record {
+    let removed = match &snapshot.record {
         Some(Record { mount_point, .. }) if mount_point.is_absolute() => {
-            let is_removed = share::detach_stale_locked(mount_point)?.is_none()
-                && owned_directory::remove_unused(mount_point, lock.begun());
+            let is_removed = lock.detach_stale(mount_point)?.is_none()
+                && owned_directory::remove_unused(mount_point, lock.directory_creation_start());
             is_removed.then(|| mount_point.clone())
         }
         _ => None,

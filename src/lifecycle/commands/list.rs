@@ -10,14 +10,14 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::share::{self, MountState, RecordFile, Status};
+use crate::lifecycle::share::{self, MountState, RecordSnapshot, Status};
 use crate::os::mountinfo;
 
 /// Hint for errors about a path that is not an archfs mount.
 pub(in crate::lifecycle) const LIST: &str = "run `archfs list` to see your mounts on this node";
 
 /// How long a daemon may take to name the holders of its mount.
-const ANSWER: Duration = Duration::from_secs(2);
+const STATUS_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,19 +56,19 @@ pub enum State {
 /// `NotMounted` if no mount of this user is served there; `TimedOut`; `Io`.
 pub fn stats(path: &Path) -> Result<String> {
     let mount_point = mount_point::locate(path)?;
-    let MountState::Alive(_, file, _) = share::look(&mount_point)? else {
+    let MountState::Alive(_, snapshot, _) = share::mount_state(&mount_point)? else {
         let context = format!("{}: not an archfs mount of yours", mount_point.display());
         return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
     };
-    let numbers = match share::connect(&file) {
-        Some(mut client) => client.numbers()?,
+    let stats = match snapshot.connect() {
+        Some(mut client) => client.stats()?,
         None => String::new(),
     };
-    match numbers.trim_end() {
+    match stats.trim_end() {
         "" => {
             Err(Error::new(Kind::NotMounted, format!("{}: just unmounted", mount_point.display())))
         }
-        numbers => Ok(numbers.to_owned()),
+        stats => Ok(stats.to_owned()),
     }
 }
 
@@ -85,20 +85,23 @@ pub fn list() -> Result<Vec<Listed>> {
     }
     let mut all = Vec::new();
     for mount_point in mount_points {
-        let own_record =
-            || RecordFile::of(&mount_point, geteuid().as_raw()).and_then(|file| file.record);
-        let (entry, record, state, client) = match share::look(&mount_point)? {
-            MountState::Alive(entry, file, record) => {
-                (entry, Some(record), State::Alive, share::connect(&file))
+        let own_record = || {
+            RecordSnapshot::of(&mount_point, geteuid().as_raw())
+                .and_then(|snapshot| snapshot.record)
+        };
+        let (entry, record, state, client) = match share::mount_state(&mount_point)? {
+            MountState::Alive(entry, snapshot, record) => {
+                (entry, Some(record), State::Alive, snapshot.connect())
             }
             MountState::Stale(entry) => (entry, own_record(), State::Stale, None),
-            MountState::Other(entry) if entry.may_unmount() => (entry, None, State::Unknown, None),
+            MountState::Unrecorded(entry) => (entry, None, State::Unknown, None),
             // It was unmounted during the scan, or another mount covers it.
             _ => continue,
         };
-        let status = client.and_then(|mut client| client.status(ANSWER).ok().flatten());
+        let status =
+            client.and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok().flatten());
         let state = if state == State::Alive && status.is_none() { State::Silent } else { state };
-        let Status { holders, kept } = status.unwrap_or_default();
+        let Status { holders, until_unmount } = status.unwrap_or_default();
         all.push(Listed {
             archives: match &record {
                 Some(record) => record.archives.clone(),
@@ -106,7 +109,7 @@ pub fn list() -> Result<Vec<Listed>> {
             },
             daemon: record.map(|record| record.process.pid()),
             holders: holders.into_iter().map(|holder| (holder.pid, holder.name)).collect(),
-            kept,
+            kept: until_unmount,
             state,
             mount_point,
         });

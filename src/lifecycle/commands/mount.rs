@@ -39,7 +39,7 @@ impl Caller {
         daemon::announce(self.ready.take())?;
         match self.holder {
             Holder::Process(process) => client.watch(process),
-            Holder::UntilUnmount(_) => client.keep(),
+            Holder::UntilUnmount(_) => client.keep_until_unmount(),
         }
     }
 }
@@ -89,7 +89,10 @@ pub fn mount(
         };
         // A killed daemon leaves its mount behind.
         let _ = client.leave();
-        share::clear(&mount_point::locate(&plan.mountpoint)?, Instant::now() + share::EXIT)?;
+        share::clean_up_after_exit(
+            &mount_point::locate(&plan.mountpoint)?,
+            Instant::now() + share::EXIT_TIMEOUT,
+        )?;
         return Err(error);
     }
 }
@@ -123,7 +126,7 @@ pub(in crate::lifecycle) fn obtain(
     drop(lock);
     if !matches!(started, Ok(Ok(_))) {
         // A helper that the daemon started may still hold the lock.
-        share::clear(&mount_point, Instant::now() + share::EXIT)?;
+        share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT_TIMEOUT)?;
     }
     Ok(started?.map(|client| (client, None)))
 }

@@ -185,7 +185,7 @@ fn mount_privately(
 
 /// Removes what the killed daemon of a private mount left behind.
 fn clear_private(mount_point: &Path) {
-    share::clear_others(mount_point);
+    share::remove_ended_records(mount_point);
     owned_directory::remove_unused(mount_point, None);
 }
 
@@ -193,7 +193,7 @@ impl RunLease {
     /// Gives the lease back although `command` still runs, as if it had ended.
     fn end_before(mut self, command: Option<ProcessId>, mount_point: &Path) {
         // If the daemon does not answer, `end` reports that.
-        let _ = command.map(|command| self.client.release(command));
+        let _ = command.map(|command| self.client.unwatch(command));
         self.end(mount_point, &|_| Box::new(()));
     }
 
@@ -202,7 +202,7 @@ impl RunLease {
     fn end(self, mount_point: &Path, show: Show<'_>) {
         // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
-            share::look(mount_point),
+            share::mount_state(mount_point),
             Ok(MountState::Stale(_) | MountState::Ending | MountState::Free)
         );
         if self.is_private {
@@ -229,11 +229,15 @@ impl RunLease {
                 clear_private(mount_point);
                 Ok(())
             }
-            Ok(MountFate::Lost) => share::clear(mount_point, Instant::now() + share::EXIT),
+            Ok(MountFate::Lost) => {
+                share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
+            }
             // What the private mount covered is visible again, and is not ours to clear.
             _ if self.is_private => Ok(()),
-            _ => match share::look(mount_point) {
-                Ok(MountState::Stale(_)) => share::clear(mount_point, Instant::now() + share::EXIT),
+            _ => match share::mount_state(mount_point) {
+                Ok(MountState::Stale(_)) => {
+                    share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
+                }
                 _ => Ok(()),
             },
         };

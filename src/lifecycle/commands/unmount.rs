@@ -14,19 +14,17 @@ use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::{self, Detach};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{
-    self, EXIT, HolderStatus, MountFate, MountLock, MountState, RecordFile, UnmountAnswer,
+    self, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState, RecordSnapshot,
+    UNMOUNT_TIMEOUT, UnmountAnswer,
 };
 use crate::os::mountinfo::MountEntry;
 use crate::os::process::ProcessId;
 
-/// How long a daemon may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How long a daemon may take to answer a request of this command.
+const UNMOUNT_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two checks of a mount that is starting.
-const POLL: Duration = Duration::from_millis(2);
-
-/// How long the kernel may take to unmount.
-const UNMOUNT: Duration = Duration::from_secs(120);
+const START_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The result of `unmount`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,21 +46,23 @@ pub enum Unmounted {
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
     let path = mount_point.display();
-    match share::look(&mount_point)? {
-        MountState::Alive(entry, file, _) => ask(&mount_point, &entry, &file, how),
+    match share::mount_state(&mount_point)? {
+        MountState::Alive(entry, snapshot, _) => ask(&mount_point, &entry, &snapshot, how),
         MountState::Ending => {
-            wait_for_exit(&mount_point, UNMOUNT);
-            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+            wait_for_exit(&mount_point, UNMOUNT_TIMEOUT);
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
+                .map(|()| Unmounted::Gone)
         }
         MountState::Stale(_) => {
-            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
+                .map(|()| Unmounted::Gone)
         }
-        // Its daemon has no record, so archfs cannot ask it.
-        MountState::Other(entry) if entry.may_unmount() => {
+        MountState::Unrecorded(entry) => {
             attach::detach(&entry, how)?;
-            share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone)
+            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
+                .map(|()| Unmounted::Gone)
         }
-        MountState::Other(entry) => {
+        MountState::Foreign(entry) => {
             let context = format!(
                 "{path}: {} is mounted here, which is not an archfs mount of yours",
                 entry.describe()
@@ -80,18 +80,19 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
 fn ask(
     mount_point: &Path,
     entry: &MountEntry,
-    file: &RecordFile,
+    snapshot: &RecordSnapshot,
     how: Detach,
 ) -> Result<Unmounted> {
     log::info!("{}: unmounting {}", mount_point.display(), entry.describe());
-    let mut client = share::connect(file);
+    let mut client = snapshot.connect();
     let answer = match &mut client {
-        Some(client) => client.unmount(how, &callers(), ANSWER),
+        Some(client) => client.unmount(how, &callers(), UNMOUNT_ANSWER_TIMEOUT),
         None => Ok(None),
     };
     match answer {
         Ok(Some(UnmountAnswer::Done)) => {
-            let has_exited = client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT))?;
+            let has_exited =
+                client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT_TIMEOUT))?;
             if !has_exited {
                 log::warn!("{}: unmounted, but the daemon does not exit", mount_point.display());
             }
@@ -106,14 +107,15 @@ fn ask(
         Ok(Some(UnmountAnswer::Busy(why))) => Err(detach::busy_with(why)),
         // It was killed, or is exiting.
         Ok(None | Some(UnmountAnswer::Begun)) => {
-            wait_for_exit(mount_point, EXIT);
-            match share::look(mount_point)? {
+            wait_for_exit(mount_point, EXIT_TIMEOUT);
+            match share::mount_state(mount_point)? {
                 MountState::Alive(..) if how == Detach::IfIdle => {
                     let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
                 MountState::Alive(entry, ..) => detach_from_outside(&entry),
-                _ => share::clear(mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone),
+                _ => share::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)
+                    .map(|()| Unmounted::Gone),
             }
         }
         Err(error) if error.kind() == Kind::TimedOut && how == Detach::Lazily => {
@@ -134,10 +136,10 @@ fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
 /// whether it has.
 fn wait_for_exit(mount_point: &Path, limit: Duration) -> bool {
     match MountLock::wait_for(mount_point, Instant::now() + limit) {
-        Ok(None) => true,
-        // It was killed before it cleared up.
-        Ok(Some(lock)) => share::discard(mount_point, lock).is_ok(),
-        Err(()) => false,
+        LockWait::NoFile => true,
+        // It was killed before it cleaned up.
+        LockWait::Locked(lock) => lock.clean_up(mount_point).is_ok(),
+        LockWait::TimedOut => false,
     }
 }
 
@@ -155,10 +157,13 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         Err(Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())))
     };
     let not_held = || not_ours(format!("process {pid} is not a holder"));
-    let cleared = || share::clear(&mount_point, Instant::now() + EXIT).map(|()| Unmounted::Gone);
-    let file = match started(&mount_point)? {
-        MountState::Alive(_, file, _) => file,
-        MountState::Other(entry) => {
+    let cleared = || {
+        share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
+            .map(|()| Unmounted::Gone)
+    };
+    let snapshot = match started(&mount_point)? {
+        MountState::Alive(_, snapshot, _) => snapshot,
+        MountState::Unrecorded(entry) | MountState::Foreign(entry) => {
             let described = entry.describe();
             return not_ours(format!(
                 "{described} is mounted here, which is not an archfs mount of yours"
@@ -166,14 +171,14 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         }
         _ => return unmount(path, Detach::IfIdle),
     };
-    let Some(mut client) = share::connect(&file) else {
+    let Some(mut client) = snapshot.connect() else {
         // The daemon was just killed, or is exiting.
-        return match wait_for_exit(&mount_point, EXIT) {
+        return match wait_for_exit(&mount_point, EXIT_TIMEOUT) {
             true => cleared(),
             false => not_ours("the daemon no longer accepts requests".into()),
         };
     };
-    let status = match client.status(ANSWER) {
+    let status = match client.status(UNMOUNT_ANSWER_TIMEOUT) {
         Err(error) if error.kind() == Kind::TimedOut => return Err(silent(error, &mount_point)),
         Err(error) => return Err(error.within(mount_point.display())),
         // The daemon was just killed, and its mount is stale once it has exited. Or it is exiting.
@@ -189,13 +194,13 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         status.holders.into_iter().partition(|holder| holder.pid == pid);
     let is_held = !held.is_empty();
     // A mount without holders may have been made for this process, and be about to end.
-    if !is_held && (status.kept || !others.is_empty()) {
+    if !is_held && (status.until_unmount || !others.is_empty()) {
         return not_held();
     }
     // With a lease of its own, this connection receives the outcome. If the daemon gives no more
     // leases, the connection ends with the mount.
     client.hold()?;
-    client.release(process)?;
+    client.unwatch(process)?;
     match client.leave()? {
         MountFate::Stays if !is_held => not_held(),
         MountFate::Stays if others.is_empty() => Ok(Unmounted::Stays),
@@ -207,13 +212,15 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
 
 /// The state of `mount_point` after a process that is about to mount there has mounted or ended. A
 /// mount that was made for the caller may be starting: if the process that starts it was
-/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT`, because
-/// another process may mount there and take longer.
+/// interrupted, the daemon mounts and unmounts before it ends. Waits at most `EXIT_TIMEOUT`,
+/// because another process may mount there and take longer.
 fn started(mount_point: &Path) -> Result<MountState> {
-    let deadline = Instant::now() + EXIT;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
-        match share::look(mount_point)? {
-            MountState::Starting(_) if Instant::now() < deadline => thread::sleep(POLL),
+        match share::mount_state(mount_point)? {
+            MountState::Starting(_) if Instant::now() < deadline => {
+                thread::sleep(START_POLL_INTERVAL);
+            }
             state => return Ok(state),
         }
     }

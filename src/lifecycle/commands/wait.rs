@@ -68,15 +68,16 @@ fn look(path: &Path) -> Result<Found> {
         Err(error) if error.kind() == Kind::NotFound => return Ok(Found::Nothing),
         mount_point => mount_point?,
     };
-    let entry = match share::look_within(&mount_point, CHECK_INTERVAL)? {
+    let entry = match share::mount_state_within(&mount_point, CHECK_INTERVAL)? {
         MountState::Alive(entry, ..) => entry,
         // A mount that another process made and handed over has no record.
-        MountState::Other(entry) if entry.is_own() => entry,
-        MountState::Other(entry) if entry.may_unmount() => return Ok(Found::Nothing),
-        MountState::Free | MountState::Starting(_) | MountState::Ending | MountState::Stale(_) => {
-            return Ok(Found::Nothing);
-        }
-        MountState::Other(entry) => {
+        MountState::Unrecorded(entry) if entry.is_own() => entry,
+        MountState::Unrecorded(_)
+        | MountState::Free
+        | MountState::Starting(_)
+        | MountState::Ending
+        | MountState::Stale(_) => return Ok(Found::Nothing),
+        MountState::Foreign(entry) => {
             let context = format!(
                 "{}: {} is mounted here, which is not an archfs mount of yours",
                 mount_point.display(),

@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 /// How often to retry unmounting a mount that is in use.
-pub(in crate::lifecycle) const RETRY: Duration = Duration::from_millis(200);
+pub(in crate::lifecycle) const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Grace period if the user sets none. Slurm usually sends SIGKILL 30 s after SIGTERM (KillWait).
 const DEFAULT_GRACE: Duration = Duration::from_secs(20);
@@ -50,8 +50,8 @@ pub(in crate::lifecycle) enum Step {
 pub(in crate::lifecycle) struct Holders {
     /// Whether a process holds a lease.
     pub(in crate::lifecycle) by_process: bool,
-    /// Whether the mount stays until it is unmounted.
-    pub(in crate::lifecycle) kept: bool,
+    /// Whether the mount stays until it is unmounted, even without leases.
+    pub(in crate::lifecycle) until_unmount: bool,
 }
 
 /// When one mount ends.
@@ -127,7 +127,7 @@ impl EndPolicy {
 
     /// Notes that the mount was in use, so that it is not unmounted yet.
     pub(in crate::lifecycle) fn note_in_use(&mut self, now: Instant) {
-        self.retry_at = Some(now + RETRY);
+        self.retry_at = Some(now + UNMOUNT_RETRY_INTERVAL);
         self.idle_since = now;
     }
 
@@ -158,7 +158,7 @@ impl EndPolicy {
             self.free_since = None;
             return self.serve_or_idle(now, requests);
         }
-        match (holders.kept, self.end_requested) {
+        match (holders.until_unmount, self.end_requested) {
             (true, None) => self.serve_or_idle(now, requests),
             (true, Some(_)) => self.unmount_when_idle(now),
             (false, _) => self.unmount_after_lingering(now),
@@ -201,9 +201,9 @@ impl EndPolicy {
 mod tests {
     use super::*;
 
-    const FREE: Holders = Holders { by_process: false, kept: false };
-    const HELD: Holders = Holders { by_process: true, kept: false };
-    const KEPT: Holders = Holders { by_process: false, kept: true };
+    const FREE: Holders = Holders { by_process: false, until_unmount: false };
+    const HELD: Holders = Holders { by_process: true, until_unmount: false };
+    const KEPT: Holders = Holders { by_process: false, until_unmount: true };
 
     fn seconds(count: u64) -> Duration {
         Duration::from_secs(count)
@@ -285,8 +285,8 @@ mod tests {
         policy.request_end(now);
         assert_eq!(policy.next(now, KEPT, 0), Step::UnmountIfIdle);
         policy.note_in_use(now);
-        assert_eq!(policy.next(now, KEPT, 0), Step::Serve(Some(now + RETRY)));
-        assert_eq!(policy.next(now + RETRY, KEPT, 0), Step::UnmountIfIdle);
+        assert_eq!(policy.next(now, KEPT, 0), Step::Serve(Some(now + UNMOUNT_RETRY_INTERVAL)));
+        assert_eq!(policy.next(now + UNMOUNT_RETRY_INTERVAL, KEPT, 0), Step::UnmountIfIdle);
         assert_eq!(policy.next(now + seconds(20), KEPT, 0), Step::Exit);
     }
 

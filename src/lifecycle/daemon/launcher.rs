@@ -61,7 +61,7 @@ impl Launched {
             .spawn()
             .map_err(failed)?;
         let daemon = i32::try_from(process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
-        Ok(Self { process, client: Client::over(ours, daemon) })
+        Ok(Self { process, client: Client::new(ours, daemon) })
     }
 
     /// Waits until the daemon has opened the archives and needs a FUSE connection.
@@ -127,7 +127,7 @@ impl Launched {
 
     fn wait_for(&mut self, message: &str) -> Result<Started<()>> {
         // Returns with the line, or with an empty one when the process ends.
-        if self.client.line(None)? == message {
+        if self.client.read_line(None)? == message {
             return Ok(Ok(()));
         }
         let failed = |error| Error::io("cannot wait for the daemon", error);

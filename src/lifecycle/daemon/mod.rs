@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::share::{Leases, UnmountAnswer, UnmountRequest};
+use crate::lifecycle::share::{ClientId, Leases, UnmountAnswer, UnmountRequest};
 use crate::os::memory;
 use crate::os::mountinfo;
 use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
@@ -49,7 +49,7 @@ mod start;
 
 use archive_cache::ArchiveCachePolicy;
 use budget_share::Share;
-use end_policy::{EndPolicy, Holders, RETRY, Step};
+use end_policy::{EndPolicy, Holders, Step, UNMOUNT_RETRY_INTERVAL};
 use kill_wait::KillWait;
 use mounted::{Mounted, unmount_on_panic};
 use release::Release;
@@ -166,9 +166,9 @@ impl Daemon {
             Some(process) => {
                 // If the process has ended in the meantime, nothing holds the mount, and the daemon
                 // ends.
-                self.leases.watch(process)?;
+                self.leases.watch_process(process)?;
             }
-            None => self.leases.keep(),
+            None => self.leases.keep_until_unmount(),
         }
         Ok(())
     }
@@ -179,20 +179,22 @@ impl Daemon {
             if self.policy.is_over(Instant::now()) {
                 // Before any client is answered, so that no client gets a lease on a mount that is
                 // ending.
-                self.leases.refuse_all();
+                self.leases.admit_none();
             }
             self.leases.serve_requests(self.policy.lingers(), &|| self.report.snapshot().json());
-            while let Some((client, request)) = self.leases.next_unmount() {
+            while let Some((client, request)) = self.leases.take_unmount_request() {
                 self.unmount_for(client, &request);
             }
-            let holders =
-                Holders { by_process: self.leases.is_held(), kept: self.leases.is_kept() };
+            let holders = Holders {
+                by_process: self.leases.has_lease(),
+                until_unmount: self.leases.stays_until_unmount(),
+            };
             let now = Instant::now();
             let refresh = self.refresh(now);
             // Done in every round: a change that is not read would end every wait at once.
             let share = self.share.update(now);
             // A new holder may not have sent its first request.
-            let uses = self.stats.requests().saturating_add(self.leases.given());
+            let uses = self.stats.requests().saturating_add(self.leases.lease_requests_granted());
             match self.policy.next(now, holders, uses) {
                 Step::Serve(until) => {
                     let release = self.release.update(now);
@@ -214,7 +216,7 @@ impl Daemon {
                 },
                 // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
-                    if self.wait(Some(RETRY))? {
+                    if self.wait(Some(UNMOUNT_RETRY_INTERVAL))? {
                         return self.end();
                     }
                 }
@@ -251,7 +253,7 @@ impl Daemon {
 
     /// Unmounts for another process, unless others hold the mount or it is in use, and sends the
     /// result.
-    fn unmount_for(&mut self, client: u64, request: &UnmountRequest) {
+    fn unmount_for(&mut self, client: ClientId, request: &UnmountRequest) {
         let answer = match request.how {
             Detach::Lazily => {
                 self.leases.answer_unmount(client, &UnmountAnswer::Begun);
@@ -277,13 +279,13 @@ impl Daemon {
     }
 
     fn unmount(&mut self) {
-        self.leases.refuse_all();
+        self.leases.admit_none();
         // First, because the kernel takes some time to free the watch of the peers.
         self.share.leave();
         // When `run` has detached a private mount and waits, only the directory is left to remove.
         // If `run` was killed, the directory stays until the last process of the namespace ends:
         // the paths of its files lead through it.
-        if self.mount.is_attached() || self.leases.is_awaited() {
+        if self.mount.is_attached() || self.leases.has_leaving_client() {
             self.mount.clear_up();
         }
         self.failure_log.finish(FAILURE_LOG_LIMIT);
@@ -309,9 +311,9 @@ impl Daemon {
     /// private mount, which ends the session, and only then returns its lease. It prints the
     /// summary, so the daemon must know whether it will.
     fn await_leavers(&mut self) {
-        self.leases.refuse_all();
+        self.leases.admit_none();
         let deadline = Instant::now() + LEAVE_LIMIT;
-        while self.leases.has_holding_client() {
+        while self.leases.has_connected_holder() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || wait(&mut self.leases.watched(), Some(left)).is_err() {
                 return;
@@ -335,7 +337,7 @@ impl Daemon {
         }
         for _ in 0..events.end_requests {
             self.policy.request_end(Instant::now());
-            self.leases.refuse_newcomers();
+            self.leases.admit_only_holders();
         }
         if events.end_now {
             self.policy.request_end_now();

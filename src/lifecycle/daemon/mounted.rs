@@ -16,7 +16,7 @@ use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::mount_point::{Mountpoint, taken};
-use crate::lifecycle::share::{self, MountLock, Peers, Record};
+use crate::lifecycle::share::{MountLock, Peers, Record};
 use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
@@ -54,18 +54,18 @@ impl Mounted {
         lock: MountLock,
         mut record: Record,
     ) -> Result<(Arc<Self>, OwnedFd)> {
-        if let Some(entry) = share::detach_stale_locked(mount_point)? {
+        if let Some(entry) = lock.detach_stale(mount_point)? {
             return Err(taken(mount_point, &entry));
         }
         let mountpoint = Mountpoint::prepare(mount_point, &mut || {
-            record.creates = true;
+            record.creates_directory = true;
             lock.write(&record)
         })?;
         let source = source(&record.archives);
         let attached = Attached::new(mount_point, &source, plan.access, &lock);
         if attached.is_err() {
             // A helper may have mounted before it was killed.
-            share::detach_stale_locked(mount_point)?;
+            lock.detach_stale(mount_point)?;
         }
         let (attached, connection) = attached?;
         record.mount = Some(MountId::of(attached.entry()));
@@ -118,7 +118,7 @@ impl Mounted {
     pub(in crate::lifecycle) fn record_directory(&self) -> Option<PathBuf> {
         let parts = self.parts.lock();
         let (lock, _) = parts.as_ref()?.lock.as_ref()?;
-        Some(lock.directory().to_owned())
+        Some(lock.record_directory().to_owned())
     }
 
     /// Whether another process unmounted it. Files may still be open.

@@ -131,13 +131,14 @@ type PrivateMountpoint = (Option<Mountpoint>, Option<(MountLock, Record)>);
 /// directory by the record. If no record can be written, archfs mounts without one.
 fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMountpoint> {
     let mut record = share::first_record(mount_point, plan)?;
-    let lock = MountLock::private(&record)
+    share::remove_ended_records(mount_point);
+    let lock = MountLock::acquire_private(&record)
         .inspect_err(|error| {
             log::info!("{}: mounting without a record: {error}", mount_point.display());
         })
         .ok();
     let mountpoint = Mountpoint::within_namespace(mount_point, &mut || {
-        record.creates = true;
+        record.creates_directory = true;
         lock.as_ref().map_or(Ok(()), |lock| lock.write(&record))
     });
     match (mountpoint, lock) {
@@ -202,7 +203,7 @@ pub fn serve_in_foreground(
     match served {
         Ok(daemon) => daemon.serve(),
         Err(error) => {
-            let _ = share::clear(&mount_point, Instant::now() + share::EXIT);
+            let _ = share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT_TIMEOUT);
             Err(error)
         }
     }
@@ -244,7 +245,7 @@ fn hold_shared_mount(
     // Leases without a listener: only to wait for the end of `holder`.
     let mut leases = Leases::new(None)?;
     if let Some(holder) = holder {
-        leases.watch(holder)?;
+        leases.watch_process(holder)?;
     }
     loop {
         let mut watched = leases.watched();
@@ -258,7 +259,7 @@ fn hold_shared_mount(
         if has_ended {
             return Ok(());
         }
-        if events.end_requests > 0 || events.end_now || (holder.is_some() && !leases.is_held()) {
+        if events.end_requests > 0 || events.end_now || (holder.is_some() && !leases.has_lease()) {
             return client.leave().map(|_| ());
         }
     }

@@ -63,7 +63,7 @@ pub struct Node {
     pub processors: usize,
     /// Directories in which users usually mount.
     pub mount_parents: Vec<MountParent>,
-    /// The directory of the records, or the error of writing to it.
+    /// The record directory, or the error of writing to it.
     pub records: crate::error::Result<PathBuf>,
     /// Mounts of this user that are stale, or whose daemon does not answer.
     pub broken: Vec<(PathBuf, State)>,

@@ -22,7 +22,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::share::{self, MountState};
+use super::share;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::{inherited, mount_point};
@@ -103,9 +103,7 @@ pub fn mount(
     }
     // A mount that is already here is shared, or is an error, as without a step.
     let mount_point = mount_point::locate(&plan.mountpoint)?;
-    if nodes == Nodes::This
-        && matches!(share::look(&mount_point)?, MountState::Alive(..) | MountState::Other(_))
-    {
+    if nodes == Nodes::This && share::mount_state(&mount_point)?.is_mounted() {
         return Ok(Outcome::NoStep(None));
     }
     let end = match Launch::start(&job, nodes, &arguments(task::script_log())) {

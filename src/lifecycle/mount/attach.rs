@@ -8,7 +8,7 @@
 //! point. Root follows no symbolic link to the mount point (`parent_directory`).
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -19,14 +19,11 @@ use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
-use crate::lifecycle::mount::{device, fusermount};
+use crate::lifecycle::mount::{PROBE_TIMEOUT, device, fusermount};
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
 use crate::os::probe;
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::format_duration;
-
-/// How long to probe a mount before it counts as not stale.
-const ANSWER: Duration = Duration::from_secs(2);
 
 /// A mount of this process. Dropping it detaches it lazily. If the mount is not in use, that equals
 /// a plain unmount; if it is, no second call of fusermount is needed.
@@ -255,7 +252,7 @@ fn detach_moved(directory: &OwnedFd) {
     };
     if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
         && entry.is_own()
-        && probe::is_stale(&mount_point, &entry, ANSWER)
+        && probe::is_stale(&mount_point, &entry, PROBE_TIMEOUT)
         && let Err(error) = detach_as_root(&entry, Detach::Lazily)
     {
         log::warn!("{error}; run `archfs gc`");

@@ -41,18 +41,18 @@ impl Mountpoint {
     }
 
     /// Like `prepare`, for a mount in a private namespace. It may cover a mount of the outer
-    /// namespace. Calls `begun` before it creates the directory.
+    /// namespace. Calls `before` before it creates the directory.
     ///
     /// # Errors
     /// As `prepare`.
     pub(in crate::lifecycle) fn within_namespace(
         mount_point: &Path,
-        begun: &mut dyn FnMut() -> Result<()>,
+        before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Self> {
         if mountinfo::topmost(mount_point)?.is_some() {
             return Ok(Self { _directory: None });
         }
-        Self::check_or_create(mount_point, AllowedOwner::Any, begun)
+        Self::check_or_create(mount_point, AllowedOwner::Any, before)
     }
 
     fn check_or_create(

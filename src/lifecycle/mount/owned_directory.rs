@@ -102,8 +102,8 @@ impl Drop for OwnedDirectory {
 }
 
 /// Removes the directory `path` if archfs created it and no mount uses it; returns whether it did.
-/// `begun` is the time at which a process that was killed was about to create it.
-pub(in crate::lifecycle) fn remove_unused(path: &Path, begun: Option<SystemTime>) -> bool {
+/// `creation_start` is when a process that was killed was about to create it.
+pub(in crate::lifecycle) fn remove_unused(path: &Path, creation_start: Option<SystemTime>) -> bool {
     // A mount there hides the directory, and its daemon may never answer.
     if !matches!(mountinfo::topmost(path), Ok(None)) {
         return false;
@@ -113,17 +113,17 @@ pub(in crate::lifecycle) fn remove_unused(path: &Path, begun: Option<SystemTime>
     else {
         return false;
     };
-    (is_marked(&directory) || begun.is_some_and(|begun| is_created_at(&directory, begun)))
+    (is_marked(&directory) || creation_start.is_some_and(|start| is_created_at(&directory, start)))
         && remove(&directory)
 }
 
 /// Marks the directory `path` as created by archfs, if it is the one that a killed process was
-/// about to create at the time `begun`. The last mount that uses it then removes it.
-pub(in crate::lifecycle) fn adopt(path: &Path, begun: SystemTime) {
+/// about to create at `creation_start`. The last mount that uses it then removes it.
+pub(in crate::lifecycle) fn adopt(path: &Path, creation_start: SystemTime) {
     if matches!(mountinfo::topmost(path), Ok(None))
         && let Ok(directory) =
             ParentDirectory::new(path).and_then(|parent| open_directory(&parent.path()))
-        && is_created_at(&directory, begun)
+        && is_created_at(&directory, creation_start)
     {
         let _ = mark(&directory);
     }
@@ -257,10 +257,10 @@ mod tests {
         assert!(remove_unused(&path, None) && !path.exists());
 
         // As if killed before it marked the directory.
-        let begun = SystemTime::now();
+        let creation_start = SystemTime::now();
         fs::create_dir(&path).unwrap();
         assert!(!remove_unused(&path, None));
-        assert!(!remove_unused(&path, Some(begun - Duration::from_secs(60))));
-        assert!(remove_unused(&path, Some(begun)) && !path.exists());
+        assert!(!remove_unused(&path, Some(creation_start - Duration::from_secs(60))));
+        assert!(remove_unused(&path, Some(creation_start)) && !path.exists());
     }
 }

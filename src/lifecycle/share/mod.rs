@@ -1,34 +1,56 @@
 //! One mount for all processes that ask for the same archives at one mount point.
 //!
-//! - `record_directory`: the directory of the record files;
-//! - `record`, `lock`: one file per mount point, which describes the mount and is its lock;
-//! - `state`: the state of a mount point, derived from the mount table and that lock;
-//! - `join`: take a lease on a live mount, or the lock to mount;
-//! - `lease`: the connection to a daemon that keeps its mount alive.
+//! - `record`: the description of a mount, and its text in a record file;
+//! - `record_directory`: where the record files of a user are;
+//! - `record_directory_check`: for `archfs doctor`, whether that can be written;
+//! - `record_file`: the names of record files and sockets;
+//! - `owner_only_file`: opens these files with mode 0600;
+//! - `record_snapshot`: a record file, read without its lock;
+//! - `lock`: the lock of a mount point, which is a lock on its record file;
+//! - `state`: the state of a mount point, from the mount table and the record file;
+//! - `clean_up`: removes what daemons have left behind;
+//! - `lease`: the connection to a daemon that keeps its mount alive;
+//! - `identity`: which plans can share a mount;
+//! - `join`: takes a lease on a live mount, or the lock to mount;
+//! - `lease_request`: asks a daemon for a lease, for `join`;
+//! - `join_wait`: waits until other processes have mounted or unmounted, for `join`;
+//! - `peers`: other daemons that share a cache budget or an archive.
 
 use std::time::Duration;
 
+mod clean_up;
+mod identity;
 mod join;
+mod join_wait;
 mod lease;
+mod lease_request;
 mod lock;
 mod owner_only_file;
 mod peers;
 mod record;
 mod record_directory;
 mod record_directory_check;
+mod record_file;
+mod record_snapshot;
 mod state;
 
-pub(super) use join::{JoinOutcome, connect, first_record, join_or_lock, real_paths};
-pub(super) use lease::{
-    Client, HolderStatus, Leases, MountFate, Status, UnmountAnswer, UnmountRequest,
+pub(super) use clean_up::{
+    clean_up_after_exit, detach_stale_unlocked, remove_ended_records, remove_orphan_sockets,
 };
-pub(super) use lock::{MountLock, RecordFile, clear_others, clear_sockets};
+pub(super) use identity::{first_record, real_paths};
+pub(super) use join::{JoinOutcome, join_or_lock};
+pub(super) use lease::{
+    Client, ClientId, HolderStatus, Leases, MountFate, Status, UnmountAnswer, UnmountRequest,
+};
+pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};
 pub(super) use peers::{Peers, is_served_by_others};
 pub(super) use record::Record;
 pub(super) use record_directory_check::check_record_directory;
-pub(super) use state::{
-    MountState, clear, detach_stale, detach_stale_locked, discard, look, look_within,
-};
+pub(super) use record_snapshot::RecordSnapshot;
+pub(super) use state::{MountState, mount_state, mount_state_within};
 
 /// How long a daemon may take to exit after it was killed or has unmounted.
-pub(super) const EXIT: Duration = Duration::from_secs(5);
+pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the kernel may take to unmount.
+pub(super) const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(120);

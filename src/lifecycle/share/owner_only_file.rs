@@ -1,4 +1,4 @@
-//! Files of the record_directory, with mode 0600 whatever the umask is.
+//! Files of the record directory, with mode 0600 whatever the umask is.
 //!
 //! A umask may deny permissions to the owner, for example 0577. Then only the process that creates
 //! a file has it open; no other process of the same user can open it. So others could neither read
@@ -17,7 +17,7 @@ const MODE: u32 = 0o600;
 ///
 /// # Errors
 /// The error of the system call.
-pub(super) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
+pub(super) fn open_0600(path: &Path, options: &mut OpenOptions) -> Result<File> {
     let file = match options.mode(MODE).open(path) {
         // The process that created it has not set its mode yet, or was killed before it could.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -25,7 +25,7 @@ pub(super) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
             if !found.is_file() || found.uid() != geteuid().as_raw() {
                 return Err(error);
             }
-            open_to_owner(path)?;
+            chmod_0600(path)?;
             options.open(path)?
         }
         opened => opened?,
@@ -40,7 +40,7 @@ pub(super) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
 ///
 /// # Errors
 /// The error of the system call.
-pub(super) fn open_to_owner(path: &Path) -> Result<()> {
+pub(super) fn chmod_0600(path: &Path) -> Result<()> {
     fs::set_permissions(path, Permissions::from_mode(MODE))
 }
 
@@ -55,12 +55,12 @@ mod tests {
         for closed in [0, 0o200, 0o400, 0o600] {
             fs::write(&path, "").unwrap();
             fs::set_permissions(&path, Permissions::from_mode(closed)).unwrap();
-            open(&path, File::options().create(true).append(true)).unwrap();
+            open_0600(&path, File::options().create(true).append(true)).unwrap();
             let mode = fs::symlink_metadata(&path).unwrap().mode();
             assert_eq!(mode & 0o7777, MODE, "{closed:o}");
             fs::remove_file(&path).unwrap();
         }
-        let created = open(&path, File::options().write(true).create_new(true)).unwrap();
+        let created = open_0600(&path, File::options().write(true).create_new(true)).unwrap();
         assert_eq!(created.metadata().unwrap().mode() & 0o7777, MODE);
     }
 }

@@ -11,8 +11,10 @@ use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::process::geteuid;
 
-use super::lock::{MountLock, RECORD, RecordFile};
+use super::lock::MountLock;
 use super::record::Record;
+use super::record_file::RECORD_SUFFIX;
+use super::record_snapshot::RecordSnapshot;
 use crate::error::{Error, Result};
 use crate::os::process::ProcessId;
 
@@ -40,7 +42,7 @@ impl Peers {
         let Some(job) = lock.record().and_then(|record| record.job) else {
             return Ok(None);
         };
-        let directory = lock.directory();
+        let directory = lock.record_directory();
         let changes =
             inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).and_then(|changes| {
                 let watch = inotify::add_watch(&changes, directory, WATCHED)?;
@@ -75,9 +77,9 @@ impl Peers {
 
     /// The number of daemons that share the budget, including this one.
     pub(in crate::lifecycle) fn count(&self) -> usize {
-        let all = RecordFile::all_of(geteuid().as_raw()).into_iter();
-        let shares = |file: &RecordFile| {
-            let record = file.record.as_ref().filter(|_| file.is_locked);
+        let all = RecordSnapshot::all_of(geteuid().as_raw()).into_iter();
+        let shares = |snapshot: &RecordSnapshot| {
+            let record = snapshot.record.as_ref().filter(|_| snapshot.was_locked);
             record.is_some_and(|record| record.job.as_deref() == Some(&self.job))
         };
         all.filter(shares).count().max(1)
@@ -102,7 +104,7 @@ impl Peers {
         let mut changed = false;
         while let Ok(event) = reader.next() {
             let name = event.file_name().map(|name| name.to_bytes());
-            let is_record = name.is_none_or(|name| name.ends_with(RECORD.as_bytes()));
+            let is_record = name.is_none_or(|name| name.ends_with(RECORD_SUFFIX.as_bytes()));
             changed |= is_record || event.events().contains(ReadFlags::QUEUE_OVERFLOW);
         }
         changed
@@ -121,26 +123,15 @@ pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
     };
     // Reading the state of a lock takes it for a moment, so this reads only those of matching
     // records.
-    RecordFile::all_where(geteuid().as_raw(), serves).iter().any(|file| file.is_locked)
+    RecordSnapshot::all_where(geteuid().as_raw(), serves).iter().any(|snapshot| snapshot.was_locked)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::record;
     use super::*;
 
     fn lock(mount_point: &Path, job: &str) -> MountLock {
-        let record = Record {
-            process: "1:1".parse().unwrap(),
-            mount: None,
-            creates: false,
-            is_ending: false,
-            node: record::node(),
-            job: Some(job.to_owned()),
-            identity: "x".to_owned(),
-            archives: vec![],
-            mount_point: mount_point.to_owned(),
-        };
+        let record = Record { job: Some(job.to_owned()), ..Record::for_tests(mount_point) };
         MountLock::try_acquire(&record).unwrap().unwrap()
     }
 
@@ -149,7 +140,7 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let own = lock(&work.path().join("own"), "test-moved");
         let mut peers = Peers::of(&own).unwrap().unwrap();
-        assert!(!peers.renew_watch(own.directory()), "it has not moved");
+        assert!(!peers.renew_watch(own.record_directory()), "it has not moved");
         assert!(peers.renew_watch(work.path()));
         peers.take_changes();
         std::fs::write(work.path().join("a.mount"), "record").unwrap();

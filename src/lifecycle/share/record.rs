@@ -6,6 +6,8 @@
 //! file system.
 
 use std::os::unix::ffi::OsStrExt;
+#[cfg(test)]
+use std::path::Path;
 use std::path::PathBuf;
 
 use rustix::system::uname;
@@ -30,15 +32,16 @@ pub(in crate::lifecycle) struct Record {
     pub(in crate::lifecycle) process: ProcessId,
     /// The mount; `None` until the daemon has mounted.
     pub(in crate::lifecycle) mount: Option<MountId>,
-    /// Whether the mount point did not exist, so that the daemon creates it.
-    pub(in crate::lifecycle) creates: bool,
+    /// Whether the daemon creates, or has created, the directory at the mount point. Written just
+    /// before it does.
+    pub(in crate::lifecycle) creates_directory: bool,
     /// Whether the daemon is unmounting, which may take the kernel seconds.
     pub(in crate::lifecycle) is_ending: bool,
     /// The node on which the daemon runs; nodes may share /tmp.
     pub(in crate::lifecycle) node: String,
     /// The job whose cache budget the daemon shares; `None` if it has its own.
     pub(in crate::lifecycle) job: Option<String>,
-    /// Equal for mounts that show the same; see `join::identity`.
+    /// Equal for mounts that show the same; see `identity`.
     pub(in crate::lifecycle) identity: String,
     pub(in crate::lifecycle) archives: Vec<PathBuf>,
     pub(in crate::lifecycle) mount_point: PathBuf,
@@ -50,6 +53,22 @@ impl Record {
         self.node == node()
     }
 
+    /// The record of a mount at `mount_point` for tests.
+    #[cfg(test)]
+    pub(super) fn for_tests(mount_point: &Path) -> Self {
+        Self {
+            process: "1:1".parse().unwrap(),
+            mount: None,
+            creates_directory: false,
+            is_ending: false,
+            node: node(),
+            job: None,
+            identity: "x".to_owned(),
+            archives: vec![],
+            mount_point: mount_point.to_owned(),
+        }
+    }
+
     /// The text for the record file.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mount = match &self.mount {
@@ -58,7 +77,7 @@ impl Record {
         };
         let process = self.process.to_string();
         let [creates, ending] =
-            [self.creates, self.is_ending].map(|is| if is { "yes" } else { "no" });
+            [self.creates_directory, self.is_ending].map(|is| if is { "yes" } else { "no" });
         let mut text = format!(
             "{VERSION}\nprocess {process:WIDTH$}\nmount {mount:WIDTH$}\ncreates {creates:3}\nending {ending:3}\n\
              node {}\njob {}\nidentity {}\n",
@@ -101,7 +120,7 @@ impl Record {
         Some(Self {
             process: key("process")?.parse().ok()?,
             mount,
-            creates: key("creates")? == "yes",
+            creates_directory: key("creates")? == "yes",
             is_ending: key("ending")? == "yes",
             node: key("node")?.to_owned(),
             job: key("job").filter(|job| *job != "-").map(str::to_owned),
@@ -132,7 +151,7 @@ mod tests {
         Record {
             process: "12:34".parse().unwrap(),
             mount: None,
-            creates: true,
+            creates_directory: true,
             is_ending: false,
             node: node(),
             job: Some("group-1".to_owned()),
@@ -151,7 +170,8 @@ mod tests {
                 assert_eq!(Record::decode(&text), Some(before.clone()));
                 let mount = Some(MountId { id: u64::MAX, device: "0:53".into() });
                 let process = format!("{}:{}", i32::MAX, u64::MAX).parse().unwrap();
-                let after = Record { mount, process, creates: false, is_ending: true, ..before };
+                let after =
+                    Record { mount, process, creates_directory: false, is_ending: true, ..before };
                 assert_eq!(after.encode().len(), text.len());
                 assert_eq!(Record::decode(&after.encode()), Some(after));
             }
@@ -161,7 +181,7 @@ mod tests {
     #[test]
     fn rejects_half_an_update() {
         let before = record("/a", vec!["/b".into()]).encode();
-        let after = Record { creates: false, ..record("/a", vec!["/b".into()]) }.encode();
+        let after = Record { creates_directory: false, ..record("/a", vec!["/b".into()]) }.encode();
         let first = before.iter().zip(&after).position(|(before, after)| before != after).unwrap();
         for cut in first + 1..before.len() - 16 {
             assert_eq!(Record::decode(&[&after[..cut], &before[cut..]].concat()), None, "{cut}");

@@ -1,4 +1,4 @@
-//! The directory in which this user's archfs processes on this node keep their record files.
+//! The record directory: where this user's archfs processes on this node keep their record files.
 //!
 //! It is `archfs-UID` (0700) in /tmp. If /tmp is full or read-only, archfs tries other parent
 //! directories. If a different user has taken the name, it adds a random suffix. Records stay there
@@ -29,13 +29,13 @@ use crate::os::trust;
 /// Parent directories that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
 
-/// How often to try to use a parent directory if its subdirectory vanishes.
+/// How often to try a parent directory in which the record directory vanishes.
 const ATTEMPTS: usize = 8;
 
-/// A directory of record files.
+/// A directory of record files: `archfs-UID`, with or without a suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) struct RecordDirectory {
-    directory: PathBuf,
+    path: PathBuf,
 }
 
 impl RecordDirectory {
@@ -52,9 +52,9 @@ impl RecordDirectory {
     fn all_in(parents: &[PathBuf], uid: u32) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for parent in parents {
-            for directory in usual(parent, uid).into_iter().chain(suffixed(parent, uid)) {
-                if !all.iter().any(|known| known.directory == directory) {
-                    all.push(Self { directory });
+            for path in usual(parent, uid).into_iter().chain(suffixed(parent, uid)) {
+                if !all.iter().any(|known| known.path == path) {
+                    all.push(Self { path });
                 }
             }
         }
@@ -62,47 +62,47 @@ impl RecordDirectory {
     }
 
     /// The directory of this user that contains the file `name`, if any.
-    pub(super) fn holding(name: &str) -> Option<Self> {
-        Self::holding_of(own_uid(), name)
+    pub(super) fn containing(name: &str) -> Option<Self> {
+        Self::containing_of(own_uid(), name)
     }
 
     /// The directory of user `uid` that contains the file `name`, if any.
-    pub(super) fn holding_of(uid: u32, name: &str) -> Option<Self> {
-        Self::holding_in(&parents(uid), uid, name)
+    pub(super) fn containing_of(uid: u32, name: &str) -> Option<Self> {
+        Self::containing_in(&parents(uid), uid, name)
     }
 
     /// Searches the directories with a suffix last, because finding them takes a scan of each
     /// parent.
-    fn holding_in(parents: &[PathBuf], uid: u32, name: &str) -> Option<Self> {
+    fn containing_in(parents: &[PathBuf], uid: u32, name: &str) -> Option<Self> {
         let usual = parents.iter().filter_map(|parent| usual(parent, uid));
         let suffixed = parents.iter().flat_map(|parent| suffixed(parent, uid));
-        let mut all = usual.chain(suffixed).map(|directory| Self { directory });
-        all.find(|record_directory| record_directory.path(name).exists())
+        let mut all = usual.chain(suffixed).map(|path| Self { path });
+        all.find(|record_directory| record_directory.join(name).exists())
     }
 
-    /// Calls `create` with a directory of this user in each parent until one works. Creates the
-    /// directory if there is none.
+    /// Calls `create` with the record directory in one parent after the other, until it succeeds.
+    /// Creates the record directory if the parent has none.
     ///
     /// # Errors
-    /// `Io` with the error of the first directory, if none works.
-    pub(super) fn create_in<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
-        Self::create_below(&parents(own_uid()), create)
+    /// `Io` with the error of the first parent, if none works.
+    pub(super) fn try_each_parent<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
+        Self::try_each_of(&parents(own_uid()), create)
     }
 
-    fn create_below<T>(
+    fn try_each_of<T>(
         parents: &[PathBuf],
         mut create: impl FnMut(&Self) -> io::Result<T>,
     ) -> Result<T> {
-        let mut first = None;
+        let mut first_error = None;
         for parent in parents {
             // The last process that used the directory may remove it at any time.
             for _ in 0..ATTEMPTS {
-                let created = make(parent).and_then(|directory| create(&Self { directory }));
+                let created = find_or_create(parent).and_then(|path| create(&Self { path }));
                 match created {
                     Ok(created) => return Ok(created),
                     Err(error) => {
                         let is_gone = error.kind() == ErrorKind::NotFound && parent.is_dir();
-                        first.get_or_insert((parent, error));
+                        first_error.get_or_insert((parent, error));
                         if !is_gone {
                             break;
                         }
@@ -110,44 +110,45 @@ impl RecordDirectory {
                 }
             }
         }
-        let Some((parent, error)) = first else {
+        let Some((parent, error)) = first_error else {
             return Err(Error::new(Kind::Io, "no directory for the records of mounts"));
         };
-        let directory = parent.join(name(own_uid()));
-        let context = format!("{}: cannot be used for the records of mounts", directory.display());
+        let path = parent.join(usual_name(own_uid()));
+        let context = format!("{}: cannot be used for the records of mounts", path.display());
         Err(Error::io(context, error).with_hint(
             "free space in /tmp, /dev/shm, /var/tmp, /run/user/UID or $TMPDIR: a few KiB are enough",
         ))
     }
 
-    /// The path of the directory.
-    pub(super) fn directory(&self) -> &Path {
-        &self.directory
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// The path of the file `name`.
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
+    /// The path of the file `name` in it.
+    pub(super) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
     }
 
-    /// The names of all files that end in `suffix`.
+    /// The names of all files in it that end in `suffix`.
     pub(super) fn names(&self, suffix: &str) -> Vec<String> {
-        let entries = fs::read_dir(&self.directory).into_iter().flatten();
+        let entries = fs::read_dir(&self.path).into_iter().flatten();
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         names.filter(|name| name.ends_with(suffix)).collect()
     }
 
-    /// Keeps systemd-tmpfiles out while the result is open: it skips directories that another
-    /// process has locked (tmpfiles.d(5), "Age").
-    pub(super) fn guard(&self) -> Option<File> {
-        let directory = File::open(&self.directory).ok()?;
+    /// Keeps systemd-tmpfiles from removing old files in it while the result is open: it skips
+    /// directories that another process has locked (tmpfiles.d(5), "Age"). `None` if it cannot be
+    /// locked.
+    pub(super) fn lock_against_tmpfiles(&self) -> Option<File> {
+        let directory = File::open(&self.path).ok()?;
         flock(&directory, FlockOperation::NonBlockingLockShared).ok()?;
         Some(directory)
     }
 
     /// Removes the directory if it is empty.
-    pub(super) fn tidy(&self) {
-        let _ = fs::remove_dir(&self.directory);
+    pub(super) fn remove_if_empty(&self) {
+        let _ = fs::remove_dir(&self.path);
     }
 }
 
@@ -168,33 +169,33 @@ fn parents(uid: u32) -> Vec<PathBuf> {
     parents
 }
 
-/// The directory of `uid` in `parent` with the usual name, if that is usable.
+/// The record directory of `uid` in `parent` with the usual name, if that is usable.
 fn usual(parent: &Path, uid: u32) -> Option<PathBuf> {
-    let usual = parent.join(name(uid));
-    check(&usual, uid).is_ok().then_some(usual)
+    let usual = parent.join(usual_name(uid));
+    check_private(&usual, uid).is_ok().then_some(usual)
 }
 
-/// The directories of `uid` in `parent` with a random suffix.
+/// The record directories of `uid` in `parent` with a random suffix.
 fn suffixed(parent: &Path, uid: u32) -> Vec<PathBuf> {
-    let prefix = format!("{}-", name(uid));
+    let prefix = format!("{}-", usual_name(uid));
     let entries = fs::read_dir(parent).into_iter().flatten();
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
     let ours = |name: &OsString| name.as_bytes().starts_with(prefix.as_bytes());
     let mut found: Vec<_> = names.filter(ours).map(|name| parent.join(name)).collect();
-    found.retain(|directory| check(directory, uid).is_ok());
+    found.retain(|directory| check_private(directory, uid).is_ok());
     found.sort();
     found
 }
 
-/// The first directory of this user in `parent`, created if there is none.
-fn make(parent: &Path) -> io::Result<PathBuf> {
+/// The first record directory of this user in `parent`, created if there is none.
+fn find_or_create(parent: &Path) -> io::Result<PathBuf> {
     let uid = own_uid();
-    let usual = parent.join(name(uid));
+    let usual = parent.join(usual_name(uid));
     match DirBuilder::new().mode(0o700).create(&usual) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    let refused = match check(&usual, uid) {
+    let refused = match check_private(&usual, uid) {
         Ok(()) => return Ok(usual),
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
         Err(error) => error,
@@ -204,7 +205,7 @@ fn make(parent: &Path) -> io::Result<PathBuf> {
         return Ok(directory);
     }
     let other = tempfile::Builder::new()
-        .prefix(&format!("{}-", name(uid)))
+        .prefix(&format!("{}-", usual_name(uid)))
         .permissions(fs::Permissions::from_mode(0o700))
         .tempdir_in(parent)?
         .keep();
@@ -212,13 +213,13 @@ fn make(parent: &Path) -> io::Result<PathBuf> {
     Ok(other)
 }
 
-fn name(uid: u32) -> String {
+fn usual_name(uid: u32) -> String {
     format!("archfs-{uid}")
 }
 
 /// Checks that `directory` belongs to `uid`, is closed to others, and is on the file system of its
 /// parent.
-fn check(directory: &Path, uid: u32) -> io::Result<()> {
+fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
     let opened = open_on_parent(directory)?;
     let found = fstat(&opened)?;
     let denied = |why| Err(io::Error::new(ErrorKind::PermissionDenied, why));
@@ -266,13 +267,11 @@ mod tests {
 
     fn directories(parents: &[PathBuf]) -> Vec<PathBuf> {
         let all = RecordDirectory::all_in(parents, own_uid()).into_iter();
-        all.map(|record_directory| record_directory.directory).collect()
+        all.map(|record_directory| record_directory.path).collect()
     }
 
     fn create(parents: &[PathBuf]) -> Result<PathBuf> {
-        RecordDirectory::create_below(parents, |record_directory| {
-            Ok(record_directory.directory.clone())
-        })
+        RecordDirectory::try_each_of(parents, |record_directory| Ok(record_directory.path.clone()))
     }
 
     #[test]
@@ -281,7 +280,7 @@ mod tests {
         let parents = [work.path().to_owned()];
         assert_eq!(directories(&parents), Vec::<PathBuf>::new());
         let usual = create(&parents).unwrap();
-        assert_eq!(usual, work.path().join(name(own_uid())));
+        assert_eq!(usual, work.path().join(usual_name(own_uid())));
         assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
         assert_eq!(directories(&parents), std::slice::from_ref(&usual));
         // As if created under another umask.
@@ -294,7 +293,7 @@ mod tests {
     fn adds_a_suffix_if_the_usual_name_is_taken_and_all_processes_find_it() {
         let work = tempfile::tempdir().unwrap();
         let parents = [work.path().to_owned()];
-        let usual = work.path().join(name(own_uid()));
+        let usual = work.path().join(usual_name(own_uid()));
         std::os::unix::fs::symlink("/tmp", &usual).unwrap();
         let other = create(&parents).unwrap();
         assert_ne!(other, usual);
@@ -310,31 +309,31 @@ mod tests {
     fn finds_records_in_a_suffixed_directory_after_the_usual_name_is_usable_again() {
         let work = tempfile::tempdir().unwrap();
         let parents = [work.path().to_owned()];
-        let usual = work.path().join(name(own_uid()));
+        let usual = work.path().join(usual_name(own_uid()));
         std::os::unix::fs::symlink("/tmp", &usual).unwrap();
         let other = create(&parents).unwrap();
         fs::write(other.join("a.mount"), "").unwrap();
         fs::remove_file(&usual).unwrap();
-        let holding = |name| {
-            let found = RecordDirectory::holding_in(&parents, own_uid(), name);
-            found.map(|record_directory| record_directory.directory)
+        let containing = |name| {
+            let found = RecordDirectory::containing_in(&parents, own_uid(), name);
+            found.map(|record_directory| record_directory.path)
         };
-        assert_eq!(holding("a.mount"), Some(other.clone()), "no directory has the usual name");
+        assert_eq!(containing("a.mount"), Some(other.clone()), "no directory has the usual name");
         assert_eq!(create(&parents).unwrap(), usual);
-        assert_eq!(holding("a.mount"), Some(other.clone()));
+        assert_eq!(containing("a.mount"), Some(other.clone()));
         assert_eq!(directories(&parents), [usual, other]);
-        assert_eq!(holding("b.mount"), None);
+        assert_eq!(containing("b.mount"), None);
     }
 
     #[test]
     fn tries_the_next_parent_if_one_fails() {
         let [full, free] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let parents = [full.path().to_owned(), free.path().to_owned()];
-        let created = RecordDirectory::create_below(&parents, |record_directory| {
-            if record_directory.directory.starts_with(full.path()) {
+        let created = RecordDirectory::try_each_of(&parents, |record_directory| {
+            if record_directory.path.starts_with(full.path()) {
                 return Err(Errno::NOSPC.into());
             }
-            Ok(record_directory.directory.clone())
+            Ok(record_directory.path.clone())
         });
         assert!(created.unwrap().starts_with(free.path()));
         let missing = [PathBuf::from("/nonexistent/parent")];

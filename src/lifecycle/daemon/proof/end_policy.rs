@@ -4,14 +4,17 @@
 //! signals, requests, open files, unmounts and time change in every possible order. `EndPolicy` is
 //! the real one.
 //!
-//! Time passes in steps of `RETRY`. The daemon runs only when something happens or at the time that
-//! `EndPolicy` returned. So the check also finds a time that `EndPolicy` fails to return.
+//! Time passes in steps of `UNMOUNT_RETRY_INTERVAL`. The daemon runs only when something happens or
+//! at the time that `EndPolicy` returned. So the check also finds a time that `EndPolicy` fails to
+//! return.
 
 use std::env;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::lifecycle::daemon::end_policy::{EndPolicy, Holders, Lifetime, RETRY, Step};
+use crate::lifecycle::daemon::end_policy::{
+    EndPolicy, Holders, Lifetime, Step, UNMOUNT_RETRY_INTERVAL,
+};
 use crate::lifecycle::daemon::proof::search::{Model, explore};
 
 /// How long each world lasts, steps of time. `ARCHFS_MODEL_TIME` makes it longer.
@@ -76,12 +79,12 @@ enum Event {
 
 fn instant_of(step: u32) -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
-    *START.get_or_init(Instant::now) + RETRY * step
+    *START.get_or_init(Instant::now) + UNMOUNT_RETRY_INTERVAL * step
 }
 
 impl World {
     fn new(grace: u32, linger: u32, idle: Option<u32>, end: u32) -> Self {
-        let time = |steps: u32| RETRY * steps;
+        let time = |steps: u32| UNMOUNT_RETRY_INTERVAL * steps;
         let lifetime =
             Lifetime { grace: Some(time(grace)), linger: time(linger), idle: idle.map(time) };
         let mut world = Self {
@@ -115,7 +118,7 @@ impl World {
     /// Like `Daemon::serve`, until it waits.
     fn serve(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_AT_ONCE {
-            let holders = Holders { by_process: self.is_held, kept: self.is_kept };
+            let holders = Holders { by_process: self.is_held, until_unmount: self.is_kept };
             let uses = u64::from(self.requests) + u64::from(self.given);
             match self.policy.next(instant_of(self.now), holders, uses) {
                 Step::Serve(until) => {
@@ -194,7 +197,7 @@ impl World {
 /// The first step of time at or after `instant`.
 fn steps_until(instant: Instant) -> u32 {
     let time: Duration = instant.saturating_duration_since(instant_of(0));
-    u32::try_from(time.as_nanos().div_ceil(RETRY.as_nanos())).expect("few")
+    u32::try_from(time.as_nanos().div_ceil(UNMOUNT_RETRY_INTERVAL.as_nanos())).expect("few")
 }
 
 impl Model for World {

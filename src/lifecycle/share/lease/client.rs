@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::super::EXIT;
+use super::super::{EXIT_TIMEOUT, UNMOUNT_TIMEOUT};
 use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
@@ -18,20 +18,17 @@ use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer. The thread that answers does nothing else, except to
 /// unmount with fusermount.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the kernel may take to unmount.
-const UNMOUNT: Duration = Duration::from_secs(120);
+/// The timeout of the first read, after which the client checks whether to go on waiting. It
+/// doubles after each check. Most answers take less, even those of a daemon that is mounting.
+const READ_TIMEOUT_FIRST: Duration = Duration::from_millis(20);
 
-/// The longest time between two checks whether to go on waiting for an answer.
-const POLL_MAX: Duration = Duration::from_millis(250);
+/// The longest timeout of a read.
+const READ_TIMEOUT_MAX: Duration = Duration::from_millis(250);
 
-/// The time until the first check; it doubles after each. Most answers take less, even those of a
-/// daemon that is mounting.
-const POLL_FIRST: Duration = Duration::from_millis(20);
-
-/// The shortest timeout of a read: a socket does not accept zero.
-const POLL_MIN: Duration = Duration::from_millis(1);
+/// The timeout of the last read: a socket does not accept zero.
+const READ_TIMEOUT_LAST: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon, with or without a lease.
 #[derive(Debug)]
@@ -46,10 +43,20 @@ pub(in crate::lifecycle) struct Client {
 pub(in crate::lifecycle) enum MountFate {
     /// It is unmounted; the line is a summary of what was served.
     Unmounted(String),
-    /// Its daemon has ended without an answer.
+    /// Its daemon was killed, or ended without an answer.
     Lost,
-    /// It stays: it has other holders, or it lingers.
+    /// It stays: it has other holders, stays until it is unmounted explicitly, or lingers.
     Stays,
+}
+
+/// The answer to a request for a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) enum HoldAnswer {
+    Granted,
+    /// The daemon is about to unmount; it closes the connection when it has.
+    Refused,
+    /// The daemon closed the connection without an answer, for example because it was killed.
+    Closed,
 }
 
 impl Client {
@@ -63,7 +70,7 @@ impl Client {
         })?;
         let peer = peer_credentials::of(&stream).ok();
         let daemon = peer.and_then(|peer| ProcessId::of(peer.pid?).ok());
-        Ok(Self::over(stream, daemon))
+        Ok(Self::new(stream, daemon))
     }
 
     /// The process at the other end, if it is known.
@@ -72,12 +79,12 @@ impl Client {
     }
 
     /// A client on `stream`, with `daemon` at its other end.
-    pub(in crate::lifecycle) fn over(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
+    pub(in crate::lifecycle) fn new(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
         Self { stream: BufReader::new(stream), daemon }
     }
 
-    /// Takes a lease for as long as this connection is open; `false` if the daemon is about to
-    /// unmount.
+    /// Takes a lease for as long as this connection is open; `false` if the daemon refuses it
+    /// because it is about to unmount, or closes the connection.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.
@@ -85,22 +92,27 @@ impl Client {
         self.ask(Request::Hold).map(|answer| answer == Some(Answer::Done))
     }
 
-    /// Like `hold`, but waits for the answer while `wait_longer` returns true. It is called
-    /// periodically. Returns `None` if the daemon closed the connection without an answer.
+    /// Like `hold`, but with a time limit of the caller: waits for the answer until
+    /// `keeps_waiting` returns false. Calls it 20 ms after the request, and then at intervals that
+    /// grow to 250 ms.
     ///
     /// # Errors
     /// `TimedOut`; `Busy` if the daemon has too many clients; `Io`.
     pub(in crate::lifecycle) fn hold_while(
         &mut self,
-        wait_longer: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<bool>> {
+        keeps_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<HoldAnswer> {
         self.send_unless_closed(Request::Hold)?;
-        let answer = self.answer_while(wait_longer)?;
-        Ok(answer.map(|answer| answer == Answer::Done))
+        Ok(match self.read_answer_while(keeps_waiting)? {
+            Some(Answer::Done) => HoldAnswer::Granted,
+            Some(_) => HoldAnswer::Refused,
+            None => HoldAnswer::Closed,
+        })
     }
 
     /// Asks the daemon to unmount for `callers`; if the mount has other holders, it only ends the
-    /// leases of `callers`. Returns its answer, or `None` if the connection ended without one.
+    /// leases of `callers`. Returns its answer, or `None` if the connection ended without one. The
+    /// daemon has to begin within `timeout`; unmounting may take `UNMOUNT_TIMEOUT` after that.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
@@ -108,19 +120,21 @@ impl Client {
         &mut self,
         how: Detach,
         callers: &[ProcessId],
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<Option<UnmountAnswer>> {
         match self.send(Request::Unmount(UnmountRequest { how, callers: callers.to_vec() })) {
-            Err(error) if is_end(&error) => return Ok(None),
+            Err(error) if is_closed(&error) => return Ok(None),
             sent => sent?,
         }
-        match UnmountAnswer::decode(&self.line(Some(limit))?) {
-            Some(UnmountAnswer::Begun) => Ok(UnmountAnswer::decode(&self.line(Some(UNMOUNT))?)),
+        match UnmountAnswer::decode(&self.read_line(Some(timeout))?) {
+            Some(UnmountAnswer::Begun) => {
+                Ok(UnmountAnswer::decode(&self.read_line(Some(UNMOUNT_TIMEOUT))?))
+            }
             answer => Ok(answer),
         }
     }
 
-    /// Takes a lease for `process`, until that ends; `false` if the daemon is about to unmount.
+    /// Takes a lease that ends with `process`; `false` as for `hold`.
     ///
     /// # Errors
     /// `NotFound` if the process has ended already; `Io` if the daemon does not answer.
@@ -134,54 +148,54 @@ impl Client {
         }
     }
 
-    /// Keeps the mount until it is unmounted explicitly; `false` if the daemon is about to unmount.
+    /// Keeps the mount until it is unmounted explicitly, even without leases; `false` as for
+    /// `hold`.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.
-    pub(in crate::lifecycle) fn keep(&mut self) -> Result<bool> {
-        self.ask(Request::Keep).map(|answer| answer == Some(Answer::Done))
+    pub(in crate::lifecycle) fn keep_until_unmount(&mut self) -> Result<bool> {
+        self.ask(Request::KeepUntilUnmount).map(|answer| answer == Some(Answer::Done))
     }
 
-    /// Ends the lease that `watch` took.
+    /// Returns the lease that `watch` took for `process`.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.
-    pub(in crate::lifecycle) fn release(&mut self, process: ProcessId) -> Result<()> {
-        self.ask(Request::Release(process)).map(|_| ())
+    pub(in crate::lifecycle) fn unwatch(&mut self, process: ProcessId) -> Result<()> {
+        self.ask(Request::Unwatch(process)).map(|_| ())
     }
 
-    /// Returns the lease. If the mount stays, returns at once; if not, when it is unmounted.
+    /// Returns the lease of this connection. If the mount stays, returns at once; if not, when it
+    /// is unmounted.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
         // It may have sent its summary before it closed the connection.
         self.send_unless_closed(Request::Leave)?;
-        let line = self.line(Some(ANSWER))?;
+        let line = self.read_line(Some(ANSWER_TIMEOUT))?;
         Ok(match Answer::decode(&line) {
             Some(Answer::Held | Answer::Lingering) => MountFate::Stays,
-            _ if line.is_empty() => return self.lost(),
+            _ if line.is_empty() => {
+                // A killed process closes its files one by one. Its mount looks alive until the
+                // last one is closed, and can be cleaned up only then.
+                if let Some(daemon) = self.daemon {
+                    daemon.wait_for_end(Some(EXIT_TIMEOUT))?;
+                }
+                MountFate::Lost
+            }
             _ => MountFate::Unmounted(line.trim_end().to_owned()),
         })
     }
 
-    /// A killed process closes its files one by one. Its mount looks alive until the last one is
-    /// closed, and can be cleared only then.
-    fn lost(self) -> Result<MountFate> {
-        if let Some(daemon) = self.daemon {
-            daemon.wait_for_end(Some(EXIT))?;
-        }
-        Ok(MountFate::Lost)
-    }
-
-    /// The holders of the mount; `None` if the daemon closes the connection instead. A client with
-    /// a lease may get the summary of the mount before that.
+    /// The holders of the mount, if the daemon answers within `timeout`; `None` if it closes the
+    /// connection instead. A client with a lease may get the summary of the mount before that.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
-    pub(in crate::lifecycle) fn status(&mut self, limit: Duration) -> Result<Option<Status>> {
+    pub(in crate::lifecycle) fn status(&mut self, timeout: Duration) -> Result<Option<Status>> {
         self.send_unless_closed(Request::Status)?;
-        let line = self.line(Some(limit))?;
+        let line = self.read_line(Some(timeout))?;
         Ok(serde_json::from_str(&line).ok())
     }
 
@@ -190,59 +204,60 @@ impl Client {
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
-    pub(in crate::lifecycle) fn numbers(&mut self) -> Result<String> {
-        self.send_unless_closed(Request::Numbers)?;
-        self.line(Some(ANSWER))
+    pub(in crate::lifecycle) fn stats(&mut self) -> Result<String> {
+        self.send_unless_closed(Request::Stats)?;
+        self.read_line(Some(ANSWER_TIMEOUT))
     }
 
-    /// Waits, at most `limit`, until the daemon closes the connection, which it does when it has
-    /// unmounted.
+    /// Waits until the daemon closes the connection, which it does when it has unmounted, or until
+    /// `timeout` has passed.
     ///
     /// # Errors
     /// `Io`.
-    pub(in crate::lifecycle) fn wait_until_closed(&mut self, limit: Duration) -> Result<()> {
+    pub(in crate::lifecycle) fn wait_until_closed(&mut self, timeout: Duration) -> Result<()> {
         // All requests are answered, so no other line follows.
-        match self.line(Some(limit)) {
+        match self.read_line(Some(timeout)) {
             Err(error) if error.kind() == Kind::TimedOut => Ok(()),
             line => line.map(drop),
         }
     }
 
-    /// Waits, at most `limit`, until the daemon, which has unmounted, has exited; returns whether
-    /// it has. After a lazy unmount it may serve open files for long, so this waits only until it
-    /// has reported what it served.
+    /// Waits until the daemon, which has unmounted, has exited; returns whether it has. After a
+    /// lazy unmount it may serve open files for long, so this waits only until it has closed the
+    /// connection. Each of the two waits takes at most `timeout`.
     ///
     /// # Errors
     /// `Io`.
     pub(in crate::lifecycle) fn wait_for_exit(
         mut self,
         how: Detach,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<bool> {
-        self.wait_until_closed(limit)?;
+        self.wait_until_closed(timeout)?;
         match (how, self.daemon) {
-            (Detach::IfIdle, Some(daemon)) => daemon.wait_for_end(Some(limit)),
+            (Detach::IfIdle, Some(daemon)) => daemon.wait_for_end(Some(timeout)),
             _ => Ok(true),
         }
     }
 
     /// The next whole line; empty if the connection ends, or the main thread of the daemon, which
     /// is the one that answers. Other threads of a killed daemon may run on and keep the
-    /// connection open. Without a limit this waits for ever.
+    /// connection open. Without `timeout` this waits for ever.
     ///
     /// # Errors
     /// `TimedOut`; `Io`.
-    pub(in crate::lifecycle) fn line(&mut self, limit: Option<Duration>) -> Result<String> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
-        self.line_while(&mut || deadline.is_none_or(|deadline| Instant::now() < deadline))
+    pub(in crate::lifecycle) fn read_line(&mut self, timeout: Option<Duration>) -> Result<String> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        self.read_line_while(&mut || deadline.is_none_or(|deadline| Instant::now() < deadline))
     }
 
-    fn line_while(&mut self, wait_longer: &mut dyn FnMut() -> bool) -> Result<String> {
+    /// Like `read_line`, until `keeps_waiting` returns false, which is called between two reads.
+    fn read_line_while(&mut self, keeps_waiting: &mut dyn FnMut() -> bool) -> Result<String> {
         let failed = |error| Error::io("the daemon does not answer", error);
         let (mut line, mut is_killed, mut has_timed_out) = (Vec::new(), false, false);
-        let mut timeout = POLL_FIRST;
+        let mut read_timeout = READ_TIMEOUT_FIRST;
         loop {
-            self.stream.get_ref().set_read_timeout(Some(timeout)).map_err(failed)?;
+            self.stream.get_ref().set_read_timeout(Some(read_timeout)).map_err(failed)?;
             match self.stream.read_until(b'\n', &mut line) {
                 Ok(_) => {
                     let text = String::from_utf8(line);
@@ -263,10 +278,10 @@ impl Client {
                 return Err(Error::new(Kind::TimedOut, "the daemon does not answer"));
             }
             is_killed = self.daemon.is_some_and(ProcessId::is_zombie);
-            has_timed_out = !wait_longer();
-            timeout = match has_timed_out {
-                true => POLL_MIN,
-                false => (timeout * 2).min(POLL_MAX),
+            has_timed_out = !keeps_waiting();
+            read_timeout = match has_timed_out {
+                true => READ_TIMEOUT_LAST,
+                false => (read_timeout * 2).min(READ_TIMEOUT_MAX),
             };
         }
     }
@@ -274,12 +289,15 @@ impl Client {
     /// Sends `request`; returns the answer, or `None` if the connection has ended.
     fn ask(&mut self, request: Request) -> Result<Option<Answer>> {
         self.send_unless_closed(request)?;
-        let deadline = Instant::now() + ANSWER;
-        self.answer_while(&mut || Instant::now() < deadline)
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        self.read_answer_while(&mut || Instant::now() < deadline)
     }
 
-    fn answer_while(&mut self, wait_longer: &mut dyn FnMut() -> bool) -> Result<Option<Answer>> {
-        match Answer::decode(&self.line_while(wait_longer)?) {
+    fn read_answer_while(
+        &mut self,
+        keeps_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Answer>> {
+        match Answer::decode(&self.read_line_while(keeps_waiting)?) {
             Some(Answer::TooManyClients) => {
                 let context = "the daemon has as many clients as it can serve";
                 Err(Error::new(Kind::Busy, context)
@@ -293,7 +311,7 @@ impl Client {
     /// still be read.
     fn send_unless_closed(&mut self, request: Request) -> Result<()> {
         match self.send(request) {
-            Err(error) if is_end(&error) => Ok(()),
+            Err(error) if is_closed(&error) => Ok(()),
             sent => sent,
         }
     }
@@ -312,7 +330,8 @@ impl AsFd for Client {
     }
 }
 
-fn is_end(error: &Error) -> bool {
+/// Whether `error` is that the daemon has closed the connection.
+fn is_closed(error: &Error) -> bool {
     use std::error::Error as _;
     let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     source.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
@@ -326,17 +345,18 @@ mod tests {
     fn client_after(lines: &str) -> Client {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(lines.as_bytes()).unwrap();
-        Client::over(ours, None)
+        Client::new(ours, None)
     }
 
     #[test]
     fn a_daemon_that_unmounts_during_a_request_gives_no_status() {
         for lines in ["", "10 files read, 1 MiB\n"] {
-            assert_eq!(client_after(lines).status(ANSWER).unwrap(), None, "{lines}");
+            assert_eq!(client_after(lines).status(ANSWER_TIMEOUT).unwrap(), None, "{lines}");
         }
-        assert_eq!(client_after("").numbers().unwrap(), "");
-        let status = client_after("{\"holders\":[],\"kept\":true}\n").status(ANSWER).unwrap();
-        assert!(status.unwrap().kept);
+        assert_eq!(client_after("").stats().unwrap(), "");
+        let status =
+            client_after("{\"holders\":[],\"kept\":true}\n").status(ANSWER_TIMEOUT).unwrap();
+        assert!(status.unwrap().until_unmount);
     }
 
     #[test]
@@ -344,7 +364,7 @@ mod tests {
         let hold = |lines| client_after(lines).hold_while(&mut || true);
         let full = hold(Answer::TooManyClients.encode()).unwrap_err();
         assert_eq!(full.kind(), Kind::Busy);
-        assert_eq!(hold(Answer::Ending.encode()).unwrap(), Some(false));
-        assert_eq!(hold("").unwrap(), None);
+        assert_eq!(hold(Answer::Ending.encode()).unwrap(), HoldAnswer::Refused);
+        assert_eq!(hold("").unwrap(), HoldAnswer::Closed);
     }
 }

@@ -1,4 +1,7 @@
 //! The protocol on the socket of a mount: one line per request, one line per answer.
+//!
+//! After an upgrade of archfs, its commands talk to daemons of the old version. So the words on the
+//! wire stay the same, even if a name in this file changes.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,27 +9,32 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
 use crate::os::process::ProcessId;
 
-/// The longest request in bytes, with its newline.
-pub(super) const REQUEST_MAX: usize = 160;
+/// The maximum number of bytes that a client may have sent without an answer, in one request or
+/// several.
+pub(super) const PENDING_INPUT_MAX: usize = 10 << 10;
 
 /// A request from a client.
+///
+/// `Hold` and `Leave` take and return the lease of this connection. `Watch` and `Unwatch` take and
+/// return the lease of another process, which has no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// A lease for as long as this connection is open.
+    /// Take a lease that ends with this connection.
     Hold,
-    /// A lease for as long as that process lives.
-    Watch(ProcessId),
-    /// Keep the mount until it is unmounted explicitly.
-    Keep,
-    /// End the lease of that process.
-    Release(ProcessId),
-    /// End the lease of this connection. If the mount has other holders, the daemon answers at
-    /// once. If not, it closes the connection once it has unmounted.
+    /// Return the lease of this connection, but keep the connection open for the outcome. If the
+    /// mount stays, the daemon answers at once. If not, it closes the connection once it has
+    /// unmounted.
     Leave,
+    /// Take a lease that ends with that process.
+    Watch(ProcessId),
+    /// Return the lease of that process.
+    Unwatch(ProcessId),
+    /// Keep the mount until `Unmount`, even without leases.
+    KeepUntilUnmount,
     /// Report the holders.
     Status,
     /// Report the statistics so far.
-    Numbers,
+    Stats,
     /// Unmount.
     Unmount(UnmountRequest),
 }
@@ -65,7 +73,7 @@ pub(super) enum Answer {
     Ending,
     /// The process in the request does not exist.
     NoProcess,
-    /// The mount has other holders, so it stays.
+    /// The mount stays: it has other holders, or stays until it is unmounted explicitly.
     Held,
     /// The mount has no holder, but it stays for a while.
     Lingering,
@@ -79,11 +87,11 @@ impl Request {
         match self {
             Self::Hold => "hold\n".into(),
             Self::Watch(process) => format!("watch {process}\n"),
-            Self::Keep => "keep\n".into(),
-            Self::Release(process) => format!("release {process}\n"),
+            Self::KeepUntilUnmount => "keep\n".into(),
+            Self::Unwatch(process) => format!("release {process}\n"),
             Self::Leave => "leave\n".into(),
             Self::Status => "status\n".into(),
-            Self::Numbers => "numbers\n".into(),
+            Self::Stats => "numbers\n".into(),
             Self::Unmount(UnmountRequest { how, callers }) => {
                 let how = match how {
                     Detach::IfIdle => "idle",
@@ -104,11 +112,11 @@ impl Request {
         match (keyword, rest) {
             ("hold", "") => Ok(Self::Hold),
             ("watch", process) => process.parse().map(Self::Watch),
-            ("keep", "") => Ok(Self::Keep),
-            ("release", process) => process.parse().map(Self::Release),
+            ("keep", "") => Ok(Self::KeepUntilUnmount),
+            ("release", process) => process.parse().map(Self::Unwatch),
             ("leave", "") => Ok(Self::Leave),
             ("status", "") => Ok(Self::Status),
-            ("numbers", "") => Ok(Self::Numbers),
+            ("numbers", "") => Ok(Self::Stats),
             ("unmount", rest) => {
                 let mut words = rest.split(' ');
                 let how = match words.next() {
@@ -170,12 +178,13 @@ impl Answer {
     }
 }
 
-/// The status of a mount.
+/// The answer to `Request::Status`, as a line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::lifecycle) struct Status {
     pub(in crate::lifecycle) holders: Vec<HolderStatus>,
-    /// Whether it stays until it is unmounted explicitly.
-    pub(in crate::lifecycle) kept: bool,
+    /// Whether it stays until it is unmounted explicitly, even without holders.
+    #[serde(rename = "kept")]
+    pub(in crate::lifecycle) until_unmount: bool,
 }
 
 /// A process that holds a mount.
@@ -205,16 +214,16 @@ mod tests {
         for request in [
             Request::Hold,
             Request::Watch(process),
-            Request::Keep,
-            Request::Release(process),
+            Request::KeepUntilUnmount,
+            Request::Unwatch(process),
             Request::Leave,
             Request::Status,
-            Request::Numbers,
+            Request::Stats,
             Request::Unmount(UnmountRequest { how: Detach::IfIdle, callers: vec![process; 2] }),
             Request::Unmount(UnmountRequest { how: Detach::Lazily, callers: vec![] }),
         ] {
             let line = request.encode();
-            assert!(line.len() <= REQUEST_MAX);
+            assert!(line.len() <= PENDING_INPUT_MAX);
             assert_eq!(Request::decode(line.trim_end()).unwrap(), request);
         }
         for line in ["", "hold x", "watch", "watch 1", "shutdown", "unmount", "unmount idle 1"] {

@@ -4,13 +4,19 @@
 //! A process that knows nothing of archfs, such as a job script, has no connection. The process
 //! that mounts for it asks the daemon to watch it; then its process descriptor is the lease.
 //!
+//! - `message`: the requests and answers;
+//! - `client`: the side of the holder;
+//! - `server`: the side of the daemon, with a `connection` for each client.
+//!
 //! Invariants: the daemon counts a lease before it answers. It grants none after it has begun to
 //! unmount.
 
 mod client;
+mod connection;
 mod message;
 mod server;
 
-pub(in crate::lifecycle) use client::{Client, MountFate};
+pub(in crate::lifecycle) use client::{Client, HoldAnswer, MountFate};
+pub(in crate::lifecycle) use connection::ClientId;
 pub(in crate::lifecycle) use message::{HolderStatus, Status, UnmountAnswer, UnmountRequest};
 pub(in crate::lifecycle) use server::Leases;

@@ -3,16 +3,14 @@
 //! Invariants: nothing here blocks, so no client can delay another. Only connections of the user
 //! of the mount and of root are accepted.
 
-use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
 
-use super::message::{
-    Answer, HolderStatus, REQUEST_MAX, Request, Status, UnmountAnswer, UnmountRequest,
-};
+use super::connection::{ClientId, Connection, LeaseState};
+use super::message::{Answer, HolderStatus, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::os::peer_credentials;
@@ -27,41 +25,32 @@ const CLIENTS_MAX: usize = 4096;
 pub(in crate::lifecycle) struct Leases {
     /// `None` if no client can connect: the mount is private, or already unmounted.
     listener: Option<UnixListener>,
+    /// Connected clients, with or without a lease.
     clients: Vec<Connection>,
+    /// Processes with a lease but without a connection.
     processes: Vec<(ProcessId, Watch)>,
-    kept: bool,
-    /// Leases granted so far, including those granted again to a client that had one.
-    granted: u64,
-    /// Whether only clients with a lease get another.
-    refuses_newcomers: bool,
-    is_ending: bool,
+    /// Whether the mount stays without leases until it is unmounted explicitly.
+    until_unmount: bool,
+    lease_requests_granted: u64,
+    admission: Admission,
     /// Whether accept(2) failed, for example because there are no more descriptors. The listener
     /// stays readable then, so poll(2) on it would return at once.
     accept_failed: bool,
-    /// Requests to unmount that the daemon has to answer, with the number of the client.
-    pending_unmounts: Vec<(u64, UnmountRequest)>,
-    /// The number of the next client.
-    next_number: u64,
+    /// Requests to unmount that the daemon has to answer.
+    pending_unmounts: Vec<(ClientId, UnmountRequest)>,
+    next_id: ClientId,
 }
 
-#[derive(Debug)]
-struct Connection {
-    number: u64,
-    stream: UnixStream,
-    /// The process at the other end, if it is known.
-    pid: Option<i32>,
-    /// Bytes received that belong to no answered request.
-    received: VecDeque<u8>,
-    lease: Lease,
-    is_open: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lease {
-    None,
-    Held,
-    /// The client has returned its lease and waits to be told what happens to the mount.
-    Leaving,
+/// Which clients get a lease. It only becomes stricter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Admission {
+    /// All clients.
+    #[default]
+    Open,
+    /// Clients that have a lease, for example for a process that they start.
+    HoldersOnly,
+    /// None.
+    Closed,
 }
 
 impl Leases {
@@ -83,21 +72,20 @@ impl Leases {
     pub(in crate::lifecycle) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
         stream.set_nonblocking(true).map_err(failed)?;
         let pid = peer_credentials::of(&stream).ok().and_then(|peer| peer.pid);
-        self.add(stream, pid, Lease::Held);
+        self.add(stream, pid, LeaseState::Held);
         Ok(())
     }
 
-    fn add(&mut self, stream: UnixStream, pid: Option<i32>, lease: Lease) {
-        let (number, received) = (self.next_number, VecDeque::new());
-        self.next_number += 1;
-        self.clients.push(Connection { number, stream, pid, received, lease, is_open: true });
+    fn add(&mut self, stream: UnixStream, pid: Option<i32>, lease: LeaseState) {
+        self.clients.push(Connection::new(self.next_id, stream, pid, lease));
+        self.next_id = self.next_id.next();
     }
 
     /// Grants a lease to `process`, unless it has one; returns whether it is alive.
     ///
     /// # Errors
     /// `Io` if it cannot be watched.
-    pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
+    pub(in crate::lifecycle) fn watch_process(&mut self, process: ProcessId) -> Result<bool> {
         // A script may ask for the same mount many times.
         if self.processes.iter().any(|(watched, _)| *watched == process) {
             return Ok(process.is_alive());
@@ -111,24 +99,26 @@ impl Leases {
         }
     }
 
-    /// Keeps the mount until it is unmounted explicitly.
-    pub(in crate::lifecycle) fn keep(&mut self) {
-        self.kept = true;
+    /// Keeps the mount until it is unmounted explicitly, even without leases.
+    pub(in crate::lifecycle) fn keep_until_unmount(&mut self) {
+        self.until_unmount = true;
     }
 
-    /// Whether the mount stays until it is unmounted explicitly.
-    pub(in crate::lifecycle) fn is_kept(&self) -> bool {
-        self.kept
+    /// Whether the mount stays until it is unmounted explicitly, even without leases.
+    pub(in crate::lifecycle) fn stays_until_unmount(&self) -> bool {
+        self.until_unmount
     }
 
-    /// Whether any process has a lease.
-    pub(in crate::lifecycle) fn is_held(&self) -> bool {
-        !self.processes.is_empty() || self.clients.iter().any(|client| client.lease == Lease::Held)
+    /// Whether any client or process has a lease.
+    pub(in crate::lifecycle) fn has_lease(&self) -> bool {
+        !self.processes.is_empty()
+            || self.clients.iter().any(|client| client.lease == LeaseState::Held)
     }
 
-    /// The number of leases granted so far. A new one is a sign of use, as a request is.
-    pub(in crate::lifecycle) fn given(&self) -> u64 {
-        self.granted
+    /// How many requests for a lease were granted so far, including those of clients that had one.
+    /// A new one is a sign of use, as a request of the kernel is.
+    pub(in crate::lifecycle) fn lease_requests_granted(&self) -> u64 {
+        self.lease_requests_granted
     }
 
     /// Whether `serve_requests` has to be called periodically, because poll(2) cannot report every
@@ -138,44 +128,48 @@ impl Leases {
     }
 
     /// Whether a client has returned its lease and waits until the mount is unmounted.
-    pub(in crate::lifecycle) fn is_awaited(&self) -> bool {
-        self.clients.iter().any(|client| client.lease == Lease::Leaving)
+    pub(in crate::lifecycle) fn has_leaving_client(&self) -> bool {
+        self.clients.iter().any(|client| client.lease == LeaseState::Leaving)
     }
 
-    /// Whether a client has not returned its lease and is still connected.
-    pub(in crate::lifecycle) fn has_holding_client(&self) -> bool {
-        self.clients.iter().any(|client| client.lease == Lease::Held && client.is_open)
+    /// Whether a client with a lease is still connected.
+    pub(in crate::lifecycle) fn has_connected_holder(&self) -> bool {
+        self.clients.iter().any(|client| client.lease == LeaseState::Held && client.is_open)
     }
 
-    /// The mount will be unmounted soon. From now on only clients with a lease get another, for
-    /// example for a process that they start. Others wait until it is unmounted, then mount again.
-    pub(in crate::lifecycle) fn refuse_newcomers(&mut self) {
-        self.refuses_newcomers = true;
-    }
-
-    fn refuses(&self, client: usize) -> bool {
-        self.is_ending || (self.refuses_newcomers && self.clients[client].lease != Lease::Held)
+    /// The mount will be unmounted soon. From now on only clients with a lease get another. Others
+    /// wait until it is unmounted, then mount again.
+    pub(in crate::lifecycle) fn admit_only_holders(&mut self) {
+        self.admission = self.admission.max(Admission::HoldersOnly);
     }
 
     /// Grants no lease from now on.
-    pub(in crate::lifecycle) fn refuse_all(&mut self) {
-        self.is_ending = true;
+    pub(in crate::lifecycle) fn admit_none(&mut self) {
+        self.admission = Admission::Closed;
+    }
+
+    fn admits(&self, client: &Connection) -> bool {
+        match self.admission {
+            Admission::Open => true,
+            Admission::HoldersOnly => client.lease == LeaseState::Held,
+            Admission::Closed => false,
+        }
     }
 
     /// Closes all connections after the mount is unmounted, which their clients wait for. Sends
     /// `summary` to each client that has a lease or has returned it; returns whether any has
     /// returned it.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
-        self.refuse_all();
-        let mut had_leaver = false;
-        for client in self.clients.iter_mut().filter(|client| client.lease != Lease::None) {
+        self.admit_none();
+        let mut had_leaving_client = false;
+        for client in self.clients.iter_mut().filter(|client| client.lease != LeaseState::None) {
             client.send(&format!("{summary}\n"));
-            had_leaver |= client.lease == Lease::Leaving;
+            had_leaving_client |= client.lease == LeaseState::Leaving;
         }
         self.listener = None;
         self.clients.clear();
         self.processes.clear();
-        had_leaver
+        had_leaving_client
     }
 
     /// The descriptors to poll, in no particular order.
@@ -191,22 +185,22 @@ impl Leases {
     }
 
     /// Answers all requests, and drops the leases of processes that have ended. `lingers` is
-    /// whether the mount stays for a while without leases; `numbers` returns the statistics.
+    /// whether the mount stays for a while without leases; `stats` returns the statistics.
     pub(in crate::lifecycle) fn serve_requests(
         &mut self,
         lingers: bool,
-        numbers: &dyn Fn() -> String,
+        stats: &dyn Fn() -> String,
     ) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
         for index in 0..self.clients.len() {
             self.clients[index].receive();
             while let Some(line) = self.clients[index].next_line() {
-                self.answer(index, &line, numbers);
+                self.answer(index, &line, stats);
             }
         }
         self.clients.retain(|client| client.is_open);
-        self.answer_leavers(lingers);
+        self.answer_leaving_clients(lingers);
     }
 
     fn accept(&mut self) {
@@ -214,9 +208,9 @@ impl Leases {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    let is_passing =
+                    let is_transient =
                         matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                    self.accept_failed = !is_passing;
+                    self.accept_failed = !is_transient;
                     return;
                 }
             };
@@ -230,12 +224,12 @@ impl Leases {
             if self.clients.len() >= CLIENTS_MAX {
                 let _ = (&stream).write_all(Answer::TooManyClients.encode().as_bytes());
             } else {
-                self.add(stream, peer.pid, Lease::None);
+                self.add(stream, peer.pid, LeaseState::None);
             }
         }
     }
 
-    fn answer(&mut self, index: usize, line: &str, numbers: &dyn Fn() -> String) {
+    fn answer(&mut self, index: usize, line: &str, stats: &dyn Fn() -> String) {
         let Ok(request) = Request::decode(line) else {
             self.clients[index].is_open = false;
             return;
@@ -245,30 +239,32 @@ impl Leases {
                 let status = serde_json::to_string(&self.status()).unwrap_or_default();
                 return self.clients[index].send(&(status + "\n"));
             }
-            Request::Numbers => {
+            Request::Stats => {
                 failpoint::panic_at("lease");
-                return self.clients[index].send(&(numbers() + "\n"));
+                return self.clients[index].send(&(stats() + "\n"));
             }
             Request::Leave => {
-                self.clients[index].lease = Lease::Leaving;
+                self.clients[index].lease = LeaseState::Leaving;
                 return;
             }
-            Request::Release(process) => {
+            Request::Unwatch(process) => {
                 self.processes.retain(|(watched, _)| watched != process);
                 Answer::Done
             }
             Request::Unmount(request) => {
-                self.pending_unmounts.push((self.clients[index].number, request.clone()));
+                self.pending_unmounts.push((self.clients[index].id, request.clone()));
                 return;
             }
-            Request::Hold | Request::Watch(_) | Request::Keep if self.refuses(index) => {
+            Request::Hold | Request::Watch(_) | Request::KeepUntilUnmount
+                if !self.admits(&self.clients[index]) =>
+            {
                 Answer::Ending
             }
             Request::Hold => {
-                self.clients[index].lease = Lease::Held;
+                self.clients[index].lease = LeaseState::Held;
                 Answer::Done
             }
-            Request::Watch(process) => match self.watch(*process) {
+            Request::Watch(process) => match self.watch_process(*process) {
                 Ok(true) => Answer::Done,
                 Ok(false) => Answer::NoProcess,
                 Err(error) => {
@@ -276,31 +272,42 @@ impl Leases {
                     Answer::NoProcess
                 }
             },
-            Request::Keep => {
-                self.keep();
+            Request::KeepUntilUnmount => {
+                self.keep_until_unmount();
                 Answer::Done
             }
         };
-        let is_lease = matches!(request, Request::Hold | Request::Watch(_) | Request::Keep);
-        self.granted += u64::from(is_lease && answer == Answer::Done);
+        let is_for_lease =
+            matches!(request, Request::Hold | Request::Watch(_) | Request::KeepUntilUnmount);
+        self.lease_requests_granted += u64::from(is_for_lease && answer == Answer::Done);
         self.clients[index].send(answer.encode());
     }
 
-    /// Takes the oldest request to unmount that is not answered, with the number of its client.
-    pub(in crate::lifecycle) fn next_unmount(&mut self) -> Option<(u64, UnmountRequest)> {
+    /// Takes the oldest request to unmount that is not answered. The daemon answers it by
+    /// `answer_unmount`.
+    pub(in crate::lifecycle) fn take_unmount_request(
+        &mut self,
+    ) -> Option<(ClientId, UnmountRequest)> {
         (!self.pending_unmounts.is_empty()).then(|| self.pending_unmounts.remove(0))
     }
 
     /// Answers a request to unmount.
-    pub(in crate::lifecycle) fn answer_unmount(&mut self, client: u64, answer: &UnmountAnswer) {
-        if let Some(client) = self.clients.iter_mut().find(|candidate| candidate.number == client) {
+    pub(in crate::lifecycle) fn answer_unmount(
+        &mut self,
+        client: ClientId,
+        answer: &UnmountAnswer,
+    ) {
+        if let Some(client) = self.clients.iter_mut().find(|candidate| candidate.id == client) {
             client.send(&answer.encode());
         }
     }
 
-    /// If other processes hold the mount, ends the leases of `callers`, and that of `keep`; `None`
-    /// if none do. A client whose process cannot be identified counts as another holder, because
-    /// its connection is open.
+    /// Decides about a request of `callers` to unmount. Returns `None` if no other process holds
+    /// the mount, so that it can be unmounted. If others hold it, ends the leases of `callers`, and
+    /// the promise to keep the mount until it is unmounted; returns the answer.
+    ///
+    /// A client whose process cannot be identified counts as another holder, because its connection
+    /// is open.
     pub(in crate::lifecycle) fn release_callers(
         &mut self,
         callers: &[ProcessId],
@@ -316,17 +323,17 @@ impl Leases {
                 format!("{} and {}", HolderStatus::named(others), unidentified(count))
             }
         };
-        if own.is_empty() && !self.kept {
+        if own.is_empty() && !self.until_unmount {
             return Some(UnmountAnswer::Refused(others));
         }
         self.processes.retain(|(process, _)| !callers.contains(process));
-        self.kept = false;
+        self.until_unmount = false;
         Some(UnmountAnswer::Released(others))
     }
 
     /// The number of clients with a lease whose process cannot be identified.
     fn count_unidentified(&self) -> usize {
-        let clients = self.clients.iter().filter(|client| client.lease == Lease::Held);
+        let clients = self.clients.iter().filter(|client| client.lease == LeaseState::Held);
         clients.filter(|client| client.process().is_none()).count()
     }
 
@@ -340,24 +347,24 @@ impl Leases {
         Ok(())
     }
 
-    /// If the mount stays, tells the clients that have returned their leases. If not, they wait for
-    /// the end of their connections.
-    fn answer_leavers(&mut self, lingers: bool) {
-        let answer = match (self.is_held() || self.kept, lingers) {
-            _ if self.is_ending => return,
+    /// Answers the clients that have returned their leases, if the mount stays. If it does not,
+    /// they wait for the end of their connections.
+    fn answer_leaving_clients(&mut self, lingers: bool) {
+        let answer = match (self.has_lease() || self.until_unmount, lingers) {
+            _ if self.admission == Admission::Closed => return,
             (true, _) => Answer::Held,
             (false, true) => Answer::Lingering,
             (false, false) => return,
         };
-        for client in self.clients.iter_mut().filter(|client| client.lease == Lease::Leaving) {
-            client.lease = Lease::None;
+        for client in self.clients.iter_mut().filter(|client| client.lease == LeaseState::Leaving) {
+            client.lease = LeaseState::None;
             client.send(answer.encode());
         }
     }
 
-    /// Without clients whose process cannot be identified.
+    /// The status, without holders that cannot be identified.
     fn status(&self) -> Status {
-        let clients = self.clients.iter().filter(|client| client.lease == Lease::Held);
+        let clients = self.clients.iter().filter(|client| client.lease == LeaseState::Held);
         let clients = clients.filter_map(Connection::process);
         let mut holders: Vec<_> = clients
             .chain(self.processes.iter().map(|(process, _)| *process))
@@ -365,43 +372,7 @@ impl Leases {
             .collect();
         holders.sort_by_key(|holder| holder.pid);
         holders.dedup();
-        Status { holders, kept: self.kept }
-    }
-}
-
-impl Connection {
-    /// The process at the other end; `None` if this PID namespace does not show it, or if it has
-    /// exited and another process has the connection open.
-    fn process(&self) -> Option<ProcessId> {
-        ProcessId::of(self.pid?).ok()
-    }
-
-    /// Reads all bytes received, and detects the end of the connection.
-    fn receive(&mut self) {
-        let mut bytes = [0; REQUEST_MAX];
-        loop {
-            match self.stream.read(&mut bytes) {
-                Ok(0) => return self.is_open = false,
-                Ok(count) => self.received.extend(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => return self.is_open = false,
-            }
-            if self.received.len() > 64 * REQUEST_MAX {
-                return self.is_open = false;
-            }
-        }
-    }
-
-    fn next_line(&mut self) -> Option<String> {
-        let end = self.received.iter().position(|&byte| byte == b'\n')?;
-        let line = self.received.drain(..=end).take(end).collect();
-        Some(String::from_utf8(line).unwrap_or_default())
-    }
-
-    /// Sends `line`. A client that does not read even these few bytes is disconnected.
-    fn send(&mut self, line: &str) {
-        self.is_open &= self.stream.write_all(line.as_bytes()).is_ok();
+        Status { holders, until_unmount: self.until_unmount }
     }
 }
 
@@ -430,10 +401,10 @@ mod tests {
         leases.clients[0].pid = None;
         let refused = UnmountAnswer::Refused("1 process that cannot be identified".to_owned());
         assert_eq!(leases.release_callers(&[own]), Some(refused));
-        leases.watch(own).unwrap();
+        leases.watch_process(own).unwrap();
         let released = UnmountAnswer::Released("1 process that cannot be identified".to_owned());
         assert_eq!(leases.release_callers(&[own]), Some(released));
-        assert!(leases.is_held());
+        assert!(leases.has_lease());
     }
 
     #[test]
@@ -443,10 +414,10 @@ mod tests {
         leases.grant_to(daemon).unwrap();
         client.write_all(b"hold\nstatus\nkeep\nnumbers\n").unwrap();
         leases.serve_requests(false, &String::new);
-        assert_eq!(leases.given(), 2);
-        leases.refuse_all();
+        assert_eq!(leases.lease_requests_granted(), 2);
+        leases.admit_none();
         client.write_all(b"hold\n").unwrap();
         leases.serve_requests(false, &String::new);
-        assert_eq!(leases.given(), 2);
+        assert_eq!(leases.lease_requests_granted(), 2);
     }
 }

@@ -1,0 +1,200 @@
+//! Removes what daemons have left behind: stale mounts, directories, records and sockets.
+//!
+//! Invariants: a record is removed only under its lock, and a socket only if no process listens on
+//! it. Only stale mounts are detached. `owned_directory` removes a directory only after its last
+//! use.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Instant;
+
+use rustix::process::geteuid;
+
+use super::lock::{LockWait, MountLock};
+use super::record_directory::RecordDirectory;
+use super::record_file::{SOCKET_SUFFIX, private_prefix, record_name_of_socket};
+use super::record_snapshot::RecordSnapshot;
+use super::state::{MountState, mount_state, mounted_at};
+use crate::error::{Kind, Result};
+use crate::lifecycle::mount::PROBE_TIMEOUT;
+use crate::lifecycle::mount::attach;
+use crate::lifecycle::mount::detach::Detach;
+use crate::lifecycle::mount::owned_directory;
+use crate::os::mountinfo::MountEntry;
+use crate::os::probe;
+
+/// Removes what a daemon that has ended or was killed has left at `mount_point`: stale mounts, the
+/// directory that it created, and its record. Waits until the daemon has exited, at most until
+/// `deadline`. Then only the stale mounts are detached, and the process that mounts next removes
+/// the rest.
+///
+/// # Errors
+/// `Io`.
+pub(in crate::lifecycle) fn clean_up_after_exit(
+    mount_point: &Path,
+    deadline: Instant,
+) -> Result<()> {
+    detach_stale_unlocked(mount_point)?;
+    match MountLock::wait_for(mount_point, deadline) {
+        LockWait::Locked(lock) => lock.clean_up(mount_point),
+        LockWait::NoFile => {
+            // For example because /tmp was emptied.
+            if matches!(mount_state(mount_point)?, MountState::Free) {
+                owned_directory::remove_unused(mount_point, None);
+            }
+            Ok(())
+        }
+        LockWait::TimedOut => {
+            log::debug!("{}: the daemon does not exit", mount_point.display());
+            Ok(())
+        }
+    }
+}
+
+/// Detaches the stale mounts at `mount_point`, for a caller without its lock. Returns whether there
+/// was one.
+///
+/// Takes the lock while it detaches, so that no other process mounts there after the check. If a
+/// killed daemon that has not exited still holds the lock, detaches without it, because no other
+/// process can mount there either.
+///
+/// # Errors
+/// `Io`.
+pub(in crate::lifecycle) fn detach_stale_unlocked(mount_point: &Path) -> Result<bool> {
+    let mut was_mounted = false;
+    while let MountState::Stale(entry) = mount_state(mount_point)? {
+        match MountLock::try_acquire_existing(mount_point) {
+            Some(lock) => {
+                lock.detach_stale(mount_point)?;
+            }
+            None => detach_one(&entry)?,
+        }
+        was_mounted = true;
+    }
+    Ok(was_mounted)
+}
+
+impl MountLock {
+    /// Detaches the stale mounts at `mount_point`, of which this is the lock, so no daemon serves
+    /// them. Returns the first mount found there that is not stale.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::lifecycle) fn detach_stale(
+        &self,
+        mount_point: &Path,
+    ) -> Result<Option<MountEntry>> {
+        while let Some(entry) = mounted_at(mount_point)? {
+            let is_stale =
+                entry.may_unmount() && probe::is_stale(mount_point, &entry, PROBE_TIMEOUT);
+            match (mounted_at(mount_point)? == Some(entry.clone()), is_stale) {
+                (true, true) => detach_one(&entry)?,
+                (true, false) => return Ok(Some(entry)),
+                // Another process replaced the mount during the probe.
+                (false, _) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes everything that a daemon has left at `mount_point`, of which this is the lock: stale
+    /// mounts, the directory that it created, and at last the record, which frees the lock. The
+    /// directory stays if something else is mounted on it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::lifecycle) fn clean_up(self, mount_point: &Path) -> Result<()> {
+        if self.detach_stale(mount_point)?.is_none() {
+            owned_directory::remove_unused(mount_point, self.directory_creation_start());
+        }
+        self.remove();
+        Ok(())
+    }
+}
+
+fn detach_one(entry: &MountEntry) -> Result<()> {
+    let mount_point = entry.mount_point.as_path();
+    log::warn!("{}: clearing a stale mount of {}", mount_point.display(), entry.describe());
+    // Lazily, because processes may still have files of it open. They get ENOTCONN.
+    match attach::detach(entry, Detach::Lazily) {
+        // Another process has replaced the mount. The caller checks the new one.
+        Err(error)
+            if error.kind() == Kind::Busy && mounted_at(mount_point)?.as_ref() != Some(entry) =>
+        {
+            Ok(())
+        }
+        detached => detached,
+    }
+}
+
+/// Removes the records of ended daemons at `mount_point` that its lock does not cover: those of
+/// private mounts, and of mounts in another namespace. Marks a directory that such a daemon was
+/// about to create as created by archfs. A daemon that was killed before it wrote anything leaves
+/// an empty record; for a private mount, the file name still identifies the mount point.
+pub(in crate::lifecycle) fn remove_ended_records(mount_point: &Path) {
+    let prefix = private_prefix(mount_point);
+    for snapshot in RecordSnapshot::all_of(geteuid().as_raw()) {
+        let is_of_the_mount_point = match &snapshot.record {
+            Some(record) => record.mount_point == mount_point && record.is_of_this_node(),
+            None => snapshot.name().starts_with(&prefix),
+        };
+        if is_of_the_mount_point
+            && !snapshot.was_locked
+            && let Some(lock) = snapshot.try_lock()
+        {
+            if let Some(creation_start) = lock.directory_creation_start() {
+                owned_directory::adopt(mount_point, creation_start);
+            }
+            lock.remove();
+        }
+    }
+}
+
+/// Removes the sockets of this user that have no record and no listener, and then the record
+/// directories that are empty.
+pub(in crate::lifecycle) fn remove_orphan_sockets() {
+    for record_directory in RecordDirectory::all() {
+        for name in record_directory.names(SOCKET_SUFFIX) {
+            // A cleaner of /tmp may remove the record of a live mount but not its socket.
+            let socket = record_directory.join(&name);
+            if !record_directory.join(&record_name_of_socket(&name)).exists()
+                && UnixStream::connect(&socket)
+                    .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+            {
+                let _ = fs::remove_file(socket);
+            }
+        }
+        record_directory.remove_if_empty();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::record::Record;
+    use super::*;
+
+    #[test]
+    fn removes_records_of_ended_daemons_at_the_same_mount_point_only() {
+        // A daemon that is killed before it has written its record leaves an empty one.
+        for is_empty in [false, true] {
+            let work = tempfile::tempdir().unwrap();
+            let (mount_point, other) = (work.path().join("mount"), work.path().join("other"));
+            let private = MountLock::acquire_private(&Record::for_tests(&mount_point)).unwrap();
+            let path = private.path();
+            if is_empty {
+                File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+            }
+            remove_ended_records(&mount_point);
+            assert!(path.exists(), "it is in use");
+            drop(private);
+            remove_ended_records(&other);
+            assert!(path.exists(), "of another mount point");
+            remove_ended_records(&mount_point);
+            assert!(!path.exists(), "empty: {is_empty}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Which plans show the same, so that they can share a mount.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::record::{self, Record};
+use crate::error::Result;
+use crate::lifecycle::MountPlan;
+use crate::os::memory;
+use crate::os::process::ProcessId;
+use crate::vfs::ViewOptions;
+
+/// The record of a process that is about to mount as `plan` says.
+///
+/// # Errors
+/// `NotFound` if this process cannot be identified.
+pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -> Result<Record> {
+    Ok(Record {
+        process: ProcessId::own()?,
+        mount: None,
+        creates_directory: false,
+        is_ending: false,
+        node: record::node(),
+        job: plan.cache_bytes.is_none().then(memory::job),
+        identity: identity(plan),
+        archives: real_paths(plan),
+        mount_point: mount_point.to_owned(),
+    })
+}
+
+/// The archives of `plan` as absolute paths without symbolic links.
+pub(in crate::lifecycle) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
+    let real = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    plan.archives.iter().map(real).collect()
+}
+
+/// A digest that is equal for plans whose mounts show the same: the same archives, unchanged, in
+/// the same order, with the same options for the view. Memory, threads and similar options do not
+/// count; those of the process that mounts apply.
+pub(super) fn identity(plan: &MountPlan) -> String {
+    let MountPlan { archives, offset, recursive, view, access, allow_changes, .. } = plan;
+    let ViewOptions { subdir, uid, gid } = view;
+    let mut digest = Xxh3::new();
+    for path in archives {
+        match fs::metadata(path) {
+            Ok(found) => {
+                for number in [found.dev(), found.ino(), found.size()] {
+                    digest.update(&number.to_le_bytes());
+                }
+                for number in [found.mtime(), found.mtime_nsec()] {
+                    digest.update(&number.to_le_bytes());
+                }
+            }
+            // Opening it later reports the error.
+            Err(_) => digest.update(path.as_os_str().as_bytes()),
+        }
+    }
+    let options =
+        format!("{offset} {recursive} {subdir:?} {uid:?} {gid:?} {access:?} {allow_changes}");
+    digest.update(options.as_bytes());
+    format!("{:032x}", digest.digest128())
+}
