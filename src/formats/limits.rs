@@ -77,8 +77,8 @@ pub(crate) const CHUNK_TARGET: u64 = 1 << 20;
 /// decompressed into a temporary file. `xz -T0` writes blocks of 24 MiB, with -9 of 192 MiB.
 pub(crate) const CHUNK_MAX: u64 = 64 << 20;
 
-/// Largest chunk that is decompressed in memory, compressed bytes. Incompressible data grows a little; no compressor
-/// makes it grow more than this.
+/// Largest chunk that is decompressed in memory, compressed bytes. Incompressible data grows a
+/// little; no compressor makes it grow more than this.
 pub(crate) const EXTENT_MAX: u64 = CHUNK_MAX + (CHUNK_MAX >> 2);
 
 /// Least distance of the seek points of a gzip file, decoded bytes. A point is recorded at the next

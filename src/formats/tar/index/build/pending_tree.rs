@@ -28,8 +28,7 @@ pub(super) struct PendingTree {
     /// The last lookup in `parent_and_name`: base, path, result. Most members are in the same
     /// directory as the member before them.
     last_parent: Option<(DirectoryId, Vec<u8>, DirectoryId)>,
-    /// Where long lists are kept: in memory or in temporary files. Their length grows with the number
-    /// of members.
+    /// Where lists with an entry for each member are kept: in memory or in temporary files.
     pub(super) spill: Spill,
 }
 
