@@ -4,6 +4,7 @@
 
 pub mod control_group;
 pub mod directory;
+pub mod file_position;
 pub(crate) mod heap;
 pub mod kernel_file;
 pub mod memory;

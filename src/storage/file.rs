@@ -23,6 +23,7 @@ use super::changes::{Changes, Version};
 use super::identity::{Identity, Origin, identified};
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
+use crate::os::file_position::FilePosition;
 use crate::os::page_cache;
 use crate::os::trust;
 use crate::os::unlinked::is_in_memory;
@@ -71,7 +72,7 @@ const WILL_NEED_MAX: u64 = 128 << 10;
 #[derive(Debug)]
 enum Handle {
     /// Open as long as this value lives.
-    Open(File),
+    Open(Arc<File>),
     /// Open while its pool has room for it.
     Pooled(Arc<FilePool>, Arc<Slot>),
     /// Read from a copy, which starts at this offset of the file.
@@ -111,7 +112,7 @@ impl FileStorage {
     /// As `open`.
     pub(super) fn open_with(path: &Path, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
-        Ok(Self::new(Handle::Open(file), path, (identity, origin), changes))
+        Ok(Self::new(Handle::Open(Arc::new(file)), path, (identity, origin), changes))
     }
 
     /// Wraps an open file, without checks for rewrites. `path` is its path, or a name for errors.
@@ -120,7 +121,7 @@ impl FileStorage {
     /// Those of the system.
     pub fn of(file: File, path: PathBuf) -> io::Result<Self> {
         let (identity, origin) = identified(&file, file.metadata()?.len())?;
-        let handle = Handle::Open(file);
+        let handle = Handle::Open(Arc::new(file));
         let serving = OnceLock::new();
         Ok(Self { handle, pool: None, path, identity, origin, version: None, serving })
     }
@@ -181,8 +182,7 @@ impl FileStorage {
         self.serving.get_or_init(|| {
             let is_in_memory = self.is_in_memory();
             let random = match &self.handle {
-                Handle::Open(file) => Some(file),
-                Handle::Copied(file, _) => Some(&**file),
+                Handle::Open(file) | Handle::Copied(file, _) => Some(&**file),
                 Handle::Pooled(..) => None,
             };
             let is_on_fuse = self.is_on_fuse();
@@ -387,6 +387,22 @@ impl Storage for FileStorage {
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let random = self.serving.get().and_then(|serving| serving.random.as_ref());
         self.read_with(random.filter(|_| buffer.len() >= RANDOM_MIN), buffer, offset)
+    }
+
+    fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
+        offset.checked_add(len).filter(|&end| end <= self.identity.len)?;
+        match &self.handle {
+            Handle::Open(file) => {
+                // The time of a block device is unrelated to its contents.
+                let modified = self.identity.is_regular().then_some(self.identity.modified)?;
+                Some(FilePosition { file: Arc::clone(file), modified: Some(modified), offset })
+            }
+            Handle::Copied(file, start) => {
+                let offset = start.checked_add(offset)?;
+                Some(FilePosition { file: Arc::clone(file), modified: None, offset })
+            }
+            Handle::Pooled(..) => None,
+        }
     }
 
     fn drops_served(&self) -> bool {

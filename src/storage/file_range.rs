@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::Storage;
 use crate::error::{Error, Kind, Result};
+use crate::os::file_position::FilePosition;
 use crate::sync::Arc;
 
 /// The bytes of `inner` from an offset to its end, or to a cut.
@@ -65,6 +66,11 @@ impl Storage for FileRange {
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let start = self.inner_offset(offset, buffer.len())?;
         self.inner.read_contents_at(buffer, start)
+    }
+
+    fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
+        let start = self.inner_offset(offset, usize::try_from(len).ok()?).ok()?;
+        self.inner.position(start, len)
     }
 
     fn drops_served(&self) -> bool {

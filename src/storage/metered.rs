@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Storage;
 use crate::error::Result;
+use crate::os::file_position::FilePosition;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
@@ -33,6 +34,10 @@ impl Storage for Metered {
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.stats.archive_read(buffer.len());
         self.inner.read_contents_at(buffer, offset)
+    }
+
+    fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
+        self.inner.position(offset, len)
     }
 
     fn drops_served(&self) -> bool {

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use crate::error::Result;
+use crate::os::file_position::FilePosition;
 
 mod archive_cache;
 mod archives;
@@ -53,6 +54,13 @@ pub trait Storage: Send + Sync {
     /// As `read_exact_at`.
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.read_exact_at(buffer, offset)
+    }
+
+    /// Where the `len` bytes at `offset` are stored in an open file, as they are. `None` if they
+    /// are not, or if that file may be closed at any time.
+    fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
+        let _ = (offset, len);
+        None
     }
 
     /// Announces that this range will be read soon. Advice, which may be ignored.

@@ -17,6 +17,7 @@ mod finding;
 mod name;
 mod path;
 mod paths;
+mod stored;
 mod union;
 mod verify;
 mod view;
@@ -28,6 +29,7 @@ pub use finding::{Finding, Location, Severity};
 pub use name::Name;
 pub use path::{joined, resolve, resolve_through};
 pub use paths::paths;
+pub use stored::StoredFile;
 pub use union::{Hidden, Layer, Union};
 pub use verify::{Counts, Verified, verify};
 pub use view::{View, ViewOptions};
@@ -125,6 +127,16 @@ pub trait Tree: Send + Sync {
     fn data_offset(&self, ino: Ino) -> Result<u64> {
         let _ = ino;
         Ok(0)
+    }
+
+    /// Visits regular files whose bytes the archive stores as they are, in an open file. It may
+    /// leave out any of them. Reads all inodes, so call it from a thread of its own.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Io` if the inodes cannot be read.
+    fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
+        let _ = visit;
+        Ok(())
     }
 
     /// Reports problems of the archive that reading every file would not reveal: tables that

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use super::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Location, Name, ReadBytes, Scratch, SeekTarget,
-    Totals, Tree, resolve_through,
+    StoredFile, Totals, Tree, resolve_through,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -158,6 +158,10 @@ impl Tree for View {
 
     fn data_offset(&self, ino: Ino) -> Result<u64> {
         self.tree.data_offset(self.inner(ino))
+    }
+
+    fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
+        self.tree.stored_files(visit)
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {

@@ -12,6 +12,7 @@ mod negotiation;
 mod oracle;
 mod programs;
 mod stats;
+mod stored_files;
 mod system_calls;
 mod tar;
 mod tar_index;

@@ -141,6 +141,24 @@ impl<'m> BlockRanges<'m> {
         Ok(Some(range))
     }
 
+    /// Where the next ranges are in the image, as far as they are uncompressed and contiguous
+    /// there. `None` at the end, and if the next range is compressed or a hole.
+    ///
+    /// # Errors
+    /// As `next`.
+    pub(super) fn next_uncompressed(&mut self) -> Result<Option<Range<u64>>> {
+        let mut ahead = self.clone();
+        let Some(mut image_range) = (match ahead.next()? {
+            Some(next) => next.uncompressed()?,
+            None => None,
+        }) else {
+            return Ok(None);
+        };
+        *self = ahead;
+        self.skip_uncompressed(&mut image_range)?;
+        Ok(Some(image_range))
+    }
+
     /// Advances over uncompressed ranges that are contiguous in the image, starting at the end of
     /// `image_range`. Extends `image_range` by them and returns their length in the file, bytes.
     ///

@@ -67,6 +67,11 @@ impl Data {
         }
     }
 
+    /// The storage of the image.
+    pub(super) fn storage(&self) -> &dyn Storage {
+        self.storage.as_ref()
+    }
+
     /// Registers the counters of its cache with `stats`.
     pub(super) fn report_to(&self, stats: &Stats) {
         self.cache.report_to(stats, CacheKind::Data);

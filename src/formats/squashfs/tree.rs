@@ -16,8 +16,8 @@ use crate::cache::{Fetch, Request};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::index;
 use crate::vfs::{
-    Attr, Cookie, DirEntry, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget, Timestamp, Totals,
-    Tree,
+    Attr, Cookie, DirEntry, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget, StoredFile,
+    Timestamp, Totals, Tree,
 };
 
 /// Least value of st_blksize, bytes. Python uses it as its buffer size, so one read covers a
@@ -148,6 +148,22 @@ impl Tree for SquashFs {
         start.map_err(self.with_location(ino))
     }
 
+    fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
+        if self.data.storage().position(0, 0).is_none() {
+            return Ok(());
+        }
+        let scanned = self.scan_inodes(|reference, inode, list| {
+            let Body::Regular(body) = inode.body else { return Ok(()) };
+            let file = FileRef { inode: reference, body, list: list.clone() };
+            // A damaged file is reported when it is read.
+            if let Ok(Some(stored)) = self.stored(file) {
+                visit(self.numbers.ino(reference, inode.number)?, stored);
+            }
+            Ok(())
+        });
+        scanned.map(drop).map_err(|error| error.within(&self.name))
+    }
+
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
         audit::audit(self, found);
     }
@@ -241,6 +257,31 @@ impl SquashFs {
 
     fn block_ranges<'m>(&'m self, file: FileRef<'m>, range: Range<u64>) -> Result<BlockRanges<'m>> {
         BlockRanges::new(&self.lists, &self.fragments, file, range)
+    }
+
+    /// Where the bytes of `file` are in the storage, if its blocks are uncompressed and follow each
+    /// other there. The tail may be elsewhere, in a fragment block.
+    fn stored(&self, file: FileRef<'_>) -> Result<Option<StoredFile>> {
+        let size = file.body.size;
+        let mut ranges = self.block_ranges(file, 0..size)?;
+        let Some(head) = ranges.next_uncompressed()? else { return Ok(None) };
+        let tail = ranges.next_uncompressed()?;
+        if ranges.remaining() > 0 {
+            return Ok(None);
+        }
+        let position = |range: &Range<u64>| {
+            self.data.storage().position(range.start, range.end.saturating_sub(range.start))
+        };
+        let head_len = head.end.saturating_sub(head.start);
+        let Some(start) = position(&head) else { return Ok(None) };
+        let tail = match tail {
+            None => None,
+            Some(range) => match position(&range) {
+                None => return Ok(None),
+                Some(rest) => Some((head_len, rest)),
+            },
+        };
+        Ok(Some(StoredFile { size, head: start, tail }))
     }
 
     /// Offset in the image of the first byte of a file's contents.

@@ -16,7 +16,7 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
-    Timestamp, Totals, Tree,
+    StoredFile, Timestamp, Totals, Tree,
 };
 
 mod acl;
@@ -449,6 +449,22 @@ impl Tree for Tar {
             _ => {}
         }
         Ok(data_offset)
+    }
+
+    fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
+        if self.storage.position(0, 0).is_none() {
+            return Ok(());
+        }
+        for id in 0..self.index.len() {
+            let node = self.in_index(self.index.node(id))?;
+            if let (FileKind::Regular, Content::Stored { start }) = (node.kind(), node.content())
+                && node.size > 0
+                && let Some(head) = self.storage.position(start, node.size)
+            {
+                visit(ino_of(id), StoredFile { size: node.size, head, tail: None });
+            }
+        }
+        Ok(())
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 
 use super::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Location, Name, ReadBytes, Scratch, SeekTarget,
-    Timestamp, Totals, Tree,
+    StoredFile, Timestamp, Totals, Tree,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -305,6 +305,18 @@ impl Tree for Union {
             Target::Merged(_) => return Err(Error::new(Kind::IsADirectory, "is a directory")),
         };
         Ok((tree as u64 + 1) << OFFSET_BITS | offset & ((1 << OFFSET_BITS) - 1))
+    }
+
+    fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
+        for (nth, tree) in self.trees.iter().enumerate() {
+            tree.stored_files(&mut |ino, file| {
+                // A number that the union cannot have is reported when it is looked up.
+                if let Ok(ino) = self.numbers.outer(Inner { tree: nth, ino }) {
+                    visit(ino, file);
+                }
+            })?;
+        }
+        Ok(())
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
