@@ -10,6 +10,7 @@ pub mod batch_job;
 pub mod cache;
 pub mod cli;
 pub mod codecs;
+pub mod direct;
 pub mod error;
 pub mod failpoint;
 pub mod formats;

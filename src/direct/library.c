@@ -9,14 +9,7 @@
  * It takes no lock, allocates nothing and has no thread-local data. It may run in a signal handler,
  * in a child after fork or vfork, and in any thread.
  *
- * Build:
- *
- *   cc -std=gnu11 -O2 -Wall -Wextra -Werror -ffreestanding -fPIC -fvisibility=hidden
- *      -fno-stack-protector -fasynchronous-unwind-tables -nostdlib -shared
- *      -Wl,-z,defs -Wl,-z,now -Wl,-z,noseparate-code -Wl,--hash-style=both
- *      -o libarchfs-direct.so library.c
- *
- * "-z defs" makes the link fail if the compiler adds a reference to another library. The unwind
+ * build.rs compiles it, and has the flags. "-z defs" makes the link fail if the compiler adds a reference to another library. The unwind
  * tables are needed because glibc unwinds the stack of a thread that is cancelled in a read. With
  * "-z noseparate-code" the library needs fewer mappings, which makes each exec about 20 us faster.
  *

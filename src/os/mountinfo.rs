@@ -45,6 +45,12 @@ impl MountEntry {
         self.kind == TYPE
     }
 
+    /// The number of the device as stat(2) returns it.
+    pub(crate) fn device_number(&self) -> Option<u64> {
+        let (major, minor) = self.device.split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    }
+
     /// Whether it is a FUSE mount.
     pub(crate) fn is_fuse(&self) -> bool {
         matches!(self.kind.as_str(), "fuse" | "fuseblk") || self.kind.starts_with("fuse.")

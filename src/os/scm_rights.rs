@@ -1,6 +1,6 @@
-//! Passes a descriptor to another process with SCM_RIGHTS (unix(7)).
+//! Passes descriptors to another process with SCM_RIGHTS (unix(7)).
 //!
-//! Each message carries one byte of data, because a message without data may be lost.
+//! Each message carries data, because a message without data may be lost.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,16 +17,33 @@ use rustix::net::{
 /// # Errors
 /// The error of the system call, for example EPIPE.
 pub(crate) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    send_with(socket, b"d", &[descriptor]).map(|_| ())
+}
+
+/// The maximum number of descriptors of `send_with`.
+pub(crate) const DESCRIPTORS_MAX: usize = 32;
+
+/// Sends `bytes` over `socket`, with `descriptors`; returns how many bytes were sent. The
+/// descriptors arrive with the first byte.
+///
+/// # Errors
+/// The error of the system call, for example EPIPE; ENOBUFS for too many descriptors.
+pub(crate) fn send_with(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor];
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+    if descriptors.len() > DESCRIPTORS_MAX
+        || !ancillary.push(SendAncillaryMessage::ScmRights(descriptors))
+    {
         return Err(Errno::NOBUFS);
     }
     loop {
-        match sendmsg(&socket, &[IoSlice::new(b"d")], &mut ancillary, SendFlags::NOSIGNAL) {
+        match sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
             Err(Errno::INTR) => {}
-            sent => return sent.map(|_| ()),
+            sent => return sent,
         }
     }
 }

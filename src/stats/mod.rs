@@ -9,6 +9,7 @@
 //! under their shard locks, which they hold anyway, so they are only queried.
 
 use std::cell::Cell;
+use std::fmt;
 use std::time::Instant;
 
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
@@ -97,6 +98,35 @@ pub struct Stats {
     /// The current budget of the caches, in bytes.
     budget: AtomicU64,
     alarm: Alarm,
+    direct: DirectReads,
+}
+
+/// Reads that processes did directly, without a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectCounts {
+    /// Number of reads.
+    pub reads: u64,
+    /// Bytes that they returned.
+    pub bytes: u64,
+}
+
+/// Returns the counts so far.
+type DirectSource = Box<dyn Fn() -> DirectCounts + Send + Sync>;
+
+/// The source of `DirectCounts`, if there are direct reads.
+#[derive(Default)]
+struct DirectReads(OnceLock<DirectSource>);
+
+impl DirectReads {
+    fn counts(&self) -> DirectCounts {
+        self.0.get().map(|source| source()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for DirectReads {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.counts().fmt(formatter)
+    }
 }
 
 /// The counters of one thread. Aligned to two cache lines, because they are fetched in pairs.
@@ -136,6 +166,8 @@ pub struct Totals {
     pub releases: u64,
     /// The current budget of both, in bytes.
     pub budget: u64,
+    /// Reads that needed no request, and are not among `requests` and `bytes`.
+    pub direct: DirectCounts,
 }
 
 impl Totals {
@@ -207,6 +239,16 @@ impl Stats {
         self.in_use().map(sum).sum()
     }
 
+    /// Registers the counters of direct reads. Call it once.
+    pub fn watch_direct_reads(&self, source: DirectSource) {
+        let _ = self.direct.0.set(source);
+    }
+
+    /// Grows with every request and every direct read: a sign that the mount is in use.
+    pub fn uses(&self) -> u64 {
+        self.requests().wrapping_add(self.direct.counts().reads)
+    }
+
     /// All counters so far.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
@@ -226,6 +268,7 @@ impl Stats {
         totals.data = caches.counts(CacheKind::Data);
         totals.releases = self.releases.load(Ordering::Relaxed);
         totals.budget = self.budget.load(Ordering::Relaxed);
+        totals.direct = self.direct.counts();
         totals
     }
 
@@ -244,7 +287,7 @@ impl Default for Stats {
         let stripes = (0..STRIPES).map(|_| OnceLock::new()).collect();
         let (caches, alarm) = (Mutex::default(), Alarm::default());
         let [releases, budget] = [const { AtomicU64::new(0) }; 2];
-        Self { stripes, caches, releases, budget, alarm }
+        Self { stripes, caches, releases, budget, alarm, direct: DirectReads::default() }
     }
 }
 

@@ -1,0 +1,20 @@
+//! Reads that bypass FUSE (`run --direct`): a preloaded library answers read(2) on files of a
+//! mount from the archive itself, where the archive stores their bytes as they are.
+//!
+//! The daemon passes three things to the library, over the socket of the mount: the open archive
+//! files; a table that says where the bytes of each inode are (`table`); and a page that both can
+//! write (`state`), in which the daemon says whether it still serves the mount and the library
+//! counts its reads. `library.c` is the other side. It does the reading and checks every
+//! assumption on each read.
+//!
+//! Invariant: nothing here says where bytes are unless a read through the mount returns the same
+//! bytes.
+
+mod library;
+mod memory_file;
+mod state;
+mod table;
+
+pub use library::{environment, install, is_library};
+pub use state::State;
+pub use table::{Mount, Table};

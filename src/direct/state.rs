@@ -1,0 +1,230 @@
+//! The page that the daemon and the processes that read directly share.
+//!
+//! Its first word says whether the daemon still serves the mount. The library checks it on each
+//! read: the kernel gives the device number of an ended mount to the next one at once, so device
+//! and inode number alone may mean a file of another archive. The word is the thread number of a
+//! thread of the daemon, in a robust list (get_robust_list(2)). If the daemon is killed, the kernel
+//! marks the word.
+//!
+//! Invariant: the word is zero or marked before the mount ends.
+#![expect(unsafe_code, reason = "a mapping that other processes write, and set_robust_list(2)")]
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::memory_file;
+use crate::stats::DirectCounts;
+use crate::sync::{Arc, Mutex, thread};
+
+/// Bytes of the page for the word, and of that for the counters.
+const PAGE: usize = 4096;
+
+/// Groups of counters, and bytes of one. There are several, so that processors do not wait for one
+/// cache line.
+const SHARDS: usize = 64;
+const SHARD: usize = 64;
+
+/// The shared page of one mount.
+pub struct State {
+    file: File,
+    map: MmapRaw,
+    /// The thread that stands for the daemon; `None` before `show_alive`. The lock is held for a
+    /// store.
+    thread: Mutex<Alive>,
+}
+
+#[derive(Clone, Copy)]
+enum Alive {
+    NotYet,
+    /// The number of the thread.
+    Served(u32),
+    /// For good.
+    Ended,
+}
+
+impl State {
+    /// A page that says that the mount is not served.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn new() -> io::Result<Arc<Self>> {
+        let file = memory_file::create()?;
+        file.set_len(2 * PAGE as u64)?;
+        memory_file::seal_length(&file)?;
+        let map = MmapOptions::new().len(2 * PAGE).map_raw(&file)?;
+        Ok(Arc::new(Self { file, map, thread: Mutex::new(Alive::NotYet) }))
+    }
+
+    /// The file that holds it.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Says that the mount is served, until `suspend` or the end of this process. Does nothing
+    /// after `end`.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn show_alive(self: &Arc<Self>) -> io::Result<()> {
+        let number = watch_over(Arc::clone(self))?;
+        let mut thread = self.thread.lock();
+        if matches!(*thread, Alive::NotYet) {
+            *thread = Alive::Served(number);
+            self.word().store(number, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Says that the mount is not served, before an attempt to unmount it.
+    pub fn suspend(&self) {
+        self.word().store(0, Ordering::SeqCst);
+    }
+
+    /// Says again that the mount is served, after an attempt to unmount it has failed.
+    pub fn resume(&self) {
+        if let Alive::Served(number) = *self.thread.lock() {
+            self.word().store(number, Ordering::SeqCst);
+        }
+    }
+
+    /// Says that the mount is not served, for good.
+    pub fn end(&self) {
+        *self.thread.lock() = Alive::Ended;
+        self.suspend();
+    }
+
+    /// The sum of the counters.
+    pub fn counts(&self) -> DirectCounts {
+        let mut sum = DirectCounts::default();
+        for shard in 0..SHARDS {
+            let [reads, bytes] = [0, 8].map(|offset| self.counter(PAGE + shard * SHARD + offset));
+            sum.reads = sum.reads.wrapping_add(reads);
+            sum.bytes = sum.bytes.wrapping_add(bytes);
+        }
+        sum
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the map is page-aligned and two pages long, and its length is sealed. All
+        // processes access this word only atomically.
+        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().cast()) }
+    }
+
+    fn counter(&self, offset: usize) -> u64 {
+        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= 2 * PAGE);
+        // SAFETY: as for `word`; `offset` is a multiple of 8 within the map.
+        let counter = unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) };
+        counter.load(Ordering::Relaxed)
+    }
+}
+
+/// `struct robust_list_head` of linux/futex.h, with one entry.
+#[repr(C)]
+struct RobustList {
+    first: *const RobustEntry,
+    futex_offset: libc::c_long,
+    pending: *const RobustEntry,
+    entry: RobustEntry,
+}
+
+/// `struct robust_list`. The last entry points back to the head.
+#[repr(C)]
+struct RobustEntry {
+    next: *const RobustEntry,
+}
+
+/// Starts the thread whose end marks the word of `state`; returns its number. The thread never
+/// returns, so it ends with the process.
+fn watch_over(state: Arc<State>) -> io::Result<u32> {
+    let (sender, receiver) = mpsc::channel();
+    thread::Builder::new().name("direct".into()).spawn(move || {
+        let registered = register(state.word());
+        let _ = sender.send(registered);
+        // The list is of this thread, and `state` keeps the word mapped.
+        loop {
+            thread::park();
+        }
+    })?;
+    receiver.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+}
+
+/// Makes the kernel mark `word` at the end of this thread, if the word has the number of the
+/// thread then. Returns the number.
+fn register(word: &AtomicU32) -> io::Result<u32> {
+    let list = Box::leak(Box::new(RobustList {
+        first: std::ptr::null(),
+        futex_offset: 0,
+        pending: std::ptr::null(),
+        entry: RobustEntry { next: std::ptr::null() },
+    }));
+    let entry = &raw const list.entry;
+    list.futex_offset = (word.as_ptr() as libc::c_long).wrapping_sub(entry as libc::c_long);
+    list.entry.next = (&raw const *list).cast();
+    list.first = entry;
+    // SAFETY: the list is leaked, so it stays valid, and is laid out as in linux/futex.h. It
+    // replaces the list of the C library, which only robust mutexes use; this thread has none.
+    let status = unsafe {
+        libc::syscall(libc::SYS_set_robust_list, &raw const *list, 3 * size_of::<usize>())
+    };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it takes no arguments and cannot fail.
+    let number = unsafe { libc::syscall(libc::SYS_gettid) };
+    u32::try_from(number).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER_DIED: u32 = 1 << 30;
+
+    #[test]
+    fn the_kernel_marks_the_word_when_its_thread_ends() {
+        let state = State::new().unwrap();
+        let watched = Arc::clone(&state);
+        let ended = thread::spawn(move || {
+            let number = register(watched.word()).unwrap();
+            watched.word().store(number, Ordering::SeqCst);
+            number
+        });
+        assert_ne!(ended.join().unwrap(), 0);
+        assert_eq!(state.word().load(Ordering::SeqCst) & OWNER_DIED, OWNER_DIED);
+    }
+
+    #[test]
+    fn is_served_between_the_start_and_the_end() {
+        let state = State::new().unwrap();
+        let is_alive = || state.word().load(Ordering::SeqCst) != 0;
+        state.resume();
+        assert!(!is_alive(), "not yet");
+        state.show_alive().unwrap();
+        assert!(is_alive());
+        state.suspend();
+        assert!(!is_alive());
+        state.resume();
+        assert!(is_alive());
+        state.end();
+        state.resume();
+        state.show_alive().unwrap();
+        assert!(!is_alive(), "for good");
+    }
+
+    #[test]
+    fn sums_the_counters_of_all_shards_and_cannot_be_resized() {
+        use std::os::unix::fs::FileExt;
+        let state = State::new().unwrap();
+        for (shard, reads, bytes) in [(0, 1_u64, 10_u64), (63, 2, 20)] {
+            let offset = (PAGE + shard * SHARD) as u64;
+            state.file().write_all_at(&reads.to_ne_bytes(), offset).unwrap();
+            state.file().write_all_at(&bytes.to_ne_bytes(), offset + 8).unwrap();
+        }
+        assert_eq!(state.counts(), DirectCounts { reads: 3, bytes: 30 });
+        assert!(state.file().set_len(0).is_err());
+    }
+}

@@ -1,0 +1,256 @@
+//! The table that says where the bytes of each file are.
+//!
+//! It is a file in memory with 16 bytes for each inode number, found by that number. `library.c`
+//! maps it. The layout is in `library.c`, at `struct table`; both sides are of one version, because
+//! the program contains the library.
+//!
+//! Invariant: after `build` nothing can change the table.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use super::memory_file;
+use crate::error::{Error, Kind, Result};
+use crate::os::file_position::FilePosition;
+use crate::os::memory;
+use crate::sync::Arc;
+use crate::vfs::{Ino, StoredFile, Tree};
+
+const MAGIC: [u8; 8] = *b"ARCHFSD1";
+
+/// Bytes of a page of entries. Parts of the table begin at multiples of it.
+const PAGE: usize = 4096;
+
+/// Bytes of an entry, and of a tail.
+const ENTRY: usize = 16;
+const TAIL: usize = 24;
+
+/// Offset of the descriptions of the archive files in the header, and bytes of one.
+const FILES_OFFSET: usize = 64;
+const FILE: usize = 40;
+
+/// The maximum number of archive files. Each costs the reading process a descriptor. Members of
+/// further archives are read through the mount.
+const FILES_MAX: usize = 16;
+
+/// Bits of a location that hold the offset in the archive file; the file number is above them.
+const OFFSET_BITS: u32 = 48;
+
+/// The bit of a location that says that the offset is the number of a tail.
+const HAS_TAIL: u64 = 1 << 63;
+
+/// The maximum of inode numbers for each inode. Images without an export table have sparse
+/// numbers; a table for them would take too much memory.
+const SPARSENESS_MAX: u64 = 4;
+
+/// Numbers that are always allowed, however few inodes there are.
+const NUMBERS_MIN: u64 = 1 << 16;
+
+/// The part of the memory left to the job that the table may take.
+const HEADROOM_PART: u64 = 8;
+
+/// The mount for which a table is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// The device number that stat(2) returns for its files.
+    pub device: u64,
+    /// Its number in /proc/self/mountinfo.
+    pub id: u64,
+}
+
+/// A complete table.
+#[derive(Debug)]
+pub struct Table {
+    file: File,
+    archives: Vec<Arc<File>>,
+    count: u64,
+}
+
+impl Table {
+    /// The table of the files of `tree` that can be read directly; `None` if there are none.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Io` if the inodes cannot be read, or if an archive was rewritten since it was
+    /// opened; `Unsupported` if the table would take too much memory.
+    pub fn build(tree: &dyn Tree, mount: Mount) -> Result<Option<Self>> {
+        let entries = entries(tree)?;
+        let mut builder = Builder::new(entries)
+            .map_err(|error| Error::io("cannot make the table of direct reads", error))?;
+        tree.stored_files(&mut |ino, file| builder.add(ino, &file))?;
+        builder
+            .finish(mount)
+            .map_err(|error| Error::io("cannot make the table of direct reads", error))
+    }
+
+    /// The sealed file that holds it.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The archive files, in the order of their numbers.
+    pub fn archives(&self) -> &[Arc<File>] {
+        &self.archives
+    }
+
+    /// Number of files that can be read directly.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+/// The number of entries that the table needs.
+fn entries(tree: &dyn Tree) -> Result<u64> {
+    let refused = |why: &str| Err(Error::new(Kind::Unsupported, format!("no direct reads: {why}")));
+    let (end, inodes) = (tree.numbers_end(), tree.totals().inodes);
+    if end > inodes.saturating_mul(SPARSENESS_MAX).max(NUMBERS_MIN) {
+        return refused("the inode numbers of the archive are sparse");
+    }
+    let len = end.saturating_mul(ENTRY as u64);
+    let headroom = memory::headroom().map_or(u64::MAX, |headroom| headroom.bytes);
+    if len > headroom / HEADROOM_PART {
+        return refused("the table of its files would take too much memory");
+    }
+    Ok(end)
+}
+
+struct Builder {
+    file: File,
+    entries: u64,
+    /// The page of entries that is being filled, and its number.
+    page: Box<[u8; PAGE]>,
+    number: u64,
+    tails: Vec<u8>,
+    archives: Vec<FilePosition>,
+    count: u64,
+    failed: io::Result<()>,
+}
+
+impl Builder {
+    fn new(entries: u64) -> io::Result<Self> {
+        let file = memory_file::create()?;
+        file.set_len(tails_offset(entries))?;
+        let (page, number) = (Box::new([0; PAGE]), 0);
+        let (tails, archives) = (Vec::new(), Vec::new());
+        Ok(Self { file, entries, page, number, tails, archives, count: 0, failed: Ok(()) })
+    }
+
+    fn add(&mut self, ino: Ino, file: &StoredFile) {
+        if self.failed.is_ok() && ino.number() < self.entries {
+            self.failed = self.try_add(ino, file);
+        }
+    }
+
+    fn try_add(&mut self, ino: Ino, file: &StoredFile) -> io::Result<()> {
+        let Some(head) = self.location(&file.head) else { return Ok(()) };
+        let location = match &file.tail {
+            None => head,
+            Some((head_len, tail)) => {
+                let Some(tail) = self.location(tail) else { return Ok(()) };
+                let number = (self.tails.len() / TAIL) as u64;
+                for value in [head, tail, *head_len] {
+                    self.tails.extend(value.to_ne_bytes());
+                }
+                HAS_TAIL | 1 << OFFSET_BITS | number
+            }
+        };
+        let offset = ino.number() * ENTRY as u64;
+        self.turn_to(offset / PAGE as u64)?;
+        let at = (offset % PAGE as u64) as usize;
+        self.page[at..at + 8].copy_from_slice(&location.to_ne_bytes());
+        self.page[at + 8..at + ENTRY].copy_from_slice(&file.size.to_ne_bytes());
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Makes `number` the page that is filled. Inodes come mostly in ascending order, so a page is
+    /// rarely filled twice.
+    fn turn_to(&mut self, number: u64) -> io::Result<()> {
+        if number == self.number {
+            return Ok(());
+        }
+        self.write_page()?;
+        self.number = number;
+        let offset = self.page_offset();
+        self.file.read_exact_at(&mut self.page[..], offset)
+    }
+
+    fn write_page(&self) -> io::Result<()> {
+        self.file.write_all_at(&self.page[..], self.page_offset())
+    }
+
+    fn page_offset(&self) -> u64 {
+        (self.number + 1) * PAGE as u64
+    }
+
+    /// The number for a position; `None` if the table has no room for the file, or if the offset is
+    /// too large.
+    fn location(&mut self, position: &FilePosition) -> Option<u64> {
+        let is_same = |other: &FilePosition| Arc::ptr_eq(&other.file, &position.file);
+        let number = match self.archives.iter().position(is_same) {
+            Some(number) => number,
+            None if self.archives.len() < FILES_MAX => {
+                self.archives.push(position.clone());
+                self.archives.len() - 1
+            }
+            None => return None,
+        };
+        (position.offset >> OFFSET_BITS == 0)
+            .then_some((number as u64 + 1) << OFFSET_BITS | position.offset)
+    }
+
+    fn finish(self, mount: Mount) -> io::Result<Option<Table>> {
+        self.write_page()?;
+        let Self { file, entries, tails, archives, count, failed, .. } = self;
+        failed?;
+        if count == 0 {
+            return Ok(None);
+        }
+        let tails_offset = tails_offset(entries);
+        file.write_all_at(&tails, tails_offset)?;
+        let mut header = [0; PAGE];
+        header[..8].copy_from_slice(&MAGIC);
+        let values = [
+            mount.device,
+            mount.id,
+            entries,
+            PAGE as u64,
+            (tails.len() / TAIL) as u64,
+            tails_offset,
+            archives.len() as u64,
+        ];
+        for (slot, value) in header[8..].as_chunks_mut::<8>().0.iter_mut().zip(values) {
+            *slot = value.to_ne_bytes();
+        }
+        for (slot, archive) in header[FILES_OFFSET..].chunks_exact_mut(FILE).zip(&archives) {
+            slot.copy_from_slice(&description(archive)?);
+        }
+        file.write_all_at(&header, 0)?;
+        memory_file::seal(&file)?;
+        let archives = archives.into_iter().map(|archive| archive.file).collect();
+        Ok(Some(Table { file, archives, count }))
+    }
+}
+
+/// What `library.c` compares after each read of an archive file: device, inode, size, and
+/// modification time in seconds and nanoseconds.
+fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
+    let found = archive.file.metadata()?;
+    let modified = (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0));
+    if archive.modified.is_some_and(|expected| expected != modified) {
+        return Err(io::Error::other("the archive was rewritten"));
+    }
+    let mut bytes = [0; FILE];
+    let values =
+        [found.dev(), found.ino(), found.size(), modified.0.cast_unsigned(), u64::from(modified.1)];
+    for (slot, value) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(values) {
+        *slot = value.to_ne_bytes();
+    }
+    Ok(bytes)
+}
+
+/// Offset of the tails: after the header and the entries.
+fn tails_offset(entries: u64) -> u64 {
+    let entries = (entries * ENTRY as u64).next_multiple_of(PAGE as u64);
+    PAGE as u64 + entries.max(PAGE as u64)
+}
