@@ -6,7 +6,7 @@ use clap::builder::FalseyValueParser;
 
 use super::{args, mount};
 use crate::error::Result;
-use crate::lifecycle::{self, Outcome, Privacy};
+use crate::lifecycle::{self, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
 
 /// Mount archives, run COMMAND, unmount; exits with COMMAND's status
@@ -19,6 +19,10 @@ pub(super) struct Args {
     /// Mount in a namespace that only COMMAND and its children see; leaves no stale mount
     #[arg(long, env = "ARCHFS_PRIVATE", value_parser = FalseyValueParser::new())]
     private: bool,
+
+    /// Let COMMAND read uncompressed files from the archive itself, by a preloaded library
+    #[arg(long)]
+    direct: bool,
 
     /// The command; ARCHFS_MOUNTPOINT in its environment is the mount point
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -46,5 +50,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let daemon = |source| mount::daemon_arguments(&plan, source);
     let quiet = plan.verbosity == Verbosity::Quiet;
     let show = |message: &str| mount::wait_bar(message, quiet);
-    lifecycle::run(&plan, &daemon, privacy, &args.command, &show)
+    let options = RunOptions { privacy, is_direct: args.direct };
+    lifecycle::run(&plan, &daemon, options, &args.command, &show)
 }

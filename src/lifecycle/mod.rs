@@ -24,7 +24,7 @@ pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
 pub use commands::list::{Listed, State, list, stats};
 pub use commands::mount::{Caller, MountOutcome, mount};
-pub use commands::run::{Outcome, Privacy, run};
+pub use commands::run::{Outcome, Privacy, RunOptions, run};
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
 pub use daemon::archive_cache::ArchiveCacheChoice;

@@ -5,6 +5,7 @@ mod support;
 
 mod commands;
 mod descriptors;
+mod direct;
 mod job_step;
 mod leases;
 mod mount_helper;

@@ -15,13 +15,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, geteuid, set_child_subreaper, wait, waitpid};
 
-use crate::error::{Error, Result, reason};
+use crate::direct;
+use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::commands::{descendants, mount};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
-use crate::lifecycle::share::{self, Client, MountFate, MountState};
+use crate::lifecycle::share::{self, Client, MountFate, MountState, RecordSnapshot};
 use crate::lifecycle::{ConnectionSource, Lifetime, MountPlan};
+use crate::os::mountinfo;
 use crate::os::process::ProcessId;
 use crate::os::raw_signals::Mask;
 use crate::progress::Show;
@@ -44,6 +46,18 @@ pub enum Privacy {
     /// Only the command.
     Private,
 }
+
+/// How to run the command.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions {
+    /// Which processes see the mount.
+    pub privacy: Privacy,
+    /// Whether the command reads uncompressed files from the archive itself.
+    pub is_direct: bool,
+}
+
+/// Variables for the environment of the command.
+type Environment = Vec<(&'static str, OsString)>;
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +85,7 @@ pub enum Outcome {
 pub fn run(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-    privacy: Privacy,
+    options: RunOptions,
     command: &[OsString],
     show: Show<'_>,
 ) -> Result<Outcome> {
@@ -82,15 +96,20 @@ pub fn run(
     let mount_point = mount_point::locate(&plan.mountpoint)?;
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.
-    let lease = match obtain(&mount_point, plan, arguments, privacy, show)? {
+    let mut lease = match obtain(&mount_point, plan, arguments, options.privacy, show)? {
         Ok(lease) => lease,
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
     relay.catch_ending_signals()?;
     // Orphans of the command become children of this process, which can then find them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
+    let mut environment = vec![("ARCHFS_MOUNTPOINT", mount_point.clone().into_os_string())];
+    if options.is_direct {
+        environment.extend(direct_reads(&mount_point, &mut lease));
+    }
     let mut lease = Some(lease);
-    let outcome = execute(relay, mask, &mount_point, plan.lifetime, command, &mut lease, show);
+    let outcome =
+        execute(relay, mask, &mount_point, plan.lifetime, (command, environment), &mut lease, show);
     if let Some(lease) = lease {
         lease.end(&mount_point, show);
     }
@@ -247,12 +266,41 @@ impl RunLease {
     }
 }
 
+/// The variables with which the command reads directly. Warns if it cannot; it reads through the
+/// mount then.
+fn direct_reads(mount_point: &Path, lease: &mut RunLease) -> Environment {
+    let path = mount_point.display();
+    if lease.is_private {
+        log::warn!("{path}: --direct has no effect with a private mount");
+        return Vec::new();
+    }
+    let prepared = lease.client.prepare_direct_reads().and_then(|is_possible| {
+        if !is_possible {
+            return Err(Error::new(Kind::Unsupported, "no file is stored uncompressed"));
+        }
+        let missing = || Error::new(Kind::NotFound, "the mount has ended");
+        let entry = mountinfo::topmost(mount_point)?.ok_or_else(missing)?;
+        let owner = entry.owner().ok_or_else(missing)?;
+        let snapshot = RecordSnapshot::of(mount_point, owner).ok_or_else(missing)?;
+        let device = entry.device_number().ok_or_else(missing)?;
+        let library = share::in_record_directory(direct::install)?;
+        Ok(direct::environment(&library, device, &snapshot.socket(), |name| std::env::var_os(name)))
+    });
+    match prepared {
+        Ok(variables) => variables.into(),
+        Err(error) => {
+            log::warn!("{path}: --direct has no effect: {error}");
+            Vec::new()
+        }
+    }
+}
+
 fn execute(
     relay: Relay,
     mask: Mask,
     mount_point: &Path,
     lifetime: Lifetime,
-    command: &[OsString],
+    (command, environment): (&[OsString], Environment),
     lease: &mut Option<RunLease>,
     show: Show<'_>,
 ) -> Result<Outcome> {
@@ -261,7 +309,7 @@ fn execute(
     };
     let name = Path::new(program).display();
     let mut command = Command::new(program);
-    command.args(arguments).env("ARCHFS_MOUNTPOINT", mount_point);
+    command.args(arguments).envs(environment);
     mask.pass_to(&mut command);
     let child = match command.spawn() {
         Ok(child) => child,

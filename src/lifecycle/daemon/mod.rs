@@ -18,7 +18,9 @@ use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::share::{ClientId, Leases, UnmountAnswer, UnmountRequest};
+use crate::lifecycle::share::{
+    ClientId, DirectAnswer, Leases, Responder, UnmountAnswer, UnmountRequest,
+};
 use crate::os::memory;
 use crate::os::mountinfo;
 use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
@@ -30,6 +32,7 @@ pub(super) mod address_space;
 pub(super) mod archive_cache;
 pub(super) mod budget_share;
 pub(super) mod clone_fd;
+mod direct_reads;
 pub(super) mod end_policy;
 mod idle;
 pub(super) mod kill_wait;
@@ -49,6 +52,7 @@ mod start;
 
 use archive_cache::ArchiveCachePolicy;
 use budget_share::Share;
+use direct_reads::DirectReads;
 use end_policy::{EndPolicy, Holders, Step, UNMOUNT_RETRY_INTERVAL};
 use kill_wait::KillWait;
 use mounted::{Mounted, unmount_on_panic};
@@ -69,6 +73,7 @@ struct Daemon {
     release: Release,
     share: Share,
     archive_cache: ArchiveCachePolicy,
+    direct: DirectReads,
     wakes: WakeSources,
     /// The process that it was started for. In a Slurm step this is the batch script.
     script: Option<ProcessId>,
@@ -126,6 +131,7 @@ impl Daemon {
         let wake = session_end.waker()?;
         let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
         let failure_log = FailureLog::new(Arc::clone(&tree), archives);
+        let direct = DirectReads::new(Arc::clone(&tree), Arc::clone(&mount), Arc::clone(&stats));
         let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
         let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
@@ -146,6 +152,7 @@ impl Daemon {
             release,
             share,
             archive_cache,
+            direct,
             wakes,
             script: None,
             kill_wait,
@@ -181,7 +188,8 @@ impl Daemon {
                 // ending.
                 self.leases.admit_none();
             }
-            self.leases.serve_requests(self.policy.lingers(), &|| self.report.snapshot().json());
+            let mut answers = Answers { report: &self.report, direct: &mut self.direct };
+            self.leases.serve_requests(self.policy.lingers(), &mut answers);
             while let Some((client, request)) = self.leases.take_unmount_request() {
                 self.unmount_for(client, &request);
             }
@@ -194,7 +202,7 @@ impl Daemon {
             // Done in every round: a change that is not read would end every wait at once.
             let share = self.share.update(now);
             // A new holder may not have sent its first request.
-            let uses = self.stats.requests().saturating_add(self.leases.lease_requests_granted());
+            let uses = self.stats.uses().saturating_add(self.leases.lease_requests_granted());
             match self.policy.next(now, holders, uses) {
                 Step::Serve(until) => {
                     let release = self.release.update(now);
@@ -318,7 +326,7 @@ impl Daemon {
             if left.is_zero() || wait(&mut self.leases.watched(), Some(left)).is_err() {
                 return;
             }
-            self.leases.serve_requests(false, &String::new);
+            self.leases.serve_requests(false, &mut ());
         }
     }
 
@@ -343,6 +351,22 @@ impl Daemon {
             self.policy.request_end_now();
         }
         Ok(events.session_ended)
+    }
+}
+
+/// Answers requests of clients that are not about leases.
+struct Answers<'d> {
+    report: &'d Report,
+    direct: &'d mut DirectReads,
+}
+
+impl Responder for Answers<'_> {
+    fn stats(&self) -> String {
+        self.report.snapshot().json()
+    }
+
+    fn direct(&mut self) -> DirectAnswer<'_> {
+        self.direct.answer()
     }
 }
 

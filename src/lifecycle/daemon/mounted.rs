@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
+use crate::direct::{self, State};
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::attach::Attached;
@@ -44,6 +45,8 @@ struct Parts {
     mountpoint: Option<Mountpoint>,
     /// `None` if no other process can use the mount.
     lock: Option<(MountLock, Record)>,
+    /// Tells processes that read directly that the mount has ended.
+    direct: Option<Arc<State>>,
 }
 
 impl Mounted {
@@ -72,7 +75,7 @@ impl Mounted {
         lock.write(&record)?;
         let (attached, mountpoint) = (Some(attached), Some(mountpoint));
         let lock = Some((lock, record));
-        let parts = Parts { reserve: reserve(), attached, mountpoint, lock };
+        let parts = Parts { reserve: reserve(), attached, mountpoint, lock, direct: None };
         let mount_point = mount_point.to_owned();
         Ok((Arc::new(Self { mount_point, parts: Mutex::new(Some(parts)) }), connection))
     }
@@ -84,7 +87,7 @@ impl Mounted {
         mountpoint: Option<Mountpoint>,
         lock: Option<(MountLock, Record)>,
     ) -> Arc<Self> {
-        let parts = Parts { reserve: reserve(), attached: None, mountpoint, lock };
+        let parts = Parts { reserve: reserve(), attached: None, mountpoint, lock, direct: None };
         Arc::new(Self { mount_point: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
     }
 
@@ -121,6 +124,21 @@ impl Mounted {
         Some(lock.record_directory().to_owned())
     }
 
+    /// The mount as processes see it that read directly; `None` if this process did not mount it.
+    pub(in crate::lifecycle) fn for_direct_reads(&self) -> Option<direct::Mount> {
+        let parts = self.parts.lock();
+        let entry = parts.as_ref()?.attached.as_ref()?.entry();
+        Some(direct::Mount { device: entry.device_number()?, id: entry.id })
+    }
+
+    /// Ends direct reads by `state` before the mount ends.
+    pub(in crate::lifecycle) fn end_with_it(&self, state: &Arc<State>) {
+        match &mut *self.parts.lock() {
+            Some(parts) => parts.direct = Some(Arc::clone(state)),
+            None => state.end(),
+        }
+    }
+
     /// Whether another process unmounted it. Files may still be open.
     pub(in crate::lifecycle) fn was_unmounted_by_others(&self) -> bool {
         match &*self.parts.lock() {
@@ -141,9 +159,13 @@ impl Mounted {
     pub(in crate::lifecycle) fn unmount_if_idle(&self) -> Result<()> {
         if let Some(parts) = &mut *self.parts.lock() {
             parts.note_ending(true);
+            let direct = parts.direct.as_deref();
+            // Before the kernel can give the device number to another mount.
+            direct.map(State::suspend);
             if let Some(attached) = &parts.attached
                 && let Err(error) = attached.detach(Detach::IfIdle)
             {
+                direct.map(State::resume);
                 parts.note_ending(false);
                 return Err(error);
             }
@@ -188,8 +210,9 @@ impl Parts {
 
     fn remove_all(mut self) {
         self.note_ending(true);
-        let Self { reserve, attached, mountpoint, lock } = self;
+        let Self { reserve, attached, mountpoint, lock, direct } = self;
         drop(reserve);
+        direct.as_deref().map(State::end);
         // First: this process may be killed before it can do the rest.
         drop(attached);
         drop(mountpoint);

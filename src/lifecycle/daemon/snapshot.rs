@@ -41,6 +41,9 @@ pub struct Snapshot {
     faults: u64,
     /// File contents that readers received.
     served_bytes: u64,
+    /// Reads of `run --direct` that needed no request, and the bytes that they returned.
+    direct_reads: u64,
+    direct_bytes: u64,
     /// Reads from the archives, including those of opening.
     archive_reads: u64,
     archive_bytes: u64,
@@ -80,6 +83,8 @@ impl Snapshot {
             requests: by_operation.into_iter().chain([("total", totals.all_requests())]).collect(),
             faults: totals.faults,
             served_bytes: totals.bytes,
+            direct_reads: totals.direct.reads,
+            direct_bytes: totals.direct.bytes,
             archive_reads: totals.archive_reads,
             archive_bytes: totals.archive_bytes,
             lookup_latency: Percentiles::of(&totals.lookups),
@@ -112,6 +117,10 @@ impl Snapshot {
             counted(requests(Operation::Read), "read"),
             format!("{} returned", format_size(self.served_bytes)),
         ];
+        if self.direct_reads > 0 {
+            let reads = counted(self.direct_reads, "direct read");
+            parts.push(format!("{reads} of {}", format_size(self.direct_bytes)));
+        }
         if let Some(hits) = self.data_cache.hits_per_thousand() {
             let (whole, tenths) = (hits / 10, hits % 10);
             parts.push(format!("{whole}.{tenths}% of blocks found in the cache"));

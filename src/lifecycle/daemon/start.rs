@@ -254,7 +254,7 @@ fn hold_shared_mount(
         let limit = leases.needs_timer().then_some(ASK_AGAIN);
         wait(&mut watched, limit)?;
         let has_ended = watched.last().is_some_and(|daemon| !daemon.revents().is_empty());
-        leases.serve_requests(false, &String::new);
+        leases.serve_requests(false, &mut ());
         let events = wakes.take(Script::of(holder));
         if has_ended {
             return Ok(());

@@ -14,9 +14,10 @@ use rustix::process::geteuid;
 
 use super::lock::{LockWait, MountLock};
 use super::record_directory::RecordDirectory;
-use super::record_file::{SOCKET_SUFFIX, private_prefix, record_name_of_socket};
+use super::record_file::{RECORD_SUFFIX, SOCKET_SUFFIX, private_prefix, record_name_of_socket};
 use super::record_snapshot::RecordSnapshot;
 use super::state::{MountState, mount_state, mounted_at};
+use crate::direct;
 use crate::error::{Kind, Result};
 use crate::lifecycle::mount::PROBE_TIMEOUT;
 use crate::lifecycle::mount::attach;
@@ -152,8 +153,8 @@ pub(in crate::lifecycle) fn remove_ended_records(mount_point: &Path) {
     }
 }
 
-/// Removes the sockets of this user that have no record and no listener, and then the record
-/// directories that are empty.
+/// Removes the sockets of this user that have no record and no listener, the libraries of `run
+/// --direct` in directories without records, and then the record directories that are empty.
 pub(in crate::lifecycle) fn remove_orphan_sockets() {
     for record_directory in RecordDirectory::all() {
         for name in record_directory.names(SOCKET_SUFFIX) {
@@ -164,6 +165,13 @@ pub(in crate::lifecycle) fn remove_orphan_sockets() {
                     .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
             {
                 let _ = fs::remove_file(socket);
+            }
+        }
+        // Processes of a mount that ended may still start others, so its end does not remove them.
+        if record_directory.names(RECORD_SUFFIX).is_empty() {
+            for name in record_directory.names(".so").iter().filter(|name| direct::is_library(name))
+            {
+                let _ = fs::remove_file(record_directory.join(name));
             }
         }
         record_directory.remove_if_empty();

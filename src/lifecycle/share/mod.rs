@@ -40,11 +40,13 @@ pub(super) use clean_up::{
 pub(super) use identity::{first_record, real_paths};
 pub(super) use join::{JoinOutcome, join_or_lock};
 pub(super) use lease::{
-    Client, ClientId, HolderStatus, Leases, MountFate, Status, UnmountAnswer, UnmountRequest,
+    Client, ClientId, DirectAnswer, HolderStatus, Leases, MountFate, Responder, Status,
+    UnmountAnswer, UnmountRequest,
 };
 pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};
 pub(super) use peers::{Peers, is_served_by_others};
 pub(super) use record::Record;
+pub(super) use record_directory::in_record_directory;
 pub(super) use record_directory_check::check_record_directory;
 pub(super) use record_snapshot::RecordSnapshot;
 pub(super) use state::{MountState, mount_state, mount_state_within};

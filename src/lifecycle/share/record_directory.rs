@@ -152,6 +152,17 @@ impl RecordDirectory {
     }
 }
 
+/// Calls `create` with the path of this user's record directory in one parent after the other,
+/// until it succeeds. For files that only this user may write and that outlast a mount.
+///
+/// # Errors
+/// `Io` with the error of the first parent, if none works.
+pub(in crate::lifecycle) fn in_record_directory<T>(
+    mut create: impl FnMut(&Path) -> io::Result<T>,
+) -> Result<T> {
+    RecordDirectory::try_each_parent(|record_directory| create(record_directory.path()))
+}
+
 fn own_uid() -> u32 {
     geteuid().as_raw()
 }

@@ -92,7 +92,8 @@ impl RecordSnapshot {
         Client::connect(&self.socket()).ok()
     }
 
-    fn socket(&self) -> PathBuf {
+    /// The path of the daemon's socket.
+    pub(in crate::lifecycle) fn socket(&self) -> PathBuf {
         self.record_directory.join(&socket_name(&self.name))
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fd::{AsFd, BorrowedFd};
 
 use super::super::{EXIT_TIMEOUT, UNMOUNT_TIMEOUT};
-use super::message::{Answer, Request, Status, UnmountAnswer, UnmountRequest};
+use super::message::{Answer, DirectAnswer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
 use crate::os::peer_credentials;
@@ -207,6 +207,17 @@ impl Client {
     pub(in crate::lifecycle) fn stats(&mut self) -> Result<String> {
         self.send_unless_closed(Request::Stats)?;
         self.read_line(Some(ANSWER_TIMEOUT))
+    }
+
+    /// Makes the daemon prepare direct reads; `false` if no file of the mount can be read directly.
+    /// The daemon may not know that yet.
+    ///
+    /// # Errors
+    /// `Io` if the daemon does not answer; `TimedOut`.
+    pub(in crate::lifecycle) fn prepare_direct_reads(&mut self) -> Result<bool> {
+        self.send_unless_closed(Request::Direct)?;
+        // read(2) discards descriptors that come with the line.
+        Ok(self.read_line(Some(ANSWER_TIMEOUT))? != DirectAnswer::Never.encode().0)
     }
 
     /// Waits until the daemon closes the connection, which it does when it has unmounted, or until

@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
+use rustix::fd::BorrowedFd;
+
 use super::message::PENDING_INPUT_MAX;
 use crate::os::process::ProcessId;
+use crate::os::scm_rights;
 
 /// How many bytes to read at once; most requests are shorter.
 const READ_SIZE: usize = 160;
@@ -89,5 +92,14 @@ impl Connection {
     /// Sends `line`. A client that does not read even these few bytes is disconnected.
     pub(super) fn send(&mut self, line: &str) {
         self.is_open &= self.stream.write_all(line.as_bytes()).is_ok();
+    }
+
+    /// The same, with descriptors.
+    pub(super) fn send_with(&mut self, line: &str, descriptors: &[BorrowedFd<'_>]) {
+        if descriptors.is_empty() {
+            return self.send(line);
+        }
+        let sent = scm_rights::send_with(&self.stream, line.as_bytes(), descriptors);
+        self.is_open &= sent == Ok(line.len());
     }
 }

@@ -3,6 +3,7 @@
 //! After an upgrade of archfs, its commands talk to daemons of the old version. So the words on the
 //! wire stay the same, even if a name in this file changes.
 
+use rustix::fd::BorrowedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
@@ -35,6 +36,8 @@ pub(super) enum Request {
     Status,
     /// Report the statistics so far.
     Stats,
+    /// Pass what the library of `run --direct` needs (`crate::direct`).
+    Direct,
     /// Unmount.
     Unmount(UnmountRequest),
 }
@@ -82,6 +85,30 @@ pub(super) enum Answer {
     TooManyClients,
 }
 
+/// The answer to a request for direct reads. `src/direct/library.c` reads it.
+#[derive(Debug)]
+pub(in crate::lifecycle) enum DirectAnswer<'d> {
+    /// The daemon is making the table.
+    Later,
+    /// No file of this mount can be read directly.
+    Never,
+    /// The table, the state, and the archive files.
+    Ready(Vec<BorrowedFd<'d>>),
+}
+
+impl DirectAnswer<'_> {
+    /// The line, and the descriptors that go with it.
+    pub(super) fn encode(&self) -> (String, &[BorrowedFd<'_>]) {
+        match self {
+            Self::Later => ("direct later\n".into(), &[]),
+            Self::Never => ("direct none\n".into(), &[]),
+            Self::Ready(descriptors) => {
+                (format!("direct {}\n", descriptors.len().saturating_sub(2)), descriptors)
+            }
+        }
+    }
+}
+
 impl Request {
     pub(super) fn encode(&self) -> String {
         match self {
@@ -92,6 +119,7 @@ impl Request {
             Self::Leave => "leave\n".into(),
             Self::Status => "status\n".into(),
             Self::Stats => "numbers\n".into(),
+            Self::Direct => "direct 1\n".into(),
             Self::Unmount(UnmountRequest { how, callers }) => {
                 let how = match how {
                     Detach::IfIdle => "idle",
@@ -117,6 +145,7 @@ impl Request {
             ("leave", "") => Ok(Self::Leave),
             ("status", "") => Ok(Self::Status),
             ("numbers", "") => Ok(Self::Stats),
+            ("direct", "1") => Ok(Self::Direct),
             ("unmount", rest) => {
                 let mut words = rest.split(' ');
                 let how = match words.next() {
@@ -219,6 +248,7 @@ mod tests {
             Request::Leave,
             Request::Status,
             Request::Stats,
+            Request::Direct,
             Request::Unmount(UnmountRequest { how: Detach::IfIdle, callers: vec![process; 2] }),
             Request::Unmount(UnmountRequest { how: Detach::Lazily, callers: vec![] }),
         ] {

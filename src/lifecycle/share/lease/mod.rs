@@ -18,5 +18,7 @@ mod server;
 
 pub(in crate::lifecycle) use client::{Client, HoldAnswer, MountFate};
 pub(in crate::lifecycle) use connection::ClientId;
-pub(in crate::lifecycle) use message::{HolderStatus, Status, UnmountAnswer, UnmountRequest};
-pub(in crate::lifecycle) use server::Leases;
+pub(in crate::lifecycle) use message::{
+    DirectAnswer, HolderStatus, Status, UnmountAnswer, UnmountRequest,
+};
+pub(in crate::lifecycle) use server::{Leases, Responder};

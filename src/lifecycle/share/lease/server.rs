@@ -10,7 +10,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
 
 use super::connection::{ClientId, Connection, LeaseState};
-use super::message::{Answer, HolderStatus, Request, Status, UnmountAnswer, UnmountRequest};
+use super::message::{
+    Answer, DirectAnswer, HolderStatus, Request, Status, UnmountAnswer, UnmountRequest,
+};
 use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::os::peer_credentials;
@@ -51,6 +53,26 @@ enum Admission {
     HoldersOnly,
     /// None.
     Closed,
+}
+
+/// Answers requests that are not about leases.
+pub(in crate::lifecycle) trait Responder {
+    /// The statistics, as JSON on one line.
+    fn stats(&self) -> String;
+
+    /// What the library of `run --direct` needs.
+    fn direct(&mut self) -> DirectAnswer<'_>;
+}
+
+/// A process that serves no mount.
+impl Responder for () {
+    fn stats(&self) -> String {
+        String::new()
+    }
+
+    fn direct(&mut self) -> DirectAnswer<'_> {
+        DirectAnswer::Never
+    }
 }
 
 impl Leases {
@@ -185,18 +207,19 @@ impl Leases {
     }
 
     /// Answers all requests, and drops the leases of processes that have ended. `lingers` is
-    /// whether the mount stays for a while without leases; `stats` returns the statistics.
+    /// whether the mount stays for a while without leases; `responder` answers what is not about
+    /// leases.
     pub(in crate::lifecycle) fn serve_requests(
         &mut self,
         lingers: bool,
-        stats: &dyn Fn() -> String,
+        responder: &mut dyn Responder,
     ) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
         for index in 0..self.clients.len() {
             self.clients[index].receive();
             while let Some(line) = self.clients[index].next_line() {
-                self.answer(index, &line, stats);
+                self.answer(index, &line, responder);
             }
         }
         self.clients.retain(|client| client.is_open);
@@ -229,7 +252,7 @@ impl Leases {
         }
     }
 
-    fn answer(&mut self, index: usize, line: &str, stats: &dyn Fn() -> String) {
+    fn answer(&mut self, index: usize, line: &str, responder: &mut dyn Responder) {
         let Ok(request) = Request::decode(line) else {
             self.clients[index].is_open = false;
             return;
@@ -241,7 +264,12 @@ impl Leases {
             }
             Request::Stats => {
                 failpoint::panic_at("lease");
-                return self.clients[index].send(&(stats() + "\n"));
+                return self.clients[index].send(&(responder.stats() + "\n"));
+            }
+            Request::Direct => {
+                let answer = responder.direct();
+                let (line, descriptors) = answer.encode();
+                return self.clients[index].send_with(&line, descriptors);
             }
             Request::Leave => {
                 self.clients[index].lease = LeaseState::Leaving;
@@ -413,11 +441,11 @@ mod tests {
         let (mut client, daemon) = UnixStream::pair().unwrap();
         leases.grant_to(daemon).unwrap();
         client.write_all(b"hold\nstatus\nkeep\nnumbers\n").unwrap();
-        leases.serve_requests(false, &String::new);
+        leases.serve_requests(false, &mut ());
         assert_eq!(leases.lease_requests_granted(), 2);
         leases.admit_none();
         client.write_all(b"hold\n").unwrap();
-        leases.serve_requests(false, &String::new);
+        leases.serve_requests(false, &mut ());
         assert_eq!(leases.lease_requests_granted(), 2);
     }
 }

@@ -1,0 +1,112 @@
+//! The daemon's part in reads that bypass FUSE: makes the table when the first process asks for it.
+//!
+//! Making it reads all inodes of the archives, which takes a second for some million files. A
+//! thread does that, so that clients are answered meanwhile; they read through the mount until it
+//! is done.
+
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+
+use rustix::fd::AsFd;
+
+use crate::direct::{Mount, State, Table};
+use crate::error::{Error, Result};
+use crate::lifecycle::share::DirectAnswer;
+use crate::stats::Stats;
+use crate::sync::{Arc, thread};
+use crate::vfs::Tree;
+
+use super::mounted::Mounted;
+
+/// The direct reads of one mount.
+pub(super) struct DirectReads {
+    tree: Arc<dyn Tree>,
+    mount: Arc<Mounted>,
+    stats: Arc<Stats>,
+    progress: Progress,
+}
+
+enum Progress {
+    /// No process has asked yet.
+    NotAsked,
+    /// A thread makes the table.
+    Building(Arc<State>, Receiver<Option<Table>>),
+    Ready(Arc<State>, Table),
+    /// No file can be read directly.
+    Never,
+}
+
+impl DirectReads {
+    /// Direct reads of files of `tree`, which are mounted as `mount`.
+    pub(super) fn new(tree: Arc<dyn Tree>, mount: Arc<Mounted>, stats: Arc<Stats>) -> Self {
+        Self { tree, mount, stats, progress: Progress::NotAsked }
+    }
+
+    /// The answer to a process that asks. The first request starts the making of the table.
+    pub(super) fn answer(&mut self) -> DirectAnswer<'_> {
+        if matches!(self.progress, Progress::NotAsked) {
+            self.progress = self.begin().unwrap_or_else(|error| {
+                crate::log::error(&error);
+                Progress::Never
+            });
+        }
+        if let Progress::Building(state, table) = &self.progress {
+            match table.try_recv() {
+                Err(TryRecvError::Empty) => {}
+                Ok(Some(table)) => self.progress = Progress::Ready(Arc::clone(state), table),
+                Ok(None) | Err(TryRecvError::Disconnected) => self.progress = Progress::Never,
+            }
+        }
+        match &self.progress {
+            Progress::NotAsked | Progress::Building(..) => DirectAnswer::Later,
+            Progress::Never => DirectAnswer::Never,
+            Progress::Ready(state, table) => {
+                let archives = table.archives().iter().map(|archive| archive.as_fd());
+                let first = [table.file().as_fd(), state.file().as_fd()];
+                DirectAnswer::Ready(first.into_iter().chain(archives).collect())
+            }
+        }
+    }
+
+    fn begin(&self) -> Result<Progress> {
+        // A private mount, or one that another program made, has no socket at which to ask.
+        let Some(mount) = self.mount.for_direct_reads() else { return Ok(Progress::Never) };
+        let failed = |error| Error::io("cannot start direct reads", error);
+        let state = State::new().map_err(failed)?;
+        self.mount.end_with_it(&state);
+        let counts = Arc::clone(&state);
+        self.stats.watch_direct_reads(Box::new(move || counts.counts()));
+        let (sender, receiver) = mpsc::channel();
+        let (tree, shown) = (Arc::clone(&self.tree), Arc::clone(&state));
+        thread::Builder::new()
+            .name("direct-table".into())
+            .spawn(move || {
+                let _ = sender.send(build(tree.as_ref(), mount, &shown));
+            })
+            .map_err(failed)?;
+        Ok(Progress::Building(state, receiver))
+    }
+}
+
+/// Makes the table, and shows in `state` that the mount is served. `None` if there is nothing to
+/// read directly; says why.
+fn build(tree: &dyn Tree, mount: Mount, state: &Arc<State>) -> Option<Table> {
+    let table = Table::build(tree, mount).and_then(|table| {
+        let shown = table.as_ref().map_or(Ok(()), |_| state.show_alive());
+        shown.map_err(|error| Error::io("cannot start direct reads", error))?;
+        Ok(table)
+    });
+    match table {
+        Ok(Some(table)) => {
+            log::info!("{} files can be read directly", table.count());
+            Some(table)
+        }
+        Ok(None) => {
+            log::warn!("--direct has no effect: the archive stores all files compressed");
+            None
+        }
+        Err(error) => {
+            log::warn!("--direct has no effect: {error}");
+            None
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! `archfs run --direct`: what a command reads from the archive itself, and that it never gets
+//! other bytes than through the mount.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::support::mount::CleanUp;
+use crate::support::stage::{Stage, Talker, said, stage_as_user, stage_with};
+use crate::support::{archfs, image, run, source, wait_until};
+
+/// Sizes of files around pages and blocks.
+const SIZES: [usize; 10] =
+    [1, 4095, 4096, 4097, 100_000, 131_071, 131_072, 131_073, 400_000, 2_000_000];
+
+/// Reads all files below a directory in several ways, and prints a digest for each way.
+const READ_ALL: &str = r"
+import hashlib, os, sys
+files = sorted(os.path.join(at, name) for at, _, names in os.walk(sys.argv[1]) for name in names)
+
+def whole(file):
+    with open(file, 'rb') as opened:
+        return opened.read()
+
+def pieces(size):
+    def read(file):
+        descriptor = os.open(file, os.O_RDONLY)
+        parts = iter(lambda: os.read(descriptor, size), b'')
+        joined = b''.join(parts)
+        os.close(descriptor)
+        return joined
+    return read
+
+def at_offsets(file):
+    descriptor = os.open(file, os.O_RDONLY)
+    size = os.fstat(descriptor).st_size
+    parts = [os.pread(descriptor, 5000, at) for at in range(0, size + 5000, 5000)]
+    os.close(descriptor)
+    return b''.join(parts)
+
+def into_two(file):
+    descriptor = os.open(file, os.O_RDONLY)
+    first, second, parts = bytearray(1000), bytearray(70000), []
+    while count := os.readv(descriptor, [first, second]):
+        parts.append((bytes(first) + bytes(second))[:count])
+    os.close(descriptor)
+    return b''.join(parts)
+
+for way in (whole, pieces(65537), pieces(100), at_offsets, into_two):
+    digest = hashlib.sha256()
+    for file in files:
+        if way is whole or os.path.getsize(file) < 500000:
+            digest.update(way(file))
+    print(digest.hexdigest())
+";
+
+fn make_source(directory: &Path, seed: u64) -> PathBuf {
+    let made = directory.join(format!("source-{seed}"));
+    fs::create_dir_all(made.join("below")).unwrap();
+    for (number, size) in SIZES.into_iter().enumerate() {
+        let bytes = source::noise(seed * 100 + number as u64, size);
+        fs::write(made.join(format!("below/noise-{number}")), bytes).unwrap();
+    }
+    fs::write(made.join("text"), "line\n".repeat(100_000)).unwrap();
+    fs::write(made.join("empty"), "").unwrap();
+    made
+}
+
+/// A tar of files that differ for each seed but for their names and sizes.
+fn make_tar(directory: &Path, seed: u64) -> PathBuf {
+    let (source, tar) = (make_source(directory, seed), directory.join(format!("{seed}.tar")));
+    run(Command::new("tar")
+        .arg("-C")
+        .arg(&source)
+        .arg("--sort=name")
+        .arg("-cf")
+        .arg(&tar)
+        .arg("."));
+    tar
+}
+
+fn tar_stage() -> Option<Stage> {
+    stage_with(|work| make_tar(work, 1))
+}
+
+fn read_all(directory: &Path) -> String {
+    let output = run(Command::new("python3").args(["-c", READ_ALL]).arg(directory));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// `archfs run --direct` with these options, archives and command; its statistics are in
+/// `numbers`.
+fn run_direct(stage: &Stage, words: &[&Path], command: &[&str]) -> Output {
+    let mut archfs = archfs();
+    archfs.args(["run", "--direct", "--stats-json"]).arg(stage.work.path().join("numbers"));
+    archfs.args(words).arg(&stage.mount_point).arg("--").args(command);
+    archfs.env("ARCHFS_DIRECT", "check").output().unwrap()
+}
+
+/// A statistic of the last mount.
+fn number(stage: &Stage, key: &str) -> u64 {
+    let text = fs::read_to_string(stage.work.path().join("numbers")).unwrap();
+    serde_json::from_str::<serde_json::Value>(&text).unwrap()[key].as_u64().unwrap()
+}
+
+#[test]
+fn a_command_reads_the_bytes_of_the_mount() {
+    let Some(stage) = tar_stage() else { return };
+    let work = stage.work.path();
+    let source = make_source(work, 1);
+    let expected = read_all(&source);
+    let image = image::make(work, "a.sqfs", &source, &["-comp", "zstd", "-noD", "-noF"]);
+    let tails = image::make(work, "b.sqfs", &source, &["-comp", "zstd", "-always-use-fragments"]);
+    let copies = work.join("copies");
+    fs::create_dir(&copies).unwrap();
+    for words in [
+        &[stage.image.as_path()][..],
+        &[&image],
+        &[&tails],
+        &[Path::new("--stage"), &copies, &stage.image],
+        &[&stage.image, &image],
+        &[Path::new("-oallow_other"), &stage.image],
+    ] {
+        let mount_point = stage.mount_point.to_str().unwrap();
+        let output = run_direct(&stage, words, &["python3", "-c", READ_ALL, mount_point]);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{words:?}");
+        // The table is made while the command starts, so the first reads may miss it.
+        let (reads, bytes) = (number(&stage, "direct_reads"), number(&stage, "direct_bytes"));
+        assert!(reads > 100 && bytes > 1 << 20, "{words:?}: {reads} reads, {bytes} bytes");
+        assert!(stage.is_gone());
+    }
+}
+
+#[test]
+fn an_ordinary_user_reads_directly() {
+    let Some(stage) = stage_as_user() else { return };
+    let mount_point = stage.mount_point.to_str().unwrap();
+    let output =
+        run_direct(&stage, &[&stage.image], &["cat", &format!("{mount_point}/folder/data")]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.stdout == source::noise(1, 300_000));
+}
+
+/// Reads `mount/./below/noise-4` at each line of input, and prints device, inode and digest. A read
+/// that fails prints the error.
+const READ_AT_EACH_LINE: &str = r"
+import hashlib, os, sys
+print('started', flush=True)
+for line in sys.stdin:
+    try:
+        descriptor = os.open('mount/below/noise-4', os.O_RDONLY)
+        status, data = os.fstat(descriptor), b''
+        while part := os.read(descriptor, 1 << 20):
+            data += part
+        os.close(descriptor)
+        print(status.st_dev, status.st_ino, hashlib.sha256(data).hexdigest(), flush=True)
+    except OSError as error:
+        print('-', '-', error.strerror, flush=True)
+";
+
+struct Reader(Talker);
+
+impl Reader {
+    /// A reader below `archfs run --direct`, which has read directly.
+    fn start(stage: &Stage) -> Self {
+        let script = "exec $ARCHFS run --direct $IMAGE mount -- python3 -c \"$SCRIPT\"";
+        let mut command = stage.bash(script);
+        let mut reader = Self(Talker::start(command.env("SCRIPT", READ_AT_EACH_LINE)));
+        assert_eq!(reader.0.line(), "started");
+        wait_until("it reads directly", || {
+            reader.read();
+            let output = run(archfs().args(["stats", "--json"]).arg(&stage.mount_point));
+            let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            stats["direct_reads"].as_u64().unwrap() > 0
+        });
+        reader
+    }
+
+    /// Device and inode of the file, and the digest of its bytes, or the error.
+    fn read(&mut self) -> (String, String) {
+        self.0.write("again\n");
+        let line = self.0.line();
+        let mut words = line.splitn(3, ' ');
+        let id = format!("{} {}", words.next().unwrap(), words.next().unwrap());
+        (id, words.next().unwrap().to_owned())
+    }
+}
+
+#[test]
+fn another_archive_at_the_same_place_is_not_taken_for_the_first() {
+    let Some(stage) = tar_stage() else { return };
+    let other = make_tar(stage.work.path(), 2);
+    let mut reader = Reader::start(&stage);
+    let first = reader.read();
+    let _clean_up = CleanUp(stage.mount_point.clone());
+    // The kernel gives the device number to the next mount. Mounts of other tests may take it, so
+    // this tries until it comes back.
+    let device = first.0.split(' ').next().unwrap();
+    let has_device = || {
+        run(archfs().args(["unmount", "--lazy"]).arg(&stage.mount_point));
+        run(archfs().args(["mount", "--keep"]).arg(&other).arg(&stage.mount_point));
+        fs::metadata(&stage.mount_point).unwrap().dev().to_string() == device
+    };
+    assert!((0..100).any(|_| has_device()), "the device number does not come back");
+    let second = reader.read();
+    assert_eq!(first.0, second.0, "otherwise this shows nothing");
+    assert_ne!(first.1, second.1);
+    let digest = run(Command::new("sha256sum").arg(stage.mount_point.join("below/noise-4")));
+    assert!(digest.stdout.starts_with(second.1.as_bytes()));
+}
+
+#[test]
+fn reads_fail_when_the_daemon_was_killed() {
+    let Some(stage) = tar_stage() else { return };
+    let mut reader = Reader::start(&stage);
+    let (_, digest) = reader.read();
+    assert_eq!(digest.len(), 64);
+    rustix::process::kill_process(stage.daemon(), rustix::process::Signal::KILL).unwrap();
+    wait_until("reads fail", || reader.read().0 == "- -");
+    // Opened before, so that only the read can tell.
+    let script = "exec 7< mount/below/noise-4; kill -9 $($ARCHFS list --json | \
+                  python3 -c 'import json, sys; print([d for d in map(json.loads, sys.stdin) \
+                  if d[\"mountpoint\"].startswith(\"'$PWD'\")][0][\"daemon\"])'); \
+                  sleep 0.2; head -c 10 <&7 && echo still; true";
+    drop(reader);
+    let mut command = stage.bash("$ARCHFS run --direct $IMAGE mount -- bash -c \"$SCRIPT\"");
+    let output = command.env("SCRIPT", script).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("still"), "{}", said(&output));
+    assert!(said(&output).contains("Transport endpoint is not connected"), "{}", said(&output));
+}
+
+#[test]
+fn an_archive_that_is_rewritten_in_place_gives_errors_as_through_the_mount() {
+    let Some(stage) = tar_stage() else { return };
+    let other = make_tar(stage.work.path(), 2);
+    let mut reader = Reader::start(&stage);
+    fs::write(&stage.image, fs::read(other).unwrap()).unwrap();
+    wait_until("reads fail", || reader.read().1 == "Input/output error");
+}
+
+#[test]
+fn direct_reads_keep_a_mount_from_being_idle() {
+    let Some(stage) = tar_stage() else { return };
+    let script =
+        "exec $ARCHFS run --direct --idle-timeout 2s $IMAGE mount -- python3 -c \"$SCRIPT\"";
+    let keeps_reading = "
+import os, time
+descriptor, until = os.open('mount/below/noise-4', os.O_RDONLY), time.monotonic() + 5
+while time.monotonic() < until:
+    assert len(os.pread(descriptor, 100, 5)) == 100
+    time.sleep(0.1)
+os.close(descriptor)
+assert os.path.ismount('mount'), 'it counted as idle'
+";
+    let output = stage.bash(script).env("SCRIPT", keeps_reading).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn says_when_it_has_no_effect() {
+    let Some(stage) = tar_stage() else { return };
+    let work = stage.work.path();
+    run(Command::new("gzip").arg("-k").arg(&stage.image));
+    let output = run_direct(&stage, &[Path::new("--private"), &stage.image], &["true"]);
+    assert!(
+        said(&output).contains("--direct has no effect with a private mount"),
+        "{}",
+        said(&output)
+    );
+    // Whether the archive has such files is known only after a moment.
+    let compressed = work.join("1.tar.gz");
+    let again = "true; sleep 0.3; exec \"$ARCHFS\" run --direct 1.tar.gz mount -- true";
+    let output = stage
+        .bash(&format!("$ARCHFS run --direct {} mount -- bash -c '{again}'", compressed.display()));
+    let output = { output }.output().unwrap();
+    assert!(said(&output).contains("--direct has no effect: no file"), "{}", said(&output));
+}
+
+/// In a /tmp of its own, because other tests have mounts as well.
+#[test]
+fn gc_removes_the_library_when_nothing_is_mounted() {
+    let Some(stage) = tar_stage() else { return };
+    let script = "
+        mount -t tmpfs tmpfs /tmp
+        here=$(mktemp -d -p /dev/shm)
+        trap 'rmdir $here' EXIT
+        $ARCHFS run --direct $IMAGE $here/mount -- bash -c '$ARCHFS gc; ls $LD_PRELOAD'
+        ls -d /tmp/archfs-*
+        $ARCHFS gc
+        ! ls -d /tmp/archfs-*";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-ec", script]);
+    let image = fs::canonicalize(&stage.image).unwrap();
+    // The image is below /tmp, which the script hides.
+    let copy = PathBuf::from(format!("/dev/shm/archfs-test-{}.tar", std::process::id()));
+    fs::copy(image, &copy).unwrap();
+    command.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &copy);
+    let output = command.output().unwrap();
+    fs::remove_file(copy).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
