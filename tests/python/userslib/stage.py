@@ -4,6 +4,7 @@ unmounted.
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -29,6 +30,8 @@ class Stage:
     def __init__(self, archfs, python, work, times):
         self.archfs, self.python, self.work, self.times = archfs, python, work, times
         self.report = Report()
+        # Views on which scripts also run with `run --direct`, and how often those read directly.
+        self.direct_views, self.direct_reads = {"tar"}, 0
         # The caller's environment must not affect archfs, and scripts must not write bytecode.
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("ARCHFS", "SLURM_", "PYTHON"))}
@@ -41,8 +44,8 @@ class Stage:
                               env=self.environment | options.pop("environment", {}), **options).stdout
 
     def user(self, script, *arguments, **options):
-        python = options.pop("python", self.python)
-        return self.call(python, USERS / script, *arguments, **options)
+        python, under = options.pop("python", self.python), options.pop("under", [])
+        return self.call(*under, python, USERS / script, *arguments, **options)
 
     def pack(self, *words):
         self.call(self.archfs, "pack", "--quiet", *words)
@@ -71,3 +74,17 @@ class Stage:
         for view in views:
             with self.report.check(f"{what}, {view.name}"), self.mounted(view) as mount_point:
                 same(expected, self.user(script, mount_point, *arguments, **options))
+            if view.name in self.direct_views:
+                with self.report.check(f"{what}, {view.name}, direct reads"), self.mounted(view) as mount_point, \
+                        self.direct(view, mount_point) as under:
+                    same(expected, self.user(script, mount_point, *arguments, **options, under=under))
+
+    @contextlib.contextmanager
+    def direct(self, view, mount_point):
+        """The command below which a script reads directly and compares each read with the mount."""
+        under = ["env", "ARCHFS_DIRECT=check", self.archfs, "run", "--direct", "--quiet", *view.options,
+                 *view.archives, mount_point, "--"]
+        # The first command finds the table of the files made.
+        self.call(*under, "sleep", "0.3")
+        yield under
+        self.direct_reads += json.loads(self.call(self.archfs, "stats", "--json", mount_point))["direct_reads"]
