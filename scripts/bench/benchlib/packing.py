@@ -105,7 +105,7 @@ def make(bench, packer, source, part):
 
 
 def first_epoch(visit):
-    yield sections.FRESH, reader.measure(visit.epoch, "read", visit.root, visit.dataset.listing, 4,
+    yield sections.FRESH, visit.measure("read", visit.root, visit.dataset.listing, 4,
                                          visit.seed(0))
 
 

@@ -31,10 +31,6 @@ def measure(*command):
             "checksum": output[3]}
 
 
-def measure_python(root, listing, processes, seed):
-    return measure(sys.executable, PYTHON_EPOCH, root, listing, processes, seed)
-
-
 # The page cache.
 
 def warm(*files):

@@ -8,6 +8,8 @@ rotates from round to round.
 import sys
 from typing import NamedTuple
 
+from benchlib import reader
+
 
 class Row(NamedTuple):
     """One measurement. `bytes` and `files` are what was read; for memory and sizes, what was found."""
@@ -53,6 +55,19 @@ class Visit(NamedTuple):
     system: object
     root: object
     round: int
+    # What the system's `begin` yielded.
+    began: object = None
+
+    def measure(self, *words):
+        """The figures of the reading program with these arguments."""
+        return reader.measure(*self.run(), self.epoch, *words)
+
+    def measure_python(self, *words):
+        return reader.measure(*self.run(), sys.executable, reader.PYTHON_EPOCH, *words)
+
+    def run(self):
+        """The command that starts programs which read from this system."""
+        return self.system.run(self.began, self.root)
 
     def seed(self, order):
         """The seed of the file order: the same for all systems, different in each round and phase."""
@@ -82,7 +97,7 @@ def one_group(bench, dataset, began, group, wanted, number, systems):
     read = {}
     for system in systems:
         with system.shown(began[system], bench.mount_point) as root:
-            visit = Visit(bench.epoch, dataset, system, root, number)
+            visit = Visit(bench.epoch, dataset, system, root, number, began[system])
             for phase, figures in group.measure(visit):
                 if phase not in wanted:
                     continue

@@ -47,9 +47,9 @@ class Bench(NamedTuple):
 
 def fresh(visit):
     read = ("read", visit.root, visit.dataset.listing, 4)
-    yield FRESH, reader.measure(visit.epoch, *read, visit.seed(0))
+    yield FRESH, visit.measure(*read, visit.seed(0))
     read_again_below(visit)
-    yield SECOND, reader.measure(visit.epoch, *read, visit.seed(1))
+    yield SECOND, visit.measure(*read, visit.seed(1))
 
 
 def read_again_below(visit):
@@ -61,27 +61,27 @@ def read_again_below(visit):
     """
     if visit.system.name == systems.PLAIN:
         reader.forget(*(visit.root / file for file in visit.dataset.files()))
-        reader.measure(visit.epoch, "read", visit.root, visit.dataset.listing, 4, visit.seed(0))
+        visit.measure("read", visit.root, visit.dataset.listing, 4, visit.seed(0))
 
 
 def walked(visit):
-    yield WALK, reader.measure(visit.epoch, "walk", visit.root)
-    yield WALKED, reader.measure(visit.epoch, "read", visit.root, visit.dataset.listing, 4, visit.seed(2))
+    yield WALK, visit.measure("walk", visit.root)
+    yield WALKED, visit.measure("read", visit.root, visit.dataset.listing, 4, visit.seed(2))
 
 
 def one(visit):
-    yield ONE, reader.measure(visit.epoch, "read", visit.root, visit.dataset.listing, 1, visit.seed(3))
+    yield ONE, visit.measure("read", visit.root, visit.dataset.listing, 1, visit.seed(3))
 
 
 def sixty_four(visit):
-    yield SIXTY_FOUR, reader.measure(visit.epoch, "read", visit.root, visit.dataset.listing, 64,
+    yield SIXTY_FOUR, visit.measure("read", visit.root, visit.dataset.listing, 64,
                                      visit.seed(0))
 
 
 def python(visit):
-    yield PYTHON, reader.measure_python(visit.root, visit.dataset.listing, 4, visit.seed(4))
+    yield PYTHON, visit.measure_python(visit.root, visit.dataset.listing, 4, visit.seed(4))
     read_again_below(visit)
-    yield PYTHON_SECOND, reader.measure_python(visit.root, visit.dataset.listing, 4, visit.seed(5))
+    yield PYTHON_SECOND, visit.measure_python(visit.root, visit.dataset.listing, 4, visit.seed(5))
 
 
 EPOCHS = [Group((FRESH, SECOND), fresh), Group((WALK, WALKED), walked), Group((ONE,), one),
@@ -118,7 +118,7 @@ def s(bench, compressor):
 # One large file.
 
 def in_order(visit):
-    yield IN_ORDER, reader.measure(visit.epoch, "sequence", visit.root / "text")
+    yield IN_ORDER, visit.measure("sequence", visit.root / "text")
 
 
 def at_random(visit, reads):
@@ -128,13 +128,13 @@ def at_random(visit, reads):
     """
     file = visit.root / "text"
     offsets = ("offsets", file, 4, reads, visit.seed(0))
-    yield COLD, reader.measure(visit.epoch, *offsets)
+    yield COLD, visit.measure(*offsets)
     if visit.system.form != "directory":
         reader.forget(file)
         left = reader.resident(file)
         if left:
             raise OSError(f"{left} bytes of {file} ({visit.system.name}) cannot be dropped")
-    yield CACHED, reader.measure(visit.epoch, *offsets)
+    yield CACHED, visit.measure(*offsets)
 
 
 def big_file(bench):
@@ -163,7 +163,8 @@ def mount(bench):
         "from the start of the command that mounts until the names of one directory are listed. archfs has "
         f"--cache {MOUNT_CACHE >> 20}M; its memory is the most that its daemon had after a walk with stat of "
         "everything (VmHWM)."))
-    taking_part = [limited(bench, system) for system in bench.systems if system.form == "squashfs"]
+    taking_part = [limited(bench, system) for system in bench.systems
+                   if system.form == "squashfs" and system.name != systems.DIRECT]
     for number in range(bench.rounds):
         for system in turned(taking_part, number):
             with first_listing(bench, name, system, image, number) as root:

@@ -19,6 +19,7 @@ from benchlib import datasets, mounts, reader
 from benchlib.programs import call, version
 
 ARCHFS, ARCHFS_TAR = "archfs", "archfs, tar"
+DIRECT, DIRECT_TAR = "archfs --direct", "archfs --direct, tar"
 PLAIN, TMPFS = "plain directory", "tmpfs"
 KERNEL, EROFS = "kernel squashfs", "kernel EROFS"
 LOW_LEVEL = "squashfuse_ll"
@@ -37,6 +38,9 @@ class Directory(NamedTuple):
 
     def shown(self, began, _mount_point):
         return contextlib.nullcontext(began)
+
+    def run(self, _began, _root):
+        return []
 
 
 class Memory(NamedTuple):
@@ -57,6 +61,9 @@ class Memory(NamedTuple):
     def shown(self, began, _mount_point):
         return contextlib.nullcontext(began)
 
+    def run(self, _began, _root):
+        return []
+
 
 class Mount(NamedTuple):
     """A command that mounts an archive; {archive} and {mount_point} are replaced."""
@@ -67,6 +74,8 @@ class Mount(NamedTuple):
     unmount: tuple = ("umount", "{mount_point}")
     index: tuple = ()
     index_path: str = ""
+    # The command that starts readers.
+    reader: tuple = ()
 
     @contextlib.contextmanager
     def begin(self, dataset):
@@ -83,6 +92,9 @@ class Mount(NamedTuple):
     def mounted(self, archive, mount_point):
         return mounts.mounted(mount_point, self.words(self.command, archive, mount_point),
                               self.words(self.unmount, archive, mount_point))
+
+    def run(self, archive, root):
+        return self.words(self.reader, archive, root)
 
     def saved_index(self, archive):
         return pathlib.Path(self.index_path.format(archive=archive))
@@ -111,6 +123,25 @@ def of_archfs(program, commit, name, form, *options):
                  (str(program), "unmount", "{mount_point}"), **index)
 
 
+def of_direct(program, commit, name, form):
+    """Readers below `archfs run --direct`, which shares the mount. The first of them finds the table of the files
+    made, as after the imports of a training script.
+    """
+    mount = of_archfs(program, commit, name, form)
+    run = (str(program), "run", "--direct", "--quiet", "{archive}", "{mount_point}", "--")
+    return Prepared(*mount._replace(reader=run))
+
+
+class Prepared(Mount):
+    """A mount on which a first command is run before anything is measured."""
+
+    @contextlib.contextmanager
+    def mounted(self, archive, mount_point):
+        with super().mounted(archive, mount_point) as root:
+            call(*self.run(archive, root), "sleep", "1")
+            yield root
+
+
 def of_squashfuse(program, name):
     found = version(program, "--help")
     return Mount(f"{name} {found}", found, "squashfs", (program, "{archive}", "{mount_point}"))
@@ -137,7 +168,8 @@ def everything(work, archfs, commit, chosen, without):
     ratarmount = installed_ratarmount(work) if wanted("ratarmount", chosen, without) else None
     if ratarmount:
         offered.append(of_ratarmount(ratarmount))
-    offered += [of_archfs(archfs, commit, ARCHFS_TAR, "tar"), of_archfs(archfs, commit, ARCHFS, "squashfs")]
+    offered += [of_archfs(archfs, commit, ARCHFS_TAR, "tar"), of_direct(archfs, commit, DIRECT_TAR, "tar"),
+                of_direct(archfs, commit, DIRECT, "squashfs"), of_archfs(archfs, commit, ARCHFS, "squashfs")]
     return [system for system in offered if wanted(system.name, chosen, without) and present(system)]
 
 

@@ -43,7 +43,7 @@ def of_form(bench, system):
 
 
 def first_epoch(visit):
-    yield sections.FRESH, reader.measure(visit.epoch, "read", visit.root, visit.dataset.listing, 4,
+    yield sections.FRESH, visit.measure("read", visit.root, visit.dataset.listing, 4,
                                          visit.seed(0))
 
 
