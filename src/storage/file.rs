@@ -407,7 +407,8 @@ impl Storage for FileStorage {
     }
 
     fn will_need(&self, offset: u64, len: u64) {
-        if self.serving.get().is_some_and(|serving| serving.is_on_fuse) {
+        let serving = self.serving.get();
+        if serving.map_or_else(|| self.is_on_fuse(), |serving| serving.is_on_fuse) {
             return;
         }
         let end = self.identity.len.min(offset.saturating_add(len));

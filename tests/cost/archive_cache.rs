@@ -108,6 +108,46 @@ fn random_files_read_little_of_their_neighbours() {
     }
 }
 
+/// The numbers of the files in the order of the archive.
+fn in_archive_order(archive: &Path) -> Vec<u64> {
+    if archive.extension().is_some_and(|extension| extension == "tar") {
+        let listed = run(Command::new("tar").arg("-tf").arg(archive)).stdout;
+        let listed = String::from_utf8(listed).unwrap();
+        return listed.lines().filter_map(|line| line.rsplit('/').next()?.parse().ok()).collect();
+    }
+    // mksquashfs sorts by name.
+    let mut numbers: Vec<u64> = (0..FILES).collect();
+    numbers.sort_by_key(u64::to_string);
+    numbers
+}
+
+#[test]
+fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let Some(archives) = archives_on_disk(work.path()) else { return };
+    for archive in archives {
+        let order = in_archive_order(&archive);
+        assert_eq!(order.len() as u64, FILES);
+        let mount_point = work.path().join("mount");
+        for readers in [1, 4] {
+            let mounted = Mounted::archfs(&archive, &mount_point, &["--archive-cache=keep"]);
+            run(Command::new("ls").arg("-lR").arg(mounted.path()));
+            assert!(forget(&archive));
+            let steps = 0..20;
+            let numbers = steps.flat_map(|step| (0..readers).map(move |reader| reader * 70 + step));
+            let wanted = read(mounted.path(), numbers.map(|nth| order[nth]));
+            let ahead = || bytes_in_memory(&archive).saturating_sub(wanted);
+            let readers = readers as u64;
+            wait_until("a mebibyte is read ahead for each reader", || ahead() >= readers << 20);
+            let most = readers * (5 << 19);
+            assert!(ahead() <= most, "{}: {} bytes ahead", archive.display(), ahead());
+        }
+    }
+}
+
 #[test]
 fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
     if skip_without_mounts() {
