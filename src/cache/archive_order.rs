@@ -1,14 +1,14 @@
 //! Detects programs that read whole files in the order of the archive, and decides how far to read
 //! ahead beyond the end of a file.
 //!
-//! `cp -r`, `tar` and `cat *` often read files in the order in which the archive has them. Each file
-//! may be one READ, so `Readahead`, which knows readers by their file, never sees a second one. Here
-//! a reader is known by offsets in the archive: a stream is a run of files, each of which was read
-//! completely before the next one began close behind it.
+//! `cp -r`, `tar` and `cat *` often read files in the order in which the archive has them. Each
+//! file may be one READ, so `Readahead`, which knows readers by their file, sees no second one.
+//! Here a reader is known by offsets in the archive: a stream is a run of files, each of which was
+//! read completely before the next one began close behind it.
 //!
-//! A program that reads files in random order meets the file behind its last one by chance. One such
-//! step therefore announces nothing, and the readahead never exceeds the bytes that the stream has
-//! read in order. A stream that skips bytes loses several times as many of its readahead.
+//! A program that reads files in random order meets the file behind its last one by chance. One
+//! such step therefore announces nothing, and the readahead never exceeds the bytes that the stream
+//! has read in order. A stream that skips bytes loses several times as many of its readahead.
 //!
 //! The table has room for the readers of a node. A READ that finds it locked is not recorded, so no
 //! READ waits for another one.
