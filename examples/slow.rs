@@ -111,6 +111,9 @@ impl Filesystem for Slow {
         // A 1 MiB read arrives as one request, as archfs made it.
         let _ = config.add_capabilities(InitFlags::FUSE_MAX_PAGES);
         let _ = config.set_max_write(1 << 20);
+        // A loop device on this file reads concurrently as well.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.set_max_background(THREADS as u16);
         Ok(())
     }
 

@@ -25,6 +25,7 @@ use crate::os::processors;
 use crate::stats::{CacheCounts, CacheKind, Stats};
 use crate::sync::{Arc, Mutex};
 
+mod archive_order;
 mod block;
 mod budget;
 mod inflight;
@@ -36,6 +37,7 @@ mod room;
 mod shard;
 mod workers;
 
+pub use archive_order::ArchiveOrder;
 pub use block::{Block, BlockPool, BlockPools};
 pub use budget::{Budget, LEAST, Part, Resize, default_bytes, largest_within, most_bytes};
 pub use permits::Permit;

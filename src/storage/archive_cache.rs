@@ -32,7 +32,9 @@ mod tests {
 
     use super::*;
     use crate::os::page_cache;
-    use crate::storage::{FileStorage, Storage};
+    use crate::os::unlinked;
+    use crate::progress::Progress;
+    use crate::storage::{FileStorage, Storage, copy, drop_copy, read_all};
     use crate::sync::Arc;
 
     const PAGE: u64 = 4096;
@@ -64,6 +66,7 @@ mod tests {
         if !storage.drops_served() {
             return eprintln!("SKIPPED: /var/tmp is in memory");
         }
+        read(&all);
         storage.drop_served(1..PAGE - 1, false);
         assert_eq!(cached(file.as_file()), all, "parts of a page");
         storage.drop_served(1..4 * PAGE + 1, false);
@@ -78,6 +81,91 @@ mod tests {
         assert_eq!(cached(file.as_file()), [0, 6], "with the last page, which is not full");
         storage.drop_served(u64::MAX - 1..u64::MAX, true);
         read(&all);
+    }
+
+    /// Length of a file of several folios, in bytes.
+    const LEN: u64 = 16 << 20;
+
+    /// A file of `LEN` bytes on a disk that is not cached; `None`, with a message, if its pages
+    /// cannot be dropped.
+    fn uncached() -> Option<(tempfile::NamedTempFile, Arc<FileStorage>)> {
+        let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.write_all(&vec![7; LEN as usize]).unwrap();
+        file.as_file().sync_all().unwrap();
+        let storage = Arc::new(FileStorage::open(file.path()).unwrap());
+        storage.drop_cached(0, LEN);
+        if storage.is_in_memory() || pages(&storage) > 0 {
+            eprintln!("SKIPPED: /var/tmp keeps dropped pages");
+            return None;
+        }
+        Some((file, storage))
+    }
+
+    /// The number of pages of a file of `LEN` bytes in the page cache.
+    fn pages(storage: &FileStorage) -> usize {
+        let cached = storage.are_cached((0..LEN / PAGE).map(|page| page * PAGE));
+        cached.into_iter().filter(|is_cached| *is_cached).count()
+    }
+
+    /// Drops a file of `LEN` bytes as if its contents were files of 80 KB.
+    fn drop_piecewise(storage: &FileStorage) {
+        for start in (0..LEN).step_by(80_000) {
+            storage.drop_served(start..(start + 80_000).min(LEN), start > 0);
+        }
+    }
+
+    #[test]
+    fn preloaded_pages_can_be_dropped_file_by_file() {
+        let Some((_file, storage)) = uncached() else { return };
+        storage.serve(&Arc::new(ArchiveCache::default()), true);
+        read_all(&[Arc::clone(&storage)], &Progress::default()).unwrap();
+        assert_eq!(pages(&storage), (LEN / PAGE) as usize);
+        drop_piecewise(&storage);
+        assert_eq!(pages(&storage), 0);
+    }
+
+    #[test]
+    fn a_copy_on_a_disk_can_be_dropped() {
+        let Some((_file, storage)) = uncached() else { return };
+        let target = unlinked::create("/var/tmp".as_ref()).unwrap();
+        let copies = copy(&[storage], target, &Progress::default()).unwrap();
+        assert!(pages(&copies[0]) > 0);
+        drop_copy(&copies).unwrap();
+        assert_eq!(pages(&copies[0]), 0);
+        // What is read of it then can be dropped file by file.
+        copies[0].serve(&Arc::new(ArchiveCache::default()), true);
+        copies[0].read_contents_at(&mut vec![0; LEN as usize], 0).unwrap();
+        drop_piecewise(&copies[0]);
+        assert_eq!(pages(&copies[0]), 0);
+    }
+
+    #[test]
+    fn files_in_memory_are_never_dropped() {
+        let Ok(mut file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
+            return eprintln!("SKIPPED: no /dev/shm");
+        };
+        file.write_all(&[7; PAGE as usize]).unwrap();
+        let storage = Arc::new(FileStorage::open(file.path()).unwrap());
+        assert!(storage.is_in_memory());
+        let switch = Arc::new(ArchiveCache::default());
+        switch.set_drops(true);
+        let target = unlinked::create("/dev/shm".as_ref()).unwrap();
+        let copies = copy(&[Arc::clone(&storage)], target, &Progress::default()).unwrap();
+        for storage in [&storage, &copies[0]] {
+            storage.serve(&switch, true);
+            assert!(!storage.drops_served());
+        }
+    }
+
+    #[test]
+    fn readahead_of_the_head_does_not_continue_in_the_contents() {
+        let Some((_file, storage)) = uncached() else { return };
+        storage.read_exact_at(&mut [0; 1024], 0).unwrap();
+        storage.serve(&Arc::new(ArchiveCache::default()), true);
+        for part in 0..64 {
+            storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10)).unwrap();
+        }
+        assert_eq!(pages(&storage), 64 * 8);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! version.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -116,7 +117,22 @@ pub fn copy(
 /// # Errors
 /// As `Storage::read_exact_at`.
 pub fn read_all(files: &[Arc<FileStorage>], progress: &Progress) -> Result<()> {
-    read_pieces(files, progress, |number, offset, piece| files[number].read_exact_at(piece, offset))
+    // With its own readahead, the kernel loads large folios, which it drops only as a whole. Then
+    // most pages would stay when the files in them were served.
+    read_pieces(files, progress, |number, offset, piece| {
+        files[number].read_contents_at(piece, offset)
+    })
+}
+
+/// Drops the copy of `files` from the page cache, if they are read from one on a disk. Writing the
+/// copy left it there in large folios, which the kernel drops only as a whole. Waits until the disk
+/// has the copy.
+///
+/// # Errors
+/// Those of writing it.
+pub fn drop_copy(files: &[Arc<FileStorage>]) -> io::Result<()> {
+    // All have the same copy.
+    files.first().map_or(Ok(()), |file| file.drop_copy())
 }
 
 /// Which pieces of `file` are in the page cache.

@@ -63,6 +63,11 @@ struct Serving {
 /// of an archive are likely to be needed.
 const RANDOM_MIN: usize = 32 << 10;
 
+/// Bytes at the start of an archive whose pages are dropped before it is served. The reads that
+/// recognize its format make the kernel read ahead there and mark a page. A read of a marked page
+/// continues that readahead, in large folios and to the end of the archive, whatever the advice.
+const HEAD: u64 = 128 << 10;
+
 /// Bytes announced at once. Of one announcement the kernel reads no more than the readahead of the
 /// device or its largest request (force_page_cache_ra in mm/readahead.c), and drops the rest. The
 /// default readahead is 128 KiB.
@@ -188,6 +193,9 @@ impl FileStorage {
             let is_on_fuse = self.is_on_fuse();
             let is_random = is_random && !is_in_memory && !is_on_fuse;
             let random = random.filter(|_| is_random).and_then(open_random);
+            if random.is_some() {
+                self.drop_cached(0, HEAD);
+            }
             let cache = (!is_in_memory).then(|| Arc::clone(cache));
             Serving { random, cache, is_on_fuse }
         });
@@ -245,6 +253,18 @@ impl FileStorage {
         if let Ok((file, start)) = self.opened() {
             let _ = fadvise(&*file, start + offset, NonZeroU64::new(len), Advice::DontNeed);
         }
+    }
+
+    /// Drops all of the copy that it is read from, if any, from the page cache, after writing it to
+    /// the disk.
+    pub(super) fn drop_copy(&self) -> io::Result<()> {
+        if let Handle::Copied(copy, _) = &self.handle
+            && !is_in_memory(copy)
+        {
+            copy.sync_data()?;
+            fadvise(&**copy, 0, None, Advice::DontNeed)?;
+        }
+        Ok(())
     }
 
     /// The file to read from, and the offset at which this archive starts in it.
@@ -385,8 +405,11 @@ impl Storage for FileStorage {
     }
 
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        // What the kernel reads around small files may have been served and dropped already, and
+        // its large folios cannot be dropped file by file.
+        let is_random = buffer.len() >= RANDOM_MIN || self.drops_served();
         let random = self.serving.get().and_then(|serving| serving.random.as_ref());
-        self.read_with(random.filter(|_| buffer.len() >= RANDOM_MIN), buffer, offset)
+        self.read_with(random.filter(|_| is_random), buffer, offset)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
@@ -422,7 +445,8 @@ impl Storage for FileStorage {
     }
 
     fn will_need(&self, offset: u64, len: u64) {
-        if self.serving.get().is_some_and(|serving| serving.is_on_fuse) {
+        let serving = self.serving.get();
+        if serving.map_or_else(|| self.is_on_fuse(), |serving| serving.is_on_fuse) {
             return;
         }
         let end = self.identity.len.min(offset.saturating_add(len));

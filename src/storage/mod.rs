@@ -23,7 +23,7 @@ mod metered;
 mod pool;
 
 pub use archive_cache::ArchiveCache;
-pub use archives::{copied_len, copy, open_files, read_all, serve};
+pub use archives::{copied_len, copy, drop_copy, open_files, read_all, serve};
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};

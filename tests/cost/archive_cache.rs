@@ -14,53 +14,114 @@ use crate::support::{
 
 const FILES: u64 = 300;
 
+/// The part of an archive that may stay, in percent: metadata, pages that two files share, and at most 2 MiB that
+/// were read ahead.
+const LITTLE: u64 = 25;
+
+/// The same of an image of compressed blocks.
+const LITTLE_COMPRESSED: u64 = 35;
+
 /// The lengths of the files: between one and three READs of the kernel, none a multiple of a page.
 fn len(number: u64) -> usize {
     40_001 + usize::try_from(number * 7919 % 300_000).unwrap()
 }
 
-fn contents(number: u64) -> Vec<u8> {
+/// The contents of a file by its number.
+type Contents = fn(u64) -> Vec<u8>;
+
+/// Bytes that mksquashfs does not compress.
+fn noise(number: u64) -> Vec<u8> {
     source::noise(number + 1, len(number))
 }
 
-/// A tar and an image of the files. mksquashfs does not compress noise.
-fn archives(work: &Path) -> [PathBuf; 2] {
-    let directory = work.join("files");
-    fs::create_dir(&directory).unwrap();
-    for number in 0..FILES {
-        fs::write(directory.join(number.to_string()), contents(number)).unwrap();
-    }
-    let archive = work.join("data.tar");
-    tar::pack(&archive, &directory);
-    let image = image::make(work, "data.sqfs", &directory, &["-comp", "gzip"]);
-    fs::remove_dir_all(&directory).unwrap();
-    [archive, image]
+/// Bytes that it compresses to a third.
+fn compressible(number: u64) -> Vec<u8> {
+    let mut bytes = noise(number);
+    bytes
+        .chunks_mut(3 << 10)
+        .for_each(|chunk| chunk.iter_mut().skip(1 << 10).for_each(|byte| *byte = 0));
+    bytes
 }
 
-/// Archives whose pages can be dropped; `None`, with a message, if they are only in memory.
-fn archives_on_disk(work: &Path) -> Option<[PathBuf; 2]> {
-    let archives = archives(work);
-    let is_on_disk = archives.iter().all(|archive| forget(archive));
+/// An archive of the files, and their contents.
+struct Archive {
+    path: PathBuf,
+    contents: Contents,
+    /// Whether its blocks are compressed.
+    is_compressed: bool,
+}
+
+impl Archive {
+    fn len(&self) -> u64 {
+        fs::metadata(&self.path).unwrap().len()
+    }
+
+    /// Reads the files with these numbers, and returns their length, bytes.
+    fn read(&self, mount_point: &Path, numbers: impl Iterator<Item = u64>) -> u64 {
+        let read = numbers.map(|number| {
+            let found = fs::read(mount_point.join(number.to_string())).unwrap();
+            assert!(found == (self.contents)(number), "{number}: other bytes");
+            found.len() as u64
+        });
+        read.sum()
+    }
+
+    fn bytes_in_memory(&self) -> u64 {
+        bytes_in_memory(&self.path)
+    }
+}
+
+/// A tar, an image of uncompressed blocks and one of compressed blocks, whose pages can be dropped;
+/// `None`, with a message, if they are only in memory.
+fn archives_on_disk(work: &Path) -> Option<[Archive; 3]> {
+    let directory = work.join("files");
+    let fill = |contents: Contents| {
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        for number in 0..FILES {
+            fs::write(directory.join(number.to_string()), contents(number)).unwrap();
+        }
+    };
+    fill(noise);
+    let tar = work.join("data.tar");
+    tar::pack(&tar, &directory);
+    let uncompressed = image::make(work, "data.sqfs", &directory, &["-comp", "gzip"]);
+    fill(compressible);
+    let compressed = image::make(work, "compressed.sqfs", &directory, &["-comp", "gzip"]);
+    fs::remove_dir_all(&directory).unwrap();
+    let is_on_disk = [&tar, &uncompressed, &compressed].into_iter().all(|path| forget(path));
     if !is_on_disk {
         skip(&format!("{} keeps files in memory", work.display()));
+        return None;
     }
-    is_on_disk.then_some(archives)
+    let of_noise = |path| Archive { path, contents: noise, is_compressed: false };
+    let compressed = Archive { path: compressed, contents: compressible, is_compressed: true };
+    Some([of_noise(tar), of_noise(uncompressed), compressed])
 }
 
-/// Reads the files with these numbers, and returns their length, bytes.
-fn read(mount_point: &Path, numbers: impl Iterator<Item = u64>) -> u64 {
-    let read = numbers.map(|number| {
-        let found = fs::read(mount_point.join(number.to_string())).unwrap();
-        assert!(found == contents(number), "{number}: other bytes");
-        found.len() as u64
-    });
-    read.sum()
+/// Whether little of an archive is kept: metadata, pages that two files share, and what was announced and never
+/// served or loaded when another READ had served it.
+fn is_little(kept: u64, archive_len: u64) -> bool {
+    kept * 100 <= archive_len * LITTLE
 }
 
-/// Whether little of what was read is kept: metadata, pages that files share, and what was announced for one
-/// READ and loaded when another one had served it, which happens on a loaded machine.
-fn is_little(kept: u64, wanted: u64) -> bool {
-    kept * 2 <= wanted
+/// Whether all of an archive is kept but metadata that was not needed.
+fn is_all(kept: u64, archive_len: u64) -> bool {
+    kept * 10 >= archive_len * 9
+}
+
+/// Drops the pages of the files with these numbers from the page cache of the mount.
+fn forget_files(mount_point: &Path, numbers: impl Iterator<Item = u64>) {
+    for number in numbers {
+        assert!(forget(&mount_point.join(number.to_string())));
+    }
+}
+
+/// Bytes that a process has read from storage.
+fn read_from_storage(process: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{process}/io")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    line.unwrap().parse().unwrap()
 }
 
 fn bytes_in_memory(archive: &Path) -> u64 {
@@ -75,18 +136,49 @@ fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
     let work = work_directory();
     let Some(archives) = archives_on_disk(work.path()) else { return };
     for archive in archives {
-        let mount_point = work.path().join("mount");
+        let (mount_point, name) = (work.path().join("mount"), archive.path.display());
         let left = |choice: &str| {
-            assert!(forget(&archive));
-            let mounted = Mounted::archfs(&archive, &mount_point, &[choice]);
-            let wanted = read(mounted.path(), 0..FILES);
+            assert!(forget(&archive.path));
+            let mounted = Mounted::archfs(&archive.path, &mount_point, &[choice]);
+            archive.read(mounted.path(), 0..FILES);
             drop(mounted);
-            (wanted, bytes_in_memory(&archive))
+            archive.bytes_in_memory()
         };
-        let (wanted, kept) = left("--archive-cache=keep");
-        assert!(kept * 10 >= wanted * 9, "{}: {kept} of {wanted}", archive.display());
-        let (wanted, kept) = left("--archive-cache=drop");
-        assert!(is_little(kept, wanted), "{}: {kept} of {wanted}", archive.display());
+        let kept = left("--archive-cache=keep");
+        assert!(is_all(kept, archive.len()), "{name}: {kept} of {}", archive.len());
+        let kept = left("--archive-cache=drop");
+        // Compressed blocks are a few pages long, and more of their first and last pages stay.
+        let most = if archive.is_compressed { LITTLE_COMPRESSED } else { LITTLE };
+        assert!(kept * 100 <= archive.len() * most, "{name}: {kept} of {}", archive.len());
+    }
+}
+
+#[test]
+fn files_that_were_dropped_are_read_from_storage_again() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    for archive in [tar, image] {
+        let (mount_point, name) = (work.path().join("mount"), archive.path.display());
+        let read_again = |choice: &str| {
+            assert!(forget(&archive.path));
+            let mounted = Mounted::archfs(&archive.path, &mount_point, &[choice]);
+            archive.read(mounted.path(), 0..FILES);
+            forget_files(mounted.path(), 0..FILES);
+            let before = read_from_storage(mounted.daemon());
+            archive.read(mounted.path(), 0..FILES);
+            read_from_storage(mounted.daemon()) - before
+        };
+        let read = read_again("--archive-cache=keep");
+        assert!(read * 10 <= archive.len(), "{name}: {read} of {}", archive.len());
+        let read = read_again("--archive-cache=drop");
+        assert!(
+            read * 100 >= archive.len() * (100 - LITTLE),
+            "{name}: {read} of {}",
+            archive.len()
+        );
     }
 }
 
@@ -96,16 +188,68 @@ fn random_files_read_little_of_their_neighbours() {
         return;
     }
     let work = work_directory();
-    let Some(archives) = archives_on_disk(work.path()) else { return };
-    for archive in archives {
+    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    for archive in [tar, image] {
         let mount_point = work.path().join("mount");
-        let mounted = Mounted::archfs(&archive, &mount_point, &["--archive-cache=keep"]);
+        let mounted = Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=keep"]);
         run(Command::new("ls").arg("-lR").arg(mounted.path()));
-        assert!(forget(&archive));
-        let wanted = read(mounted.path(), (0..FILES).map(|nth| nth * 97 % FILES).take(100));
-        let found = bytes_in_memory(&archive);
-        assert!(found * 100 <= wanted * 115, "{}: {found} of {wanted}", archive.display());
+        assert!(forget(&archive.path));
+        let wanted = archive.read(mounted.path(), (0..FILES).map(|nth| nth * 97 % FILES).take(100));
+        let found = archive.bytes_in_memory();
+        assert!(found * 100 <= wanted * 115, "{}: {found} of {wanted}", archive.path.display());
     }
+}
+
+/// The numbers of the files in the order of the archive.
+fn in_archive_order(archive: &Path) -> Vec<u64> {
+    if archive.extension().is_some_and(|extension| extension == "tar") {
+        let listed = run(Command::new("tar").arg("-tf").arg(archive)).stdout;
+        let listed = String::from_utf8(listed).unwrap();
+        return listed.lines().filter_map(|line| line.rsplit('/').next()?.parse().ok()).collect();
+    }
+    // mksquashfs sorts by name.
+    let mut numbers: Vec<u64> = (0..FILES).collect();
+    numbers.sort_by_key(u64::to_string);
+    numbers
+}
+
+#[test]
+fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    for archive in [tar, image] {
+        let order = in_archive_order(&archive.path);
+        assert_eq!(order.len() as u64, FILES);
+        let mount_point = work.path().join("mount");
+        for readers in [1, 4] {
+            let mounted = Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=keep"]);
+            run(Command::new("ls").arg("-lR").arg(mounted.path()));
+            assert!(forget(&archive.path));
+            let steps = 0..20;
+            let numbers = steps.flat_map(|step| (0..readers).map(move |reader| reader * 70 + step));
+            let wanted = archive.read(mounted.path(), numbers.map(|nth| order[nth]));
+            let ahead = || archive.bytes_in_memory().saturating_sub(wanted);
+            let readers = readers as u64;
+            wait_until("a mebibyte is read ahead for each reader", || ahead() >= readers << 20);
+            let most = readers * (5 << 19);
+            assert!(ahead() <= most, "{}: {} bytes ahead", archive.path.display(), ahead());
+        }
+    }
+}
+
+/// Mounts an archive in a group of processes.
+fn mount_in(group: &Group, archive: &Archive, mount_point: &Path) {
+    let (program, archive) = (archfs().get_program().to_owned(), archive.path.display());
+    let line = format!(
+        "{} mount --quiet --keep --cache=8M {archive} {}",
+        program.display(),
+        mount_point.display()
+    );
+    let output = group.run(&line);
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
@@ -114,66 +258,111 @@ fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
         return;
     }
     let work = work_directory();
-    let Some([archive, _]) = archives_on_disk(work.path()) else { return };
+    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
     let Some(group) = Group::new(Bound::Memory) else { return };
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
-    let size = fs::metadata(&archive).unwrap().len();
-    let mount = |group: &Group, mount_point: &Path| {
-        let (program, archive) = (archfs().get_program().to_owned(), archive.display());
-        let line = format!(
-            "{} mount --quiet --keep --cache=8M {archive} {}",
-            program.display(),
-            mount_point.display()
-        );
-        let output = group.run(&line);
-        assert!(output.status.success(), "{output:?}");
-    };
-    let left = |limit: u64| {
-        group.set(limit);
-        assert!(forget(&archive));
-        mount(&group, &mount_point);
-        let wanted = read(&mount_point, 0..FILES);
-        unmount(&mount_point);
-        wait_until("the group is empty", || group.is_empty());
-        (wanted, bytes_in_memory(&archive))
-    };
-    let (wanted, kept) = left(size * 3);
-    assert!(kept * 10 >= wanted * 9, "{kept} of {wanted} stay if both fit");
-    let (wanted, kept) = left(size * 3 / 2);
-    assert!(is_little(kept, wanted), "{kept} of {wanted} stay if one fits");
+    for archive in [&tar, &image] {
+        let (size, name) = (archive.len(), archive.path.display());
+        let left = |limit: u64| {
+            group.set(limit);
+            assert!(forget(&archive.path));
+            mount_in(&group, archive, &mount_point);
+            archive.read(&mount_point, 0..FILES);
+            unmount(&mount_point);
+            wait_until("the group is empty", || group.is_empty());
+            archive.bytes_in_memory()
+        };
+        let kept = left(size * 3);
+        assert!(is_all(kept, size), "{name}: {kept} of {size} stay if both fit");
+        let kept = left(size * 3 / 2);
+        assert!(is_little(kept, size), "{name}: {kept} of {size} stay if one fits");
+    }
 
     // Another daemon of the same archive may still need them.
     let other = work.path().join("other");
     let _clean_up = CleanUp(other.clone());
-    mount(&group, &other);
-    let (wanted, kept) = {
-        assert!(forget(&archive));
-        mount(&group, &mount_point);
-        (read(&mount_point, 0..FILES), bytes_in_memory(&archive))
-    };
-    assert!(kept >= wanted / 2, "{kept} of {wanted} stay for another daemon");
+    mount_in(&group, &tar, &other);
+    assert!(forget(&tar.path));
+    mount_in(&group, &tar, &mount_point);
+    tar.read(&mount_point, 0..FILES);
+    // The group has memory for the archive once, beside the daemons.
+    let (kept, size) = (tar.bytes_in_memory(), tar.len());
+    assert!(kept * 2 >= size, "{kept} of {size} stay for another daemon");
     unmount(&other);
 }
 
 #[test]
-fn a_staged_copy_in_memory_is_never_dropped() {
+fn a_compressed_image_takes_as_much_memory_as_it_serves() {
     if skip_without_mounts() {
         return;
     }
-    if !Path::new("/dev/shm").is_dir() {
-        skip("/dev/shm is missing");
+    let work = work_directory();
+    let Some([_, _, archive]) = archives_on_disk(work.path()) else { return };
+    let Some(group) = Group::new(Bound::Memory) else { return };
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let size = archive.len();
+    // Memory for the image twice, but not for the image and its files, which are three times as large.
+    group.set(size * 3);
+    mount_in(&group, &archive, &mount_point);
+    archive.read(&mount_point, 0..FILES);
+    assert!(!is_little(archive.bytes_in_memory(), size), "dropped before anything is known");
+    let large = (0..FILES).find(|number| len(*number) > 300_000).unwrap();
+    wait_until("served pages are dropped", || {
+        forget_files(&mount_point, std::iter::once(large));
+        assert!(forget(&archive.path));
+        archive.read(&mount_point, std::iter::once(large));
+        archive.bytes_in_memory() < 48 << 10
+    });
+}
+
+/// The copy of an archive that a daemon has open.
+fn copy_of(archive: &Archive, daemon: u32) -> PathBuf {
+    let open = fs::read_dir(format!("/proc/{daemon}/fd")).unwrap();
+    let is_copy = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().ends_with("(deleted)"))
+            && fs::metadata(path).is_ok_and(|found| found.len() >= archive.len())
+    };
+    open.map(|entry| entry.unwrap().path()).find(is_copy).expect("a copy")
+}
+
+#[test]
+fn a_staged_copy_on_a_disk_leaves_the_page_cache() {
+    if skip_without_mounts() {
         return;
     }
     let work = work_directory();
-    let [archive, _] = archives(work.path());
-    let mount_point = work.path().join("mount");
-    let options = ["--archive-cache=drop", "--stage=/dev/shm"];
-    let mounted = Mounted::archfs(&archive, &mount_point, &options);
-    for _ in 0..2 {
-        read(mounted.path(), 0..FILES);
-        for number in 0..FILES {
-            assert!(forget(&mounted.path().join(number.to_string())));
-        }
+    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let stage = work.path().join("stage");
+    fs::create_dir(&stage).unwrap();
+    for archive in [tar, image] {
+        let mount_point = work.path().join("mount");
+        let stage = format!("--stage={}", stage.display());
+        let mounted =
+            Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=drop", &stage]);
+        let copy = copy_of(&archive, mounted.daemon());
+        wait_until("the copy is dropped", || is_little(bytes_in_memory(&copy), archive.len()));
+        archive.read(mounted.path(), 0..FILES);
+        let kept = bytes_in_memory(&copy);
+        assert!(is_little(kept, archive.len()), "{kept} of {}", archive.len());
+    }
+}
+
+#[test]
+fn preloaded_pages_leave_when_they_were_served() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    for archive in [tar, image] {
+        let mount_point = work.path().join("mount");
+        let options = ["--archive-cache=drop", "--preload"];
+        let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
+        wait_until("the archive is read", || archive.bytes_in_memory() >= archive.len());
+        archive.read(mounted.path(), 0..FILES);
+        let kept = archive.bytes_in_memory();
+        assert!(is_little(kept, archive.len()), "{kept} of {}", archive.len());
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct BlockRange {
     pub(super) extent: Extent,
     /// Range in the decoded block, bytes.
     pub(super) range: Range<usize>,
+    /// Whether the block is a fragment block.
+    pub(super) is_tail: bool,
     /// Bounds of the decoded size: both are the block's size in the file, but a fragment block may
     /// be larger.
     least: usize,
@@ -95,6 +97,20 @@ impl<'m> BlockRanges<'m> {
         self.offset == 0
     }
 
+    /// Offset in the image of the file's first block.
+    pub(super) fn first_block(&self) -> u64 {
+        self.body.start
+    }
+
+    /// Whether the next range is after all blocks of the file except its tail in a fragment.
+    pub(super) fn is_past_blocks(&self) -> bool {
+        let tail = match self.body.tail {
+            Some(_) => self.body.size.checked_rem(self.block_size).unwrap_or(0),
+            None => 0,
+        };
+        self.offset >= self.body.size.saturating_sub(tail)
+    }
+
     /// Bytes of the range that `next` has not returned yet.
     pub(super) fn remaining(&self) -> u64 {
         self.end.saturating_sub(self.offset)
@@ -120,6 +136,7 @@ impl<'m> BlockRanges<'m> {
             (Some(extent), _) => BlockRange {
                 extent: check_after_superblock(extent)?,
                 range: index(from)..index(to),
+                is_tail: false,
                 least: index(block_len),
                 most: index(block_len),
             },
@@ -128,6 +145,7 @@ impl<'m> BlockRanges<'m> {
                 BlockRange {
                     extent: check_after_superblock(self.fragments.block(tail)?)?,
                     range: before.saturating_add(index(from))..before.saturating_add(index(to)),
+                    is_tail: true,
                     least: before.saturating_add(index(block_len)),
                     most: index(self.block_size),
                 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::Shared;
 use super::block_ranges::{BlockRange, BlockRanges};
 use super::blocklist::Extent;
-use crate::cache::{Block, BlockPool, Cache, Part, Permit, Room};
+use crate::cache::{ArchiveOrder, Block, BlockPool, Cache, Part, Permit, Room};
 use crate::codecs::Codec;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
@@ -43,6 +43,11 @@ pub(super) struct Data {
     /// together.
     room: Arc<Room>,
     cache: Arc<Cache<Extent, Arc<Block>>>,
+    /// Readers of many files in the order of their blocks.
+    order: ArchiveOrder,
+    /// Readers of many files in the order of the fragment blocks, which lie between the blocks of
+    /// other files.
+    fragment_order: ArchiveOrder,
 }
 
 impl Data {
@@ -64,6 +69,8 @@ impl Data {
             pool: shared.pools.of(index(block_size)),
             room: Arc::clone(&shared.room),
             cache,
+            order: ArchiveOrder::default(),
+            fragment_order: ArchiveOrder::default(),
         }
     }
 
@@ -112,6 +119,7 @@ impl Data {
             filled = filled.saturating_add(part.range.len());
             if let Some(mut image_range) = part.uncompressed()? {
                 filled = filled.saturating_add(ranges.skip_uncompressed(&mut image_range)?);
+                self.read_ahead(&part, &ranges, image_range.clone());
                 let target = answer.get_mut(start..filled).unwrap_or_default();
                 self.storage.read_contents_at(target, image_range.start)?;
                 served.add(image_range);
@@ -122,6 +130,7 @@ impl Data {
                 target.fill(0);
                 continue;
             }
+            self.read_ahead(&part, &ranges, part.extent.range());
             let (block, is_used_up) = self.block(&part, &mut run, &ranges)?;
             if is_used_up {
                 served.add(part.extent.range());
@@ -132,6 +141,22 @@ impl Data {
             target.copy_from_slice(block.bytes().get(part.range).unwrap_or_default());
         }
         Ok(ReadBytes::Scratch(answer))
+    }
+
+    /// Announces what a reader of files in the order of the image will read next. `range` of the
+    /// image is read now, for `part`; `later` are the later ranges of the same request.
+    fn read_ahead(&self, part: &BlockRange, later: &BlockRanges<'_>, range: Range<u64>) {
+        let ahead = if part.is_tail {
+            // The files of a fragment block count as one.
+            let Range { start, end } = part.extent.range();
+            self.fragment_order.observe(start, range, Some(end))
+        } else {
+            let end = later.is_past_blocks().then_some(range.end);
+            self.order.observe(later.first_block(), range, end)
+        };
+        if let Some(Range { start, end }) = ahead {
+            self.storage.will_need(start, end.saturating_sub(start));
+        }
     }
 
     /// Announces `ranges` to the storage. Returns false at the first one that is compressed.

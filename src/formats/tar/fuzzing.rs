@@ -139,7 +139,8 @@ fn tree_of(found: IndexFile) -> Tar {
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
     let readahead = crate::cache::Readahead::furthest();
-    Tar { name, storage, compressed: None, index, is_saved: false, acls: Acls::Masked, readahead }
+    let (order, acls) = (crate::cache::ArchiveOrder::default(), Acls::Masked);
+    Tar { name, storage, compressed: None, index, is_saved: false, acls, readahead, order }
 }
 
 /// A whole archive: options (bit 0: show archives in it), then the archive, whose checksums are

@@ -10,7 +10,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use crate::cache::Readahead;
+use crate::cache::{ArchiveOrder, Readahead};
 use crate::error::{Error, Kind, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -83,8 +83,10 @@ pub(crate) struct Tar {
     /// Whether its index is saved.
     is_saved: bool,
     acls: Acls,
-    /// Sequential readers.
+    /// Sequential readers of a file.
     readahead: Readahead,
+    /// Sequential readers of many files.
+    order: ArchiveOrder,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty tar.
@@ -111,7 +113,8 @@ impl Tar {
         }
         let (name, acls) = (name.to_owned(), options.acls);
         let readahead = Readahead::furthest();
-        Ok(Self { name, storage, compressed, index, is_saved, acls, readahead })
+        let order = ArchiveOrder::default();
+        Ok(Self { name, storage, compressed, index, is_saved, acls, readahead, order })
     }
 
     /// The format for a message.
@@ -224,15 +227,25 @@ impl Tar {
         Ok(())
     }
 
-    /// Announces what a sequential reader of a file will read next. `range` of `len` bytes is read
+    /// Announces what a sequential reader of a file, or of files in the order of the archive, will
+    /// read next. `range` of `len` bytes is read
     /// now, and the file starts at `start` of the archive. The storage of a compressed archive
     /// reads ahead by itself.
     fn read_ahead(&self, ino: Ino, start: u64, range: Range<u64>, len: u64) {
-        if self.compressed.is_none()
-            && let Some(ahead) = self.readahead.observe(ino.number(), range, len)
-        {
-            let len = ahead.end.saturating_sub(ahead.start);
-            self.storage.will_need(start.saturating_add(ahead.start), len);
+        if self.compressed.is_some() {
+            return;
+        }
+        let announce = |ahead: Range<u64>| {
+            self.storage.will_need(ahead.start, ahead.end.saturating_sub(ahead.start));
+        };
+        let in_archive =
+            |range: Range<u64>| start.saturating_add(range.start)..start.saturating_add(range.end);
+        let end = Some(start.saturating_add(len));
+        if let Some(ahead) = self.order.observe(start, in_archive(range.clone()), end) {
+            announce(ahead);
+        }
+        if let Some(ahead) = self.readahead.observe(ino.number(), range, len) {
+            announce(in_archive(ahead));
         }
     }
 

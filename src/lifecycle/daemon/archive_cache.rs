@@ -1,12 +1,14 @@
 //! Decides whether the page cache keeps the parts of the archives that were served.
 //!
 //! `storage::ArchiveCache` says why they are dropped. They are dropped where archives and served
-//! data do not both fit into what the job may use, which changes while the job runs. As long as
-//! another daemon of this user serves the same archive, they stay: that daemon has its own mount to
-//! fill from them.
+//! data do not both fit into what the job may use, which changes while the job runs. The size of
+//! the data follows from what was read and served so far, because a compressed image serves more
+//! than it has. As long as another daemon of this user serves the same archive, the pages stay:
+//! that daemon has its own mount to fill from them.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lifecycle::{MountPlan, share};
@@ -20,6 +22,18 @@ use crate::units::format_size;
 const INTERVAL: Duration = Duration::from_secs(10);
 const IDLE_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How much must have been read of the archives before it says how large their data are: this part
+/// of them, or this many bytes.
+const SAMPLE_PART: u64 = 16;
+const SAMPLE_BYTES: u64 = 64 << 20;
+
+/// The largest ratio of data to archives that is assumed. Holes and zeros exceed it.
+const EXPANSION_MAX: u64 = 16;
+
+/// The part of the needed memory that must be left in addition before dropped pages are kept again,
+/// so that the decision does not alternate.
+const MARGIN_PART: u64 = 8;
+
 /// What the user wants to happen with served pages of the archives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ArchiveCacheChoice {
@@ -32,6 +46,13 @@ pub enum ArchiveCacheChoice {
     Drop,
 }
 
+/// Bytes of archives that were read, and of files that were served.
+#[derive(Clone, Copy, Debug, Default)]
+struct Transfer {
+    read: u64,
+    served: u64,
+}
+
 /// The pages of the archives of a mount.
 pub(in crate::lifecycle) struct ArchiveCachePolicy {
     choice: ArchiveCacheChoice,
@@ -42,7 +63,11 @@ pub(in crate::lifecycle) struct ArchiveCachePolicy {
     archives: OnceCell<Vec<PathBuf>>,
     /// Size of those that are not only in memory anyway, in bytes.
     bytes: u64,
+    /// Files that are read from a copy on a disk, until its pages are dropped.
+    copied: Vec<Arc<FileStorage>>,
     stats: Arc<Stats>,
+    /// What was read before the first request, to scan the archives.
+    before: Transfer,
     /// The number of requests at the last decision.
     requests: u64,
     decide_at: Instant,
@@ -60,15 +85,17 @@ impl ArchiveCachePolicy {
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
         let (choice, plan, archives) = (plan.archive_cache, plan.clone(), OnceCell::new());
+        let copied = on_disk_copy(&plan, files);
+        let before = Transfer::of(&stats);
         // No count yet, so the mount is not idle at the first decision.
         let (requests, decide_at) = (u64::MAX, Instant::now());
-        Self { choice, switch, plan, archives, bytes, stats, requests, decide_at }
+        Self { choice, switch, plan, archives, bytes, copied, stats, before, requests, decide_at }
     }
 
     /// Decides again if that is due at `now`. Returns when to call this again.
     pub(in crate::lifecycle) fn update(&mut self, now: Instant) -> Option<Instant> {
         if self.choice != ArchiveCacheChoice::Auto || self.bytes == 0 {
-            self.switch.set_drops(self.choice == ArchiveCacheChoice::Drop);
+            self.set_drops(self.choice == ArchiveCacheChoice::Drop);
             return None;
         }
         if now >= self.decide_at {
@@ -81,17 +108,20 @@ impl ArchiveCachePolicy {
         Some(self.decide_at)
     }
 
-    fn decide(&self) {
+    fn decide(&mut self) {
         let headroom = memory::headroom();
         let archives = || self.archives.get_or_init(|| share::real_paths(&self.plan));
-        let drops = exceeds(self.bytes, headroom) && !share::is_served_by_others(archives());
+        let data = data_bytes(self.bytes, Transfer::of(&self.stats).since(self.before));
+        let needed = self.bytes.saturating_add(data);
+        let exceeds = exceeds(needed, headroom, self.switch.drops());
+        let drops = exceeds && !share::is_served_by_others(archives());
         if drops != self.switch.drops() {
-            self.switch.set_drops(drops);
-            let twice = format_size(self.bytes.saturating_mul(2));
+            self.set_drops(drops);
+            let needed = format_size(needed);
             match (drops, headroom) {
                 (true, Some(Headroom { bytes, bound })) => log::info!(
                     "dropping served pages of the archives from the page cache: archives and \
-                     served data take up to {twice}, but {} {}",
+                     served data take up to {needed}, but {} {}",
                     bound.leaves(),
                     format_size(bytes)
                 ),
@@ -99,12 +129,62 @@ impl ArchiveCachePolicy {
             }
         }
     }
+
+    fn set_drops(&mut self, drops: bool) {
+        self.switch.set_drops(drops);
+        let copied = if drops { std::mem::take(&mut self.copied) } else { Vec::new() };
+        if copied.is_empty() {
+            return;
+        }
+        // Not on the thread that serves holders and unmounts: it waits for the disk.
+        let work = move || {
+            if let Err(error) = storage::drop_copy(&copied) {
+                log::warn!("--stage: cannot write the copy to the disk: {error}");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("drop".into()).spawn(work) {
+            log::warn!("--stage: cannot start a thread: {error}");
+        }
+    }
 }
 
-/// Whether archives of `bytes` and what is served of them do not both fit into memory. Served data
-/// has at least the size of the archives once everything was read.
-fn exceeds(bytes: u64, headroom: Option<Headroom>) -> bool {
-    headroom.is_some_and(|left| bytes.saturating_mul(2) > left.bytes)
+impl Transfer {
+    fn of(stats: &Stats) -> Self {
+        let totals = stats.totals();
+        Self { read: totals.archive_bytes, served: totals.bytes }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            read: self.read.saturating_sub(before.read),
+            served: self.served.saturating_sub(before.served),
+        }
+    }
+}
+
+/// The size of all data in `archives` bytes of archives, in bytes, if the rest is like what was
+/// transferred. It is at least that of the archives: readers of small parts get less than was read.
+fn data_bytes(archives: u64, transfer: Transfer) -> u64 {
+    let Transfer { read, served } = transfer;
+    if read == 0 || read < (archives / SAMPLE_PART).min(SAMPLE_BYTES) {
+        return archives;
+    }
+    let scaled = u128::from(archives) * u128::from(served) / u128::from(read);
+    let most = archives.saturating_mul(EXPANSION_MAX);
+    u64::try_from(scaled).unwrap_or(u64::MAX).clamp(archives, most)
+}
+
+/// Whether `needed` bytes, the archives and all their data, do not fit into memory. If pages are
+/// dropped already, a margin must be left as well.
+fn exceeds(needed: u64, headroom: Option<Headroom>, drops: bool) -> bool {
+    let margin = if drops { needed / MARGIN_PART } else { 0 };
+    headroom.is_some_and(|left| needed.saturating_add(margin) > left.bytes)
+}
+
+/// Those of `files` that are read from a copy on a disk.
+fn on_disk_copy(plan: &MountPlan, files: &[Arc<FileStorage>]) -> Vec<Arc<FileStorage>> {
+    let is_staged = plan.stage.is_some();
+    files.iter().filter(|file| is_staged && !file.is_in_memory()).cloned().collect()
 }
 
 #[cfg(test)]
@@ -113,11 +193,34 @@ mod tests {
     use crate::os::memory::Bound;
 
     #[test]
-    fn served_pages_are_dropped_if_archives_do_not_fit_twice() {
+    fn served_pages_are_dropped_if_archives_and_data_do_not_fit() {
         let left = |bytes| Some(Headroom { bytes, bound: Bound::ControlGroup });
-        assert!(!exceeds(100, left(200)));
-        assert!(exceeds(100, left(199)));
-        assert!(!exceeds(u64::MAX / 2, left(u64::MAX)));
-        assert!(!exceeds(u64::MAX, None), "no limit is known");
+        assert!(!exceeds(200, left(200), false));
+        assert!(exceeds(200, left(199), false));
+        assert!(!exceeds(u64::MAX, left(u64::MAX), false));
+        assert!(!exceeds(u64::MAX, None, true), "no limit is known");
+    }
+
+    #[test]
+    fn pages_are_kept_again_only_if_a_margin_is_left() {
+        let left = |bytes| Some(Headroom { bytes, bound: Bound::Node });
+        assert!(exceeds(800, left(899), true));
+        assert!(!exceeds(800, left(900), true));
+        assert!(exceeds(u64::MAX, left(u64::MAX - 1), true));
+    }
+
+    #[test]
+    fn the_size_of_the_data_follows_from_what_was_served() {
+        let data = |archives, read, served| data_bytes(archives, Transfer { read, served });
+        assert_eq!(data(1600, 0, 0), 1600, "nothing was read");
+        assert_eq!(data(1600, 99, 300), 1600, "too little was read");
+        assert_eq!(data(1600, 100, 300), 4800);
+        assert_eq!(data(1600, 100, 1600), 1600 * EXPANSION_MAX);
+        assert_eq!(data(1600, 100, 1601), 1600 * EXPANSION_MAX, "the limit");
+        assert_eq!(data(1600, 400, 100), 1600, "parts of blocks");
+        let archives = 1 << 40;
+        assert_eq!(data(archives, SAMPLE_BYTES - 1, 2 * SAMPLE_BYTES), archives);
+        assert_eq!(data(archives, SAMPLE_BYTES, 2 * SAMPLE_BYTES), 2 * archives);
+        assert_eq!(data(u64::MAX, u64::MAX, u64::MAX), u64::MAX);
     }
 }
