@@ -1,6 +1,8 @@
 //! Builds the library of `run --direct` (src/direct/library.c), which the program contains.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs};
 
 const SOURCE: &str = "src/direct/library.c";
@@ -30,7 +32,6 @@ const FLAGS: [&str; 17] = [
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
     println!("cargo::rerun-if-changed=build.rs");
-    let variable = |name| env::var_os(name).unwrap_or_default();
     let target = PathBuf::from(variable("OUT_DIR")).join("direct.so");
     // Elsewhere `run --direct` says that it has no effect.
     let is_supported =
@@ -44,8 +45,19 @@ fn main() {
 }
 
 fn compile(target: &Path) {
-    let mut command = cc::Build::new().get_compiler().to_command();
+    let mut build = cc::Build::new();
+    let compiler = build.no_default_flags(true).get_compiler();
+    // Without the user's CFLAGS, which may be for this machine only: every program loads the
+    // library.
+    let mut command = Command::new(compiler.path());
+    if compiler.is_like_clang() {
+        command.arg(format!("--target={}", variable("TARGET").to_string_lossy()));
+    }
     command.args(FLAGS).arg("-o").arg(target).arg(SOURCE);
     let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?} failed");
+}
+
+fn variable(name: &str) -> OsString {
+    env::var_os(name).unwrap_or_default()
 }

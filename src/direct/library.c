@@ -262,8 +262,7 @@ enum { MOUNTS = 8, FILES = 16, SOCKET_PATH = 108 };
 /* The table: what lies where. The daemon seals it: it never changes. */
 struct archive_record {
     u64 device, inode, size;
-    i64 seconds;
-    u64 nanoseconds;
+    struct { i64 seconds; u64 nanoseconds; } modification, change;
 };
 struct table {
     char magic[8];
@@ -277,7 +276,7 @@ struct entry {
 struct tail {
     u64 head, tail, head_length;
 };
-_Static_assert(offsetof(struct table, archives) == 64 && sizeof(struct archive_record) == 40, "layout");
+_Static_assert(offsetof(struct table, archives) == 64 && sizeof(struct archive_record) == 56, "layout");
 
 /* The state: whether the mount is served, and counters that the daemon reads. */
 enum { SHARDS = 64, STATE_SIZE = 8192 };
@@ -357,12 +356,12 @@ static void read_environment(void)
     if (!&environ || !environ)
         return;
     const char *list = environment_value("ARCHFS_DIRECT_MOUNTS", 20);
-    const char *wish = environment_value("ARCHFS_DIRECT", 13);
-    if (!list || (wish && (equal(wish, "off", 4) || equal(wish, "0", 2))))
+    const char *setting = environment_value("ARCHFS_DIRECT", 13);
+    if (!list || (setting && (equal(setting, "off", 4) || equal(setting, "0", 2))))
         return;
     read_mounts(list);
     if (mount_count > 0)
-        STORE(&mode, wish && equal(wish, "check", 6) ? CHECK : ON);
+        STORE(&mode, setting && equal(setting, "check", 6) ? CHECK : ON);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -399,7 +398,7 @@ static int wait_readable(int fd, i64 limit)
 }
 
 /* The daemon's answer. `count` descriptors were received. */
-enum { PASSED = FILES + 2, LINE = 16 };
+enum { PASSED = FILES + 2, LINE = 32 };
 struct answer {
     int count;
     int fds[PASSED];
@@ -501,7 +500,9 @@ static enum reply ask(const struct mount *mount, struct answer *answer)
         return LATER;
     if (!whole)
         return NONE;
-    if (is_line(answer, "later", 0))
+    static const char too_many[] = "too many clients\n";
+    if (is_line(answer, "later", 0)
+        || (answer->length == sizeof too_many - 1 && equal(answer->line, too_many, sizeof too_many - 1)))
         return LATER;
     /* "direct N": a table, a state and N archives. */
     return answer->count > 2 && is_line(answer, "", (u64)answer->count - 2) ? GIVEN : NONE;
@@ -564,20 +565,31 @@ static struct state *map_state(int fd)
  * read of the archive counts only if a check after it finds the archive at that number. That is not
  * enough if another thread fetches a new descriptor in between and gets the same number: the first
  * thread reads the program's file and then checks the new descriptor. So a read counts only if no
- * thread talked to a daemon at any time from its start to the end of the check. This word is odd while
- * a thread does; the others use the mount until then.
+ * thread talked to a daemon at any time from its start to the end of the check. The lower half of this
+ * word is odd while a thread does; the others use the mount until then. The upper half is the process
+ * of that thread, because a child that is forked in that time has only a copy of the word.
  */
 static u64 conversations;
+
+/* Whether a thread of this process talks to a daemon. */
+static int in_conversation(u64 word)
+{
+    return word % 2 == 1 && word >> 32 == (u64)CALL(NR_GETPID, 0);
+}
 
 static int begin_conversation(void)
 {
     u64 seen = LOAD(&conversations);
-    return seen % 2 == 0 && swap(&conversations, seen, seen + 1);
+    if (in_conversation(seen))
+        return 0;
+    u32 odd = ((u32)seen | 1) + 2;
+    return swap(&conversations, seen, (u64)CALL(NR_GETPID, 0) << 32 | odd);
 }
 
 static void end_conversation(void)
 {
-    add(&conversations, 1);
+    u64 seen = LOAD(&conversations);
+    STORE(&conversations, seen >> 32 << 32 | (u32)((u32)seen + 1));
 }
 
 /* In place of a descriptor: the archive is not read any more. */
@@ -596,8 +608,12 @@ static enum identity identify(int fd, const struct archive_record *record)
         result = status_of(fd, &status, MAY_SYNC);
     if (result != 0 || device_of(&status) != record->device || status.inode != record->inode)
         return LOST;
-    if (!is_regular(&status) || status.size != record->size || status.modification.seconds != record->seconds
-        || status.modification.nanoseconds != record->nanoseconds)
+    /* The change time as well, because a program can set the modification time back. */
+    if (!is_regular(&status) || status.size != record->size
+        || status.modification.seconds != record->modification.seconds
+        || status.modification.nanoseconds != record->modification.nanoseconds
+        || status.change.seconds != record->change.seconds
+        || status.change.nanoseconds != record->change.nanoseconds)
         return REWRITTEN;
     return OURS;
 }
@@ -728,7 +744,7 @@ struct file {
     struct part { u32 archive; u64 offset, length; } parts[2];
 };
 
-static int place(const struct table *table, struct part *part, u64 location, u64 length)
+static int locate_part(const struct table *table, struct part *part, u64 location, u64 length)
 {
     u32 archive = (u32)(location >> 48 & 0x7fff);
     if (archive == 0 || archive > table->files)
@@ -753,14 +769,14 @@ static int look_up(const struct table *table, const struct status *status, struc
     file->size = status->size;
     file->parts[1].length = 0;
     if (!(entry->location & has_tail))
-        return place(table, &file->parts[0], entry->location, entry->size);
+        return locate_part(table, &file->parts[0], entry->location, entry->size);
 
     u64 index = entry->location & 0xffffffffffff;
     if (index >= table->tails)
         return 0;
     const struct tail *tail = (const struct tail *)((const char *)table + table->tails_offset) + index;
-    return tail->head_length <= entry->size && place(table, &file->parts[0], tail->head, tail->head_length)
-        && place(table, &file->parts[1], tail->tail, entry->size - tail->head_length);
+    return tail->head_length <= entry->size && locate_part(table, &file->parts[0], tail->head, tail->head_length)
+        && locate_part(table, &file->parts[1], tail->tail, entry->size - tail->head_length);
 }
 
 /* Whether the mount is served. Its device number may belong to another mount as soon as it is not. */
@@ -857,7 +873,7 @@ static long read_archive(const struct file *file, u32 archive, const struct buff
     for (;;) {
         u64 before = LOAD(&conversations);
         int fd = LOAD(descriptor);
-        if (before % 2 == 1 || fd == FORGOTTEN)
+        if (fd == FORGOTTEN || in_conversation(before))
             return 0;
         long result = fill(fd, buffers, skip, length, offset);
         enum identity identity = identify(fd, &file->mount->table->archives[archive]);

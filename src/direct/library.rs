@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The library, which build.rs compiles. Empty if it does not support the processor.
+/// The library, which build.rs compiles. Empty if it does not support the CPU architecture.
 const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/direct.so"));
 
 /// The start of the file name; a digest of the library follows. So programs of different versions
@@ -38,7 +38,7 @@ pub fn is_library(name: &str) -> bool {
 pub fn install(directory: &Path) -> io::Result<PathBuf> {
     let unsupported = |why: &str| Err(io::Error::new(ErrorKind::Unsupported, why));
     if BYTES.is_empty() {
-        return unsupported("there is no library for this processor");
+        return unsupported("there is no library for this CPU architecture");
     }
     if statvfs(directory)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return unsupported("mounted with noexec");

@@ -23,7 +23,7 @@ use crate::sync::{Arc, Mutex, thread};
 /// Bytes of the page for the word, and of that for the counters.
 const PAGE: usize = 4096;
 
-/// Groups of counters, and bytes of one. There are several, so that processors do not wait for one
+/// Groups of counters, and bytes of one. There are several, so that CPU cores do not wait for one
 /// cache line.
 const SHARDS: usize = 64;
 const SHARD: usize = 64;
@@ -32,18 +32,17 @@ const SHARD: usize = 64;
 pub struct State {
     file: File,
     map: MmapRaw,
-    /// The thread that stands for the daemon; `None` before `show_alive`. The lock is held for a
-    /// store.
-    thread: Mutex<Alive>,
+    /// The lock is held for a store to the word, so that the word follows this.
+    service: Mutex<Service>,
 }
 
-#[derive(Clone, Copy)]
-enum Alive {
-    NotYet,
-    /// The number of the thread.
-    Served(u32),
-    /// For good.
-    Ended,
+/// Whether the mount is served.
+#[derive(Clone, Copy, Debug, Default)]
+struct Service {
+    /// The number of the thread that stands for the daemon, after `show_alive`.
+    thread: Option<u32>,
+    is_suspended: bool,
+    has_ended: bool,
 }
 
 impl State {
@@ -56,7 +55,7 @@ impl State {
         file.set_len(2 * PAGE as u64)?;
         memory_file::seal_length(&file)?;
         let map = MmapOptions::new().len(2 * PAGE).map_raw(&file)?;
-        Ok(Arc::new(Self { file, map, thread: Mutex::new(Alive::NotYet) }))
+        Ok(Arc::new(Self { file, map, service: Mutex::default() }))
     }
 
     /// The file that holds it.
@@ -71,30 +70,31 @@ impl State {
     /// Those of the system.
     pub fn show_alive(self: &Arc<Self>) -> io::Result<()> {
         let number = watch_over(Arc::clone(self))?;
-        let mut thread = self.thread.lock();
-        if matches!(*thread, Alive::NotYet) {
-            *thread = Alive::Served(number);
-            self.word().store(number, Ordering::SeqCst);
-        }
+        self.change(|service| service.thread = Some(number));
         Ok(())
     }
 
     /// Says that the mount is not served, before an attempt to unmount it.
     pub fn suspend(&self) {
-        self.word().store(0, Ordering::SeqCst);
+        self.change(|service| service.is_suspended = true);
     }
 
     /// Says again that the mount is served, after an attempt to unmount it has failed.
     pub fn resume(&self) {
-        if let Alive::Served(number) = *self.thread.lock() {
-            self.word().store(number, Ordering::SeqCst);
-        }
+        self.change(|service| service.is_suspended = false);
     }
 
     /// Says that the mount is not served, for good.
     pub fn end(&self) {
-        *self.thread.lock() = Alive::Ended;
-        self.suspend();
+        self.change(|service| service.has_ended = true);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Service)) {
+        let mut service = self.service.lock();
+        change(&mut service);
+        let is_served = !service.is_suspended && !service.has_ended;
+        let word = service.thread.filter(|_| is_served).unwrap_or_default();
+        self.word().store(word, Ordering::SeqCst);
     }
 
     /// The sum of the counters.
@@ -155,20 +155,25 @@ fn watch_over(state: Arc<State>) -> io::Result<u32> {
 /// Makes the kernel mark `word` at the end of this thread, if the word has the number of the
 /// thread then. Returns the number.
 fn register(word: &AtomicU32) -> io::Result<u32> {
-    let list = Box::leak(Box::new(RobustList {
-        first: std::ptr::null(),
-        futex_offset: 0,
-        pending: std::ptr::null(),
-        entry: RobustEntry { next: std::ptr::null() },
-    }));
-    let entry = &raw const list.entry;
-    list.futex_offset = (word.as_ptr() as libc::c_long).wrapping_sub(entry as libc::c_long);
-    list.entry.next = (&raw const *list).cast();
-    list.first = entry;
-    // SAFETY: the list is leaked, so it stays valid, and is laid out as in linux/futex.h. It
-    // replaces the list of the C library, which only robust mutexes use; this thread has none.
+    // In a shared mapping: before Linux 5.18 the OOM killer may free private memory of the process
+    // before the kernel goes through the list.
+    let file = memory_file::create()?;
+    file.set_len(PAGE as u64)?;
+    let map = MmapOptions::new().len(PAGE).map_raw(&file)?;
+    let list: *mut RobustList = map.as_mut_ptr().cast();
+    std::mem::forget(map);
+    // SAFETY: the map is page-aligned and long enough, no other process has it, and it is never
+    // unmapped. The list is laid out as in linux/futex.h. It replaces the list of the C library,
+    // which only robust mutexes use; this thread has none.
     let status = unsafe {
-        libc::syscall(libc::SYS_set_robust_list, &raw const *list, 3 * size_of::<usize>())
+        let entry = &raw const (*list).entry;
+        list.write(RobustList {
+            first: entry,
+            futex_offset: (word.as_ptr() as libc::c_long).wrapping_sub(entry as libc::c_long),
+            pending: std::ptr::null(),
+            entry: RobustEntry { next: list.cast_const().cast() },
+        });
+        libc::syscall(libc::SYS_set_robust_list, list, 3 * size_of::<usize>())
     };
     if status != 0 {
         return Err(io::Error::last_os_error());

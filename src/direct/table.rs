@@ -8,7 +8,10 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{OFlags, fcntl_getfl};
 
 use super::memory_file;
 use crate::error::{Error, Kind, Result};
@@ -28,7 +31,7 @@ const TAIL: usize = 24;
 
 /// Offset of the descriptions of the archive files in the header, and bytes of one.
 const FILES_OFFSET: usize = 64;
-const FILE: usize = 40;
+const FILE: usize = 56;
 
 /// The maximum number of archive files. Each costs the reading process a descriptor. Members of
 /// further archives are read through the mount.
@@ -63,7 +66,7 @@ pub struct Mount {
 #[derive(Debug)]
 pub struct Table {
     file: File,
-    archives: Vec<Arc<File>>,
+    archives: Vec<File>,
     count: u64,
 }
 
@@ -88,8 +91,8 @@ impl Table {
         &self.file
     }
 
-    /// The archive files, in the order of their numbers.
-    pub fn archives(&self) -> &[Arc<File>] {
+    /// The archive files, in the order of their numbers, open for reading only.
+    pub fn archives(&self) -> &[File] {
         &self.archives
     }
 
@@ -101,7 +104,7 @@ impl Table {
 
 /// The number of entries that the table needs.
 fn entries(tree: &dyn Tree) -> Result<u64> {
-    let refused = |why: &str| Err(Error::new(Kind::Unsupported, format!("no direct reads: {why}")));
+    let refused = |why: &str| Err(Error::new(Kind::Unsupported, why));
     let (end, inodes) = (tree.numbers_end(), tree.totals().inodes);
     if end > inodes.saturating_mul(SPARSENESS_MAX).max(NUMBERS_MIN) {
         return refused("the inode numbers of the archive are sparse");
@@ -227,13 +230,15 @@ impl Builder {
         }
         file.write_all_at(&header, 0)?;
         memory_file::seal(&file)?;
-        let archives = archives.into_iter().map(|archive| archive.file).collect();
+        let archives = archives.iter().map(|archive| read_only(&archive.file));
+        let archives = archives.collect::<io::Result<_>>()?;
         Ok(Some(Table { file, archives, count }))
     }
 }
 
-/// What `library.c` compares after each read of an archive file: device, inode, size, and
-/// modification time in seconds and nanoseconds.
+/// What `library.c` compares after each read of an archive file: device, inode, size, and the times
+/// of modification and change in seconds and nanoseconds. A program can set the modification time
+/// back, but not the change time.
 fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
     let found = archive.file.metadata()?;
     let modified = (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0));
@@ -241,12 +246,32 @@ fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
         return Err(io::Error::other("the archive was rewritten"));
     }
     let mut bytes = [0; FILE];
-    let values =
-        [found.dev(), found.ino(), found.size(), modified.0.cast_unsigned(), u64::from(modified.1)];
+    let values = [
+        found.dev(),
+        found.ino(),
+        found.size(),
+        modified.0.cast_unsigned(),
+        u64::from(modified.1),
+        found.ctime().cast_unsigned(),
+        found.ctime_nsec().cast_unsigned(),
+    ];
     for (slot, value) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(values) {
         *slot = value.to_ne_bytes();
     }
     Ok(bytes)
+}
+
+/// Opens `file` again for reading only: a staged copy is also open for writing.
+fn read_only(file: &File) -> io::Result<File> {
+    let reopened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    match reopened {
+        // This user may not open it any more, for example because its mode has changed.
+        Err(error) if !fcntl_getfl(file)?.contains(OFlags::RDWR) => {
+            log::debug!("cannot open an archive again: {error}");
+            file.try_clone()
+        }
+        reopened => reopened,
+    }
 }
 
 /// Offset of the tails: after the header and the entries.

@@ -244,9 +244,14 @@ impl Stats {
         let _ = self.direct.0.set(source);
     }
 
+    /// The number of direct reads so far.
+    pub fn direct_reads(&self) -> u64 {
+        self.direct.counts().reads
+    }
+
     /// Grows with every request and every direct read: a sign that the mount is in use.
     pub fn uses(&self) -> u64 {
-        self.requests().wrapping_add(self.direct.counts().reads)
+        self.requests().wrapping_add(self.direct_reads())
     }
 
     /// All counters so far.

@@ -414,6 +414,10 @@ impl Storage for FileStorage {
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
         offset.checked_add(len).filter(|&end| end <= self.identity.len)?;
+        // A FUSE file system may report a rewrite only when it is asked, which a reader does not.
+        if self.serving.get().is_some_and(|serving| serving.is_on_fuse) {
+            return None;
+        }
         match &self.handle {
             Handle::Open(file) => {
                 // The time of a block device is unrelated to its contents.

@@ -189,7 +189,7 @@ impl Reader {
 }
 
 #[test]
-fn another_archive_at_the_same_place_is_not_taken_for_the_first() {
+fn another_archive_with_the_same_device_number_is_not_taken_for_the_first() {
     let Some(stage) = tar_stage() else { return };
     let other = make_tar(stage.work.path(), 2);
     let mut reader = Reader::start(&stage);
@@ -241,6 +241,47 @@ fn an_archive_that_is_rewritten_in_place_gives_errors_as_through_the_mount() {
 }
 
 #[test]
+fn a_rewritten_archive_stays_so_when_its_time_is_set_back() {
+    let Some(stage) = tar_stage() else { return };
+    let (other, times) = (make_tar(stage.work.path(), 2), stage.work.path().join("times"));
+    run(Command::new("touch").arg("-r").arg(&stage.image).arg(&times));
+    let mut reader = Reader::start(&stage);
+    fs::write(&stage.image, fs::read(other).unwrap()).unwrap();
+    // The daemon notices it in a read.
+    wait_until("a read through the mount fails", || {
+        let output = Command::new("cat").arg(stage.mount_point.join("below/noise-9")).output();
+        !output.unwrap().status.success()
+    });
+    run(Command::new("touch").arg("-r").arg(&times).arg(&stage.image));
+    assert_eq!(reader.read().1, "Input/output error");
+}
+
+#[test]
+fn a_mount_that_was_unmounted_by_hand_is_not_read_any_more() {
+    let Some(stage) = tar_stage() else { return };
+    let (other, second) = (make_tar(stage.work.path(), 2), stage.work.path().join("second"));
+    let mut reader = Reader::start(&stage);
+    let (id, digest) = reader.read();
+    let device = id.split(' ').next().unwrap();
+    run(Command::new("umount").arg(&stage.mount_point));
+    let _clean_up = [CleanUp(second.clone()), CleanUp(stage.mount_point.clone())];
+    let has_device = || {
+        run(archfs().args(["unmount", "--lazy"]).arg(&second));
+        run(archfs().args(["mount", "--keep"]).arg(&other).arg(&second));
+        fs::metadata(&second).unwrap().dev().to_string() == device
+    };
+    run(archfs().args(["mount", "--keep"]).arg(&other).arg(&second));
+    assert!((0..100).any(|_| has_device()), "the device number does not come back");
+    // The reader opens `mount/below/noise-4`.
+    fs::create_dir_all(&stage.mount_point).unwrap();
+    run(Command::new("mount").arg("--bind").arg(&second).arg(&stage.mount_point));
+    let found = reader.read();
+    run(Command::new("umount").arg(&stage.mount_point));
+    assert_eq!(found.0, id, "otherwise this shows nothing");
+    assert_ne!(found.1, digest);
+}
+
+#[test]
 fn direct_reads_keep_a_mount_from_being_idle() {
     let Some(stage) = tar_stage() else { return };
     let script =
@@ -263,19 +304,57 @@ fn says_when_it_has_no_effect() {
     let Some(stage) = tar_stage() else { return };
     let work = stage.work.path();
     run(Command::new("gzip").arg("-k").arg(&stage.image));
-    let output = run_direct(&stage, &[Path::new("--private"), &stage.image], &["true"]);
-    assert!(
-        said(&output).contains("--direct has no effect with a private mount"),
-        "{}",
-        said(&output)
-    );
-    // Whether the archive has such files is known only after a moment.
-    let compressed = work.join("1.tar.gz");
-    let again = "true; sleep 0.3; exec \"$ARCHFS\" run --direct 1.tar.gz mount -- true";
-    let output = stage
-        .bash(&format!("$ARCHFS run --direct {} mount -- bash -c '{again}'", compressed.display()));
-    let output = { output }.output().unwrap();
-    assert!(said(&output).contains("--direct has no effect: no file"), "{}", said(&output));
+    let (compressed, device) = (work.join("1.tar.gz"), work.join("no-exports.sqfs"));
+    let source = make_source(work, 1);
+    image::make(work, "no-exports.sqfs", &source, &["-noD", "-noF", "-no-exports"]);
+    let none = "no file of the mount can be read directly";
+    for (words, why) in [
+        (&[Path::new("--private"), &stage.image][..], "the mount is private"),
+        (&[&compressed], none),
+        (&[&device], none),
+    ] {
+        let output = run_direct(&stage, words, &["true"]);
+        let expected = format!("--direct has no effect: {why}");
+        assert!(said(&output).contains(&expected), "{words:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn a_part_of_an_archive_and_many_archives_are_read_directly() {
+    let Some(stage) = tar_stage() else { return };
+    let (work, mount_point) = (stage.work.path(), stage.mount_point.to_str().unwrap());
+    let expected = read_all(&make_source(work, 1).join("below"));
+    let words = [Path::new("--subdir"), Path::new("below"), &stage.image];
+    let output = run_direct(&stage, &words, &["python3", "-c", READ_ALL, mount_point]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", said(&output));
+    assert!(number(&stage, "direct_reads") > 0);
+    // An image within a file, and more archives than a process gets.
+    let source = make_source(work, 1);
+    let image = image::make(work, "a.sqfs", &source, &["-noD", "-noF"]);
+    let mut bytes = vec![7; 4096];
+    bytes.extend(fs::read(image).unwrap());
+    fs::write(work.join("within"), bytes).unwrap();
+    let words = [Path::new("--offset"), Path::new("4096"), &work.join("within")];
+    let output = run_direct(&stage, &words, &["python3", "-c", READ_ALL, mount_point]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), read_all(&source), "{}", said(&output));
+    assert!(number(&stage, "direct_reads") > 0);
+    let (all, parts) = (work.join("all"), work.join("parts"));
+    fs::create_dir_all(&parts).unwrap();
+    let archives: Vec<_> = (0..20)
+        .map(|number| {
+            fs::create_dir_all(all.join(number.to_string())).unwrap();
+            let bytes = source::noise(500 + number, 50_000);
+            fs::write(all.join(format!("{number}/file")), bytes).unwrap();
+            let part = parts.join(format!("{number}.tar"));
+            let mut tar = Command::new("tar");
+            run(tar.arg("-C").arg(&all).arg("-cf").arg(&part).arg(number.to_string()));
+            part
+        })
+        .collect();
+    let words: Vec<_> = archives.iter().map(PathBuf::as_path).collect();
+    let output = run_direct(&stage, &words, &["python3", "-c", READ_ALL, mount_point]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), read_all(&all), "{}", said(&output));
+    assert!(number(&stage, "direct_reads") > 0 && number(&stage, "served_bytes") > 0);
 }
 
 /// In a /tmp of its own, because other tests have mounts as well.

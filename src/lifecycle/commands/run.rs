@@ -21,7 +21,7 @@ use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::commands::{descendants, mount};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
-use crate::lifecycle::share::{self, Client, MountFate, MountState, RecordSnapshot};
+use crate::lifecycle::share::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
 use crate::lifecycle::{ConnectionSource, Lifetime, MountPlan};
 use crate::os::mountinfo;
 use crate::os::process::ProcessId;
@@ -34,6 +34,11 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Time after which a message explains the wait.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// How long to wait for the table of direct reads before the command starts, so that `run` can say
+/// that no file can be read directly. The command reads through the mount until the table is made.
+const TABLE_WAIT: Duration = Duration::from_millis(300);
+const TABLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Exit status of a daemon that is not allowed to mount (docs/CLI.md).
 const CANNOT_MOUNT: i32 = 4;
@@ -96,7 +101,7 @@ pub fn run(
     let mount_point = mount_point::locate(&plan.mountpoint)?;
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.
-    let mut lease = match obtain(&mount_point, plan, arguments, options.privacy, show)? {
+    let lease = match obtain(&mount_point, plan, arguments, options.privacy, show)? {
         Ok(lease) => lease,
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
@@ -105,7 +110,7 @@ pub fn run(
     let _ = set_child_subreaper(Some(rustix::process::getpid()));
     let mut environment = vec![("ARCHFS_MOUNTPOINT", mount_point.clone().into_os_string())];
     if options.is_direct {
-        environment.extend(direct_reads(&mount_point, &mut lease));
+        environment.extend(direct_reads(&mount_point, lease.is_private));
     }
     let mut lease = Some(lease);
     let outcome =
@@ -268,31 +273,47 @@ impl RunLease {
 
 /// The variables with which the command reads directly. Warns if it cannot; it reads through the
 /// mount then.
-fn direct_reads(mount_point: &Path, lease: &mut RunLease) -> Environment {
+fn direct_reads(mount_point: &Path, is_private: bool) -> Environment {
     let path = mount_point.display();
-    if lease.is_private {
-        log::warn!("{path}: --direct has no effect with a private mount");
-        return Vec::new();
-    }
-    let prepared = lease.client.prepare_direct_reads().and_then(|is_possible| {
-        if !is_possible {
-            return Err(Error::new(Kind::Unsupported, "no file is stored uncompressed"));
-        }
-        let missing = || Error::new(Kind::NotFound, "the mount has ended");
-        let entry = mountinfo::topmost(mount_point)?.ok_or_else(missing)?;
-        let owner = entry.owner().ok_or_else(missing)?;
-        let snapshot = RecordSnapshot::of(mount_point, owner).ok_or_else(missing)?;
-        let device = entry.device_number().ok_or_else(missing)?;
-        let library = share::in_record_directory(direct::install)?;
-        Ok(direct::environment(&library, device, &snapshot.socket(), |name| std::env::var_os(name)))
-    });
+    let prepared = match is_private {
+        true => Err(Error::new(Kind::Unsupported, "the mount is private")),
+        false => prepare_direct_reads(mount_point),
+    };
     match prepared {
-        Ok(variables) => variables.into(),
+        Ok(variables) => variables,
         Err(error) => {
             log::warn!("{path}: --direct has no effect: {error}");
             Vec::new()
         }
     }
+}
+
+fn prepare_direct_reads(mount_point: &Path) -> Result<Environment> {
+    let missing = || Error::new(Kind::NotFound, "the mount has ended");
+    let entry = mountinfo::topmost(mount_point)?.ok_or_else(missing)?;
+    let owner = entry.owner().ok_or_else(missing)?;
+    let snapshot = RecordSnapshot::of(mount_point, owner).ok_or_else(missing)?;
+    // On a connection of its own: a daemon that does not know the request ends the connection.
+    let mut client = snapshot.connect().ok_or_else(missing)?;
+    let deadline = Instant::now() + TABLE_WAIT;
+    let mut prepared = client.prepare_direct_reads()?;
+    while prepared == Prepared::NotYet && Instant::now() < deadline {
+        thread::sleep(TABLE_POLL_INTERVAL);
+        prepared = client.prepare_direct_reads()?;
+    }
+    let why = match prepared {
+        Prepared::Ready | Prepared::NotYet => None,
+        Prepared::Never => Some("no file of the mount can be read directly"),
+        Prepared::Unknown => Some("the daemon is of another version of archfs"),
+    };
+    if let Some(why) = why {
+        return Err(Error::new(Kind::Unsupported, why));
+    }
+    let device = entry.device_number().ok_or_else(missing)?;
+    let library = share::in_record_directory(direct::install)
+        .map_err(|error| Error::new(Kind::Io, "cannot store the library").with_source(error))?;
+    let inherited = |name: &str| std::env::var_os(name);
+    Ok(direct::environment(&library, device, &snapshot.socket(), inherited).into())
 }
 
 fn execute(

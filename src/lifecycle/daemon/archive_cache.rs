@@ -99,7 +99,7 @@ impl ArchiveCachePolicy {
             return None;
         }
         if now >= self.decide_at {
-            let requests = self.stats.requests();
+            let requests = self.stats.uses();
             let is_idle = requests == self.requests;
             self.requests = requests;
             self.decide_at = now + if is_idle { IDLE_INTERVAL } else { INTERVAL };
@@ -114,7 +114,9 @@ impl ArchiveCachePolicy {
         let data = data_bytes(self.bytes, Transfer::of(&self.stats).since(self.before));
         let needed = self.bytes.saturating_add(data);
         let exceeds = exceeds(needed, headroom, self.switch.drops());
-        let drops = exceeds && !share::is_served_by_others(archives());
+        // Direct readers have no other copy in memory.
+        let is_read_directly = self.stats.direct_reads() > 0;
+        let drops = exceeds && !is_read_directly && !share::is_served_by_others(archives());
         if drops != self.switch.drops() {
             self.set_drops(drops);
             let needed = format_size(needed);

@@ -1,8 +1,7 @@
 //! The daemon's part in reads that bypass FUSE: makes the table when the first process asks for it.
 //!
 //! Making it reads all inodes of the archives, which takes a second for some million files. A
-//! thread does that, so that clients are answered meanwhile; they read through the mount until it
-//! is done.
+//! thread does that, so that clients are answered. They read through the mount until it is done.
 
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
@@ -13,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::lifecycle::share::DirectAnswer;
 use crate::stats::Stats;
 use crate::sync::{Arc, thread};
+use crate::units::counted;
 use crate::vfs::Tree;
 
 use super::mounted::Mounted;
@@ -97,11 +97,11 @@ fn build(tree: &dyn Tree, mount: Mount, state: &Arc<State>) -> Option<Table> {
     });
     match table {
         Ok(Some(table)) => {
-            log::info!("{} files can be read directly", table.count());
+            log::info!("{} can be read directly", counted(table.count(), "file"));
             Some(table)
         }
         Ok(None) => {
-            log::warn!("--direct has no effect: the archive stores all files compressed");
+            log::warn!("--direct has no effect: no file can be read directly");
             None
         }
         Err(error) => {

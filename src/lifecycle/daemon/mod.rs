@@ -214,6 +214,8 @@ impl Daemon {
                         return self.end();
                     }
                     if self.mount.was_unmounted_by_others() {
+                        // First: the kernel may give the device number to another mount now.
+                        self.mount.end_direct_reads();
                         self.unmount();
                         self.policy.note_unmounted();
                     }

@@ -24,8 +24,8 @@ use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 /// The mount of this process.
 pub(in crate::lifecycle) struct Mounted {
     mount_point: PathBuf,
-    /// Guards the parts to remove, so that each is removed once. No other lock is taken while it is
-    /// held.
+    /// Guards the parts to remove, so that each is removed once. Only the lock of a `State` is
+    /// taken while it is held.
     parts: Mutex<Option<Parts>>,
 }
 
@@ -131,6 +131,13 @@ impl Mounted {
         Some(direct::Mount { device: entry.device_number()?, id: entry.id })
     }
 
+    /// Ends direct reads for good.
+    pub(in crate::lifecycle) fn end_direct_reads(&self) {
+        if let Some(parts) = &*self.parts.lock() {
+            parts.direct.as_deref().map(State::end);
+        }
+    }
+
     /// Ends direct reads by `state` before the mount ends.
     pub(in crate::lifecycle) fn end_with_it(&self, state: &Arc<State>) {
         match &mut *self.parts.lock() {
@@ -209,10 +216,11 @@ impl Parts {
     }
 
     fn remove_all(mut self) {
+        // First: if another process has unmounted, the device number may be in use again.
+        self.direct.as_deref().map(State::end);
         self.note_ending(true);
-        let Self { reserve, attached, mountpoint, lock, direct } = self;
+        let Self { reserve, attached, mountpoint, lock, direct: _ } = self;
         drop(reserve);
-        direct.as_deref().map(State::end);
         // First: this process may be killed before it can do the rest.
         drop(attached);
         drop(mountpoint);

@@ -40,7 +40,7 @@ pub(super) use clean_up::{
 pub(super) use identity::{first_record, real_paths};
 pub(super) use join::{JoinOutcome, join_or_lock};
 pub(super) use lease::{
-    Client, ClientId, DirectAnswer, HolderStatus, Leases, MountFate, Responder, Status,
+    Client, ClientId, DirectAnswer, HolderStatus, Leases, MountFate, Prepared, Responder, Status,
     UnmountAnswer, UnmountRequest,
 };
 pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};

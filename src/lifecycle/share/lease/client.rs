@@ -59,6 +59,19 @@ pub(in crate::lifecycle) enum HoldAnswer {
     Closed,
 }
 
+/// How far a daemon is with direct reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::lifecycle) enum Prepared {
+    /// Processes can read directly.
+    Ready,
+    /// It is making the table.
+    NotYet,
+    /// No file of the mount can be read directly.
+    Never,
+    /// It does not know the request.
+    Unknown,
+}
+
 impl Client {
     /// Connects to the daemon that listens at `socket`.
     ///
@@ -209,15 +222,20 @@ impl Client {
         self.read_line(Some(ANSWER_TIMEOUT))
     }
 
-    /// Makes the daemon prepare direct reads; `false` if no file of the mount can be read directly.
-    /// The daemon may not know that yet.
+    /// Makes the daemon prepare direct reads. `Unknown` if it is of a version without them,
+    /// which closes the connection. So the connection must hold no lease.
     ///
     /// # Errors
     /// `Io` if the daemon does not answer; `TimedOut`.
-    pub(in crate::lifecycle) fn prepare_direct_reads(&mut self) -> Result<bool> {
+    pub(in crate::lifecycle) fn prepare_direct_reads(&mut self) -> Result<Prepared> {
         self.send_unless_closed(Request::Direct)?;
         // read(2) discards descriptors that come with the line.
-        Ok(self.read_line(Some(ANSWER_TIMEOUT))? != DirectAnswer::Never.encode().0)
+        Ok(match self.read_line(Some(ANSWER_TIMEOUT))? {
+            line if line == DirectAnswer::Later.encode().0 => Prepared::NotYet,
+            line if line == DirectAnswer::Never.encode().0 => Prepared::Never,
+            line if line.starts_with("direct ") => Prepared::Ready,
+            _ => Prepared::Unknown,
+        })
     }
 
     /// Waits until the daemon closes the connection, which it does when it has unmounted, or until
@@ -377,5 +395,21 @@ mod tests {
         assert_eq!(full.kind(), Kind::Busy);
         assert_eq!(hold(Answer::Ending.encode()).unwrap(), HoldAnswer::Refused);
         assert_eq!(hold("").unwrap(), HoldAnswer::Closed);
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_know_direct_reads_prepares_none() {
+        for (answer, prepared) in [
+            ("", Prepared::Unknown),
+            ("too many clients\n", Prepared::Unknown),
+            ("direct later\n", Prepared::NotYet),
+            ("direct none\n", Prepared::Never),
+            ("direct 2\n", Prepared::Ready),
+        ] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(answer.as_bytes()).unwrap();
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(Client::new(ours, None).prepare_direct_reads().unwrap(), prepared);
+        }
     }
 }

@@ -5,8 +5,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 
-use super::message::PENDING_INPUT_MAX;
+use super::message::{DirectAnswer, PENDING_INPUT_MAX};
 use crate::os::process::ProcessId;
 use crate::os::scm_rights;
 
@@ -99,7 +100,12 @@ impl Connection {
         if descriptors.is_empty() {
             return self.send(line);
         }
-        let sent = scm_rights::send_with(&self.stream, line.as_bytes(), descriptors);
-        self.is_open &= sent == Ok(line.len());
+        match scm_rights::send_with(&self.stream, line.as_bytes(), descriptors) {
+            // The user has too many descriptors in unread messages (unix(7), ETOOMANYREFS).
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::AGAIN) => {
+                self.send(&DirectAnswer::Later.encode().0);
+            }
+            sent => self.is_open &= sent == Ok(line.len()),
+        }
     }
 }

@@ -16,7 +16,7 @@ mod connection;
 mod message;
 mod server;
 
-pub(in crate::lifecycle) use client::{Client, HoldAnswer, MountFate};
+pub(in crate::lifecycle) use client::{Client, HoldAnswer, MountFate, Prepared};
 pub(in crate::lifecycle) use connection::ClientId;
 pub(in crate::lifecycle) use message::{
     DirectAnswer, HolderStatus, Status, UnmountAnswer, UnmountRequest,

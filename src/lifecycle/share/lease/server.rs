@@ -218,7 +218,9 @@ impl Leases {
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
         for index in 0..self.clients.len() {
             self.clients[index].receive();
-            while let Some(line) = self.clients[index].next_line() {
+            while self.clients[index].is_open
+                && let Some(line) = self.clients[index].next_line()
+            {
                 self.answer(index, &line, responder);
             }
         }
