@@ -266,8 +266,8 @@ struct archive_record {
 };
 struct table {
     char magic[8];
-    u64 device, mount_id, entries, entries_offset, tails, tails_offset;
-    u32 files, reserved;
+    u64 device, entries, entries_offset, tails, tails_offset;
+    u64 files;
     struct archive_record archives[FILES];
 };
 struct entry {
@@ -276,7 +276,7 @@ struct entry {
 struct tail {
     u64 head, tail, head_length;
 };
-_Static_assert(offsetof(struct table, archives) == 64 && sizeof(struct archive_record) == 56, "layout");
+_Static_assert(offsetof(struct table, archives) == 56 && sizeof(struct archive_record) == 56, "layout");
 
 /* The state: whether the mount is served, and counters that the daemon reads. */
 enum { SHARDS = 64, STATE_SIZE = 8192 };

@@ -17,4 +17,4 @@ mod table;
 
 pub use library::{environment, install, is_library};
 pub use state::State;
-pub use table::{Mount, Table};
+pub use table::Table;

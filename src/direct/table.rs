@@ -30,7 +30,7 @@ const ENTRY: usize = 16;
 const TAIL: usize = 24;
 
 /// Offset of the descriptions of the archive files in the header, and bytes of one.
-const FILES_OFFSET: usize = 64;
+const FILES_OFFSET: usize = 56;
 const FILE: usize = 56;
 
 /// The maximum number of archive files. Each costs the reading process a descriptor. Members of
@@ -53,15 +53,6 @@ const NUMBERS_MIN: u64 = 1 << 16;
 /// The part of the memory left to the job that the table may take.
 const HEADROOM_PART: u64 = 8;
 
-/// The mount for which a table is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mount {
-    /// The device number that stat(2) returns for its files.
-    pub device: u64,
-    /// Its number in /proc/self/mountinfo.
-    pub id: u64,
-}
-
 /// A complete table.
 #[derive(Debug)]
 pub struct Table {
@@ -76,13 +67,13 @@ impl Table {
     /// # Errors
     /// `Corrupt` or `Io` if the inodes cannot be read, or if an archive was rewritten since it was
     /// opened; `Unsupported` if the table would take too much memory.
-    pub fn build(tree: &dyn Tree, mount: Mount) -> Result<Option<Self>> {
+    pub fn build(tree: &dyn Tree, device: u64) -> Result<Option<Self>> {
         let entries = entries(tree)?;
         let mut builder = Builder::new(entries)
             .map_err(|error| Error::io("cannot make the table of direct reads", error))?;
         tree.stored_files(&mut |ino, file| builder.add(ino, &file))?;
         builder
-            .finish(mount)
+            .finish(device)
             .map_err(|error| Error::io("cannot make the table of direct reads", error))
     }
 
@@ -202,7 +193,7 @@ impl Builder {
             .then_some((number as u64 + 1) << OFFSET_BITS | position.offset)
     }
 
-    fn finish(self, mount: Mount) -> io::Result<Option<Table>> {
+    fn finish(self, device: u64) -> io::Result<Option<Table>> {
         self.write_page()?;
         let Self { file, entries, tails, archives, count, failed, .. } = self;
         failed?;
@@ -214,8 +205,7 @@ impl Builder {
         let mut header = [0; PAGE];
         header[..8].copy_from_slice(&MAGIC);
         let values = [
-            mount.device,
-            mount.id,
+            device,
             entries,
             PAGE as u64,
             (tails.len() / TAIL) as u64,

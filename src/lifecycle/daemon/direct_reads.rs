@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use rustix::fd::AsFd;
 
-use crate::direct::{Mount, State, Table};
+use crate::direct::{State, Table};
 use crate::error::{Error, Result};
 use crate::lifecycle::share::DirectAnswer;
 use crate::stats::Stats;
@@ -69,7 +69,7 @@ impl DirectReads {
 
     fn begin(&self) -> Result<Progress> {
         // A private mount, or one that another program made, has no socket at which to ask.
-        let Some(mount) = self.mount.for_direct_reads() else { return Ok(Progress::Never) };
+        let Some(device) = self.mount.device_number() else { return Ok(Progress::Never) };
         let failed = |error| Error::io("cannot start direct reads", error);
         let state = State::new().map_err(failed)?;
         self.mount.end_with_it(&state);
@@ -80,7 +80,7 @@ impl DirectReads {
         thread::Builder::new()
             .name("direct-table".into())
             .spawn(move || {
-                let _ = sender.send(build(tree.as_ref(), mount, &shown));
+                let _ = sender.send(build(tree.as_ref(), device, &shown));
             })
             .map_err(failed)?;
         Ok(Progress::Building(state, receiver))
@@ -89,8 +89,8 @@ impl DirectReads {
 
 /// Makes the table, and shows in `state` that the mount is served. `None` if there is nothing to
 /// read directly; says why.
-fn build(tree: &dyn Tree, mount: Mount, state: &Arc<State>) -> Option<Table> {
-    let table = Table::build(tree, mount).and_then(|table| {
+fn build(tree: &dyn Tree, device: u64, state: &Arc<State>) -> Option<Table> {
+    let table = Table::build(tree, device).and_then(|table| {
         let shown = table.as_ref().map_or(Ok(()), |_| state.show_alive());
         shown.map_err(|error| Error::io("cannot start direct reads", error))?;
         Ok(table)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
-use crate::direct::{self, State};
+use crate::direct::State;
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::attach::Attached;
@@ -124,11 +124,9 @@ impl Mounted {
         Some(lock.record_directory().to_owned())
     }
 
-    /// The mount as processes see it that read directly; `None` if this process did not mount it.
-    pub(in crate::lifecycle) fn for_direct_reads(&self) -> Option<direct::Mount> {
-        let parts = self.parts.lock();
-        let entry = parts.as_ref()?.attached.as_ref()?.entry();
-        Some(direct::Mount { device: entry.device_number()?, id: entry.id })
+    /// The number of its device; `None` if this process did not mount it.
+    pub(in crate::lifecycle) fn device_number(&self) -> Option<u64> {
+        self.parts.lock().as_ref()?.attached.as_ref()?.entry().device_number()
     }
 
     /// Ends direct reads for good.
