@@ -77,6 +77,11 @@ pub(super) struct MountArgs {
     )]
     archive_cache: ArchiveCacheName,
 
+    /// Do not read all names ahead when processes look up many [default: read them if the job's
+    /// memory has room]
+    #[arg(long, env = "ARCHFS_NO_NAME_READAHEAD", value_parser = FalseyValueParser::new())]
+    no_name_readahead: bool,
+
     /// Keep serving an archive that was rewritten in place [default: reads fail with EIO]
     #[arg(long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
     allow_changes: bool,
@@ -170,6 +175,7 @@ impl MountArgs {
                 ArchiveCacheName::Keep => ArchiveCacheChoice::Keep,
                 ArchiveCacheName::Drop => ArchiveCacheChoice::Drop,
             },
+            name_readahead: !self.no_name_readahead,
             allow_changes: self.allow_changes || options.allow_changes,
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
@@ -281,6 +287,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         stage,
         preload,
         archive_cache,
+        name_readahead,
         allow_changes,
         threads,
         log_file,
@@ -320,6 +327,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         ArchiveCacheChoice::Keep => "--archive-cache=keep".into(),
         ArchiveCacheChoice::Drop => "--archive-cache=drop".into(),
     });
+    if !*name_readahead {
+        arguments.push("--no-name-readahead".into());
+    }
     if *allow_changes {
         arguments.push("--allow-changes".into());
     }
@@ -415,6 +425,7 @@ mod tests {
             stage: Some("/s,t\n".into()),
             preload: true,
             archive_cache: ArchiveCacheChoice::Drop,
+            name_readahead: false,
             allow_changes: true,
             threads: Some(1024),
             log_file: Some("/l,o g".into()),

@@ -25,6 +25,7 @@ mod mount;
 mod mount_helper;
 mod options;
 mod pack;
+mod read_names;
 mod run;
 mod stack;
 mod stats;
@@ -67,6 +68,8 @@ enum Command {
     Pack(Box<pack::Args>),
     Info(info::Args),
     Doctor(doctor::Args),
+    #[command(hide = true)]
+    ReadNames(read_names::Args),
     Man(man::Args),
     Completions(completions::Args),
 }
@@ -115,6 +118,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Verify(args) => exit::status(verify::run(&args)),
         Command::Pack(args) => exit::status(pack::run(&args)),
         Command::Info(args) => exit::status(info::run(&args)),
+        Command::ReadNames(args) => exit::status(read_names::run(&args)),
         Command::Doctor(args) => exit::status(doctor::run(&args)),
         Command::Man(args) => exit::status(man::run(&args)),
         Command::Completions(args) => exit::status(completions::run(&args)),

@@ -29,6 +29,7 @@ pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
 pub use daemon::archive_cache::ArchiveCacheChoice;
 pub use daemon::end_policy::Lifetime;
+pub use daemon::name_readahead::lister::read_names;
 pub use daemon::signals::{ignore_others, leave_to_system_calls};
 pub use daemon::snapshot::Snapshot;
 pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
@@ -81,6 +82,8 @@ pub struct MountPlan {
     pub preload: bool,
     /// What happens with served pages of the archives.
     pub archive_cache: ArchiveCacheChoice,
+    /// Whether all names are read ahead after some lookups.
+    pub name_readahead: bool,
     /// Whether to keep serving archives that were rewritten in place.
     pub allow_changes: bool,
     /// Threads that answer requests; `None` for the default.
@@ -118,6 +121,7 @@ impl MountPlan {
             stage: None,
             preload: false,
             archive_cache: ArchiveCacheChoice::Auto,
+            name_readahead: true,
             allow_changes: false,
             threads: None,
             log_file: None,

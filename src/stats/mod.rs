@@ -17,6 +17,7 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 mod alarm;
 mod caches;
 mod histogram;
+mod lookup_alarm;
 #[cfg(all(test, feature = "model"))]
 mod model;
 
@@ -26,6 +27,7 @@ pub use histogram::Latencies;
 use alarm::Alarm;
 use caches::Caches;
 use histogram::Histogram;
+use lookup_alarm::LookupAlarm;
 
 /// Number of stripes: one for each event loop of the largest default. More threads share stripes,
 /// which costs time but loses no count.
@@ -98,6 +100,7 @@ pub struct Stats {
     /// The current budget of the caches, in bytes.
     budget: AtomicU64,
     alarm: Alarm,
+    lookup_alarm: LookupAlarm,
     direct: DirectReads,
 }
 
@@ -231,6 +234,26 @@ impl Stats {
         self.alarm.set();
     }
 
+    /// Registers the callback that runs after each `set_lookup_alarm`. Call it once.
+    pub fn connect_lookup_alarm(&self, call: Box<dyn Fn() + Send + Sync>) {
+        self.lookup_alarm.connect(call);
+    }
+
+    /// Makes the `lookups`-th `find_name` from now on run the callback.
+    pub fn set_lookup_alarm(&self, lookups: u64) {
+        self.lookup_alarm.set(lookups);
+    }
+
+    /// Whether the callback has not run yet.
+    pub fn lookup_alarm_is_set(&self) -> bool {
+        self.lookup_alarm.is_set()
+    }
+
+    /// Notes that a lookup found a name.
+    pub fn find_name(&self) {
+        self.lookup_alarm.on_found();
+    }
+
     /// The number of all requests so far; it grows with every request.
     pub fn requests(&self) -> u64 {
         let sum = |stripe: &Stripe| {
@@ -290,9 +313,17 @@ impl Stats {
 impl Default for Stats {
     fn default() -> Self {
         let stripes = (0..STRIPES).map(|_| OnceLock::new()).collect();
-        let (caches, alarm) = (Mutex::default(), Alarm::default());
+        let (caches, alarm, lookup_alarm) = Default::default();
         let [releases, budget] = [const { AtomicU64::new(0) }; 2];
-        Self { stripes, caches, releases, budget, alarm, direct: DirectReads::default() }
+        Self {
+            stripes,
+            caches,
+            releases,
+            budget,
+            alarm,
+            lookup_alarm,
+            direct: DirectReads::default(),
+        }
     }
 }
 

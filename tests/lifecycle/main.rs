@@ -10,6 +10,7 @@ mod job_step;
 mod leases;
 mod mount_helper;
 mod mounting;
+mod name_readahead;
 mod namespaces;
 mod opening;
 mod private;

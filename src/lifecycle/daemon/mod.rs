@@ -39,6 +39,7 @@ pub(super) mod kill_wait;
 pub(super) mod launcher;
 mod log_file;
 mod mounted;
+pub(super) mod name_readahead;
 #[cfg(test)]
 mod proof;
 mod release;
@@ -56,6 +57,7 @@ use direct_reads::DirectReads;
 use end_policy::{EndPolicy, Holders, Step, UNMOUNT_RETRY_INTERVAL};
 use kill_wait::KillWait;
 use mounted::{Mounted, unmount_on_panic};
+use name_readahead::NameReadahead;
 use release::Release;
 use report::Report;
 use signals::{SessionEnd, WakeSources};
@@ -74,6 +76,7 @@ struct Daemon {
     share: Share,
     archive_cache: ArchiveCachePolicy,
     direct: DirectReads,
+    name_readahead: NameReadahead,
     wakes: WakeSources,
     /// The process that it was started for. In a Slurm step this is the batch script.
     script: Option<ProcessId>,
@@ -132,6 +135,13 @@ impl Daemon {
         let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
         let failure_log = FailureLog::new(Arc::clone(&tree), archives);
         let direct = DirectReads::new(Arc::clone(&tree), Arc::clone(&mount), Arc::clone(&stats));
+        let name_readahead = NameReadahead::new(
+            plan.name_readahead,
+            Arc::clone(&mount),
+            tree.totals().inodes,
+            Arc::clone(&stats),
+            session_end.waker()?,
+        );
         let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
         let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
@@ -153,6 +163,7 @@ impl Daemon {
             share,
             archive_cache,
             direct,
+            name_readahead,
             wakes,
             script: None,
             kill_wait,
@@ -207,7 +218,8 @@ impl Daemon {
                 Step::Serve(until) => {
                     let release = self.release.update(now);
                     let archive_cache = self.archive_cache.update(now);
-                    let until = [until, share, release, archive_cache, refresh];
+                    let names = self.name_readahead.update(now);
+                    let until = [until, share, release, archive_cache, names, refresh];
                     let until = until.into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
                     if self.wait(limit)? {
@@ -220,10 +232,13 @@ impl Daemon {
                         self.policy.note_unmounted();
                     }
                 }
-                Step::UnmountIfIdle => match self.mount.unmount_if_idle() {
-                    Ok(()) => self.policy.note_unmounted(),
-                    Err(_) => self.policy.note_in_use(now),
-                },
+                Step::UnmountIfIdle => {
+                    self.name_readahead.stop();
+                    match self.mount.unmount_if_idle() {
+                        Ok(()) => self.policy.note_unmounted(),
+                        Err(_) => self.policy.note_in_use(now),
+                    }
+                }
                 // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
                     if self.wait(Some(UNMOUNT_RETRY_INTERVAL))? {
@@ -264,6 +279,7 @@ impl Daemon {
     /// Unmounts for another process, unless others hold the mount or it is in use, and sends the
     /// result.
     fn unmount_for(&mut self, client: ClientId, request: &UnmountRequest) {
+        self.name_readahead.stop();
         let answer = match request.how {
             Detach::Lazily => {
                 self.leases.answer_unmount(client, &UnmountAnswer::Begun);
@@ -289,6 +305,7 @@ impl Daemon {
     }
 
     fn unmount(&mut self) {
+        self.name_readahead.stop();
         self.leases.admit_none();
         // First, because the kernel takes some time to free the watch of the peers.
         self.share.leave();
@@ -339,6 +356,7 @@ impl Daemon {
         watched.extend(self.wakes.watched());
         watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
         watched.extend(self.share.watched());
+        watched.extend(self.name_readahead.watched());
         wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())
             .map_err(|error| error.within(self.mount.mount_point().display()))?;
         let events = self.wakes.take(Script::of(self.script));

@@ -101,7 +101,8 @@ class MountTest(Stage):
         numbers = os.path.join(self.work, "numbers.json")
         with archfs.mount(
             self.image, subdir="folder", cache=1 << 23, stats_json=numbers, grace="1s", idle_timeout="1h",
-            stage="/dev/shm", preload=True, archive_cache="drop", options=["uid=7", "gid=8"], linger=0,
+            stage="/dev/shm", preload=True, archive_cache="drop", no_name_readahead=True,
+            options=["uid=7", "gid=8"], linger=0,
         ) as root:
             self.assertEqual(os.listdir(root), ["data"])
             self.assertEqual((root / "data").stat().st_uid, 7)
