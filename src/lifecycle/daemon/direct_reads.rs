@@ -41,6 +41,11 @@ impl DirectReads {
         Self { tree, mount, stats, progress: Progress::NotAsked }
     }
 
+    /// Whether a process has asked.
+    pub(super) fn was_asked(&self) -> bool {
+        !matches!(self.progress, Progress::NotAsked)
+    }
+
     /// The answer to a process that asks. The first request starts the making of the table.
     pub(super) fn answer(&mut self) -> DirectAnswer<'_> {
         if matches!(self.progress, Progress::NotAsked) {

@@ -199,7 +199,11 @@ impl Daemon {
                 // ending.
                 self.leases.admit_none();
             }
-            let mut answers = Answers { report: &self.report, direct: &mut self.direct };
+            let mut answers = Answers {
+                report: &self.report,
+                direct: &mut self.direct,
+                name_readahead: &mut self.name_readahead,
+            };
             self.leases.serve_requests(self.policy.lingers(), &mut answers);
             while let Some((client, request)) = self.leases.take_unmount_request() {
                 self.unmount_for(client, &request);
@@ -378,6 +382,7 @@ impl Daemon {
 struct Answers<'d> {
     report: &'d Report,
     direct: &'d mut DirectReads,
+    name_readahead: &'d mut NameReadahead,
 }
 
 impl Responder for Answers<'_> {
@@ -386,6 +391,10 @@ impl Responder for Answers<'_> {
     }
 
     fn direct(&mut self) -> DirectAnswer<'_> {
+        if !self.direct.was_asked() {
+            // Lookups are most of what is left to do for FUSE.
+            self.name_readahead.begin_now();
+        }
         self.direct.answer()
     }
 }

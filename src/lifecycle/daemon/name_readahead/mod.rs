@@ -133,6 +133,13 @@ impl NameReadahead {
         }
     }
 
+    /// Starts a listing without waiting for lookups, if there was none yet.
+    pub(super) fn begin_now(&mut self) {
+        if matches!(self.state, State::Watching) {
+            self.begin(Instant::now());
+        }
+    }
+
     /// Ends a listing that is under way, so that it does not keep the mount busy.
     pub(super) fn stop(&mut self) {
         if let State::Listing(listing) = &mut self.state {
