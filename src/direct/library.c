@@ -2,16 +2,17 @@
  * The library that `archfs run --direct` preloads.
  *
  * It answers read calls of files that lie uncompressed in an archive by reading the archive itself,
- * without a request to the daemon. Everything else stays with the mount: open, stat, seek, close,
+ * without a request to the daemon, and isatty calls of regular files. Everything else stays with the mount: open, stat, seek, close,
  * every error, and every file or call that this library is not sure about.
  *
  * It is freestanding: it needs no other library, so that it loads under any glibc and under musl.
  * It takes no lock, allocates nothing and has no thread-local data. It may run in a signal handler,
  * in a child after fork or vfork, and in any thread.
  *
- * build.rs compiles it, and has the flags. "-z defs" makes the link fail if the compiler adds a reference to another library. The unwind
- * tables are needed because glibc unwinds the stack of a thread that is cancelled in a read. With
- * "-z noseparate-code" the library needs fewer mappings, which makes each exec about 20 us faster.
+ * build.rs compiles it, and has the flags. "-z defs" makes the link fail if the compiler adds a
+ * reference to another library. The unwind tables are needed because glibc unwinds the stack of a
+ * thread that is cancelled in a read. With "-z noseparate-code" the library needs fewer mappings,
+ * which makes each exec about 20 us faster.
  *
  * Tests: tests/direct/test-library.
  */
@@ -43,7 +44,7 @@ extern ssize __pread64(int, void *, size_t, i64) WEAK;
 #if defined __x86_64__ && defined __LP64__
 enum {
     NR_READ = 0, NR_WRITE = 1, NR_CLOSE = 3, NR_LSEEK = 8, NR_MMAP = 9, NR_MUNMAP = 11,
-    NR_PREAD64 = 17, NR_READV = 19, NR_GETPID = 39, NR_SOCKET = 41, NR_CONNECT = 42, NR_SENDTO = 44,
+    NR_IOCTL = 16, NR_PREAD64 = 17, NR_READV = 19, NR_GETPID = 39, NR_SOCKET = 41, NR_CONNECT = 42, NR_SENDTO = 44,
     NR_RECVMSG = 47, NR_GETSOCKOPT = 55, NR_FCNTL = 72, NR_GETEUID = 107, NR_PRCTL = 157,
     NR_GETTID = 186, NR_CLOCK_GETTIME = 228, NR_TGKILL = 234, NR_OPENAT = 257, NR_READLINKAT = 267,
     NR_PPOLL = 271, NR_PREADV = 295, NR_SECCOMP = 317, NR_PREADV2 = 327, NR_STATX = 332,
@@ -63,7 +64,7 @@ static inline long call6(long number, long a, long b, long c, long d, long e, lo
 }
 #elif defined __aarch64__ && defined __LP64__ && !defined __AARCH64EB__
 enum {
-    NR_FCNTL = 25, NR_OPENAT = 56, NR_CLOSE = 57, NR_LSEEK = 62, NR_READ = 63, NR_WRITE = 64,
+    NR_FCNTL = 25, NR_IOCTL = 29, NR_OPENAT = 56, NR_CLOSE = 57, NR_LSEEK = 62, NR_READ = 63, NR_WRITE = 64,
     NR_READV = 65, NR_PREAD64 = 67, NR_PREADV = 69, NR_PPOLL = 73, NR_READLINKAT = 78,
     NR_CLOCK_GETTIME = 113, NR_TGKILL = 131, NR_PRCTL = 167, NR_GETPID = 172, NR_GETEUID = 175,
     NR_GETTID = 178, NR_SOCKET = 198, NR_CONNECT = 203, NR_SENDTO = 206, NR_GETSOCKOPT = 209,
@@ -1121,6 +1122,7 @@ static struct {
     ssize (*readv)(int, const struct vector *, int);
     ssize (*preadv)(int, const struct vector *, int, i64);
     ssize (*preadv2)(int, const struct vector *, int, i64, int);
+    int (*isatty)(int);
     int (*prctl)(int, long, long, long, long);
     long (*syscall)(long, ...);
 } next;
@@ -1134,6 +1136,7 @@ __attribute__((constructor)) static void start(void)
         next.readv = (__typeof__(next.readv))dlsym(next_object, "readv");
         next.preadv = (__typeof__(next.preadv))dlsym(next_object, "preadv");
         next.preadv2 = (__typeof__(next.preadv2))dlsym(next_object, "preadv2");
+        next.isatty = (__typeof__(next.isatty))dlsym(next_object, "isatty");
         next.prctl = (__typeof__(next.prctl))dlsym(next_object, "prctl");
         next.syscall = (__typeof__(next.syscall))dlsym(next_object, "syscall");
     }
@@ -1240,6 +1243,24 @@ EXPORT ssize __pread_chk(int fd, void *buffer, size_t count, i64 offset, size_t 
 }
 
 SAME_AS(__pread_chk) ssize __pread64_chk(int, void *, size_t, i64, size_t);
+
+/*
+ * CPython before 3.14 asks whether each file that it opens is a terminal. On a FUSE mount that is a request
+ * to the daemon, at each open, which takes as long as reading a small file. A regular file is never one.
+ */
+EXPORT int isatty(int fd)
+{
+    enum { NOT_A_TERMINAL = 25, GET_ATTRIBUTES = 0x5401 }; /* ENOTTY, TCGETS */
+    struct status status;
+    /* A descriptor opened with O_PATH gets another error: it has no position either. */
+    if (LOAD(&mode) != OFF && fd >= 0 && status_of(fd, &status, DO_NOT_SYNC) == 0 && is_regular(&status)
+        && seek_by(fd, 0) >= 0) {
+        libc_result(-NOT_A_TERMINAL);
+        return 0;
+    }
+    char attributes[64]; /* the kernel's struct termios has 36 bytes */
+    return next.isatty ? next.isatty(fd) : libc_result(CALL(NR_IOCTL, fd, GET_ATTRIBUTES, attributes)) == 0;
+}
 
 /*
  * A program that sets a seccomp filter may have allowed read only, and would be killed at our statx. So

@@ -55,6 +55,13 @@ for way in (whole, pieces(65537), pieces(100), at_offsets, into_two):
     print(digest.hexdigest())
 ";
 
+/// Opens all files below a directory as Python programs do, and prints how many.
+const OPEN_ALL: &str = r"
+import os, sys
+files = [os.path.join(at, name) for at, _, names in os.walk(sys.argv[1]) for name in names]
+print(sum(len(open(file, 'rb').read()) > 0 for file in files for _ in range(20)))
+";
+
 fn make_source(directory: &Path, seed: u64) -> PathBuf {
     let made = directory.join(format!("source-{seed}"));
     fs::create_dir_all(made.join("below")).unwrap();
@@ -131,6 +138,20 @@ fn a_command_reads_the_bytes_of_the_mount() {
         assert!(reads > 100 && bytes > 1 << 20, "{words:?}: {reads} reads, {bytes} bytes");
         assert!(stage.is_gone());
     }
+}
+
+#[test]
+fn opening_files_in_python_makes_no_request() {
+    let Some(stage) = tar_stage() else { return };
+    let mount_point = stage.mount_point.to_str().unwrap();
+    let output = run_direct(&stage, &[&stage.image], &["python3", "-c", OPEN_ALL, mount_point]);
+    assert!(output.status.success(), "{}", said(&output));
+    let opened: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+    assert!(opened >= 200, "{opened}");
+    let text = fs::read_to_string(stage.work.path().join("numbers")).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let others = stats["requests"]["other"].as_u64().unwrap();
+    assert!(others < 50, "Python before 3.14 asks whether each file is a terminal: {others}");
 }
 
 #[test]
