@@ -1,39 +1,53 @@
-//! A file on a slow file system: each read takes a given time, and reads run concurrently.
+//! A slow file system: each read takes a given time longer, and requests run concurrently.
 //!
-//! `scripts/bench/slow` uses it as the location of the archive. Nothing above it is cached, so
-//! every read that archfs makes is delayed. When it is unmounted, it prints how much was read, and
-//! how many reads were in flight: the maximum, and the average over all reads.
+//! The benchmarks use it as the location of archives. When it is unmounted, it prints how much was
+//! read, and how many reads were in flight: the maximum, and the average over all reads.
 //!
 //! Usage: slow FILE MOUNT_POINT MILLISECONDS
+//!            MOUNT_POINT contains FILE under its own name. Nothing is cached, so every read that
+//!            archfs makes is delayed.
+//!        slow DIRECTORY MOUNT_POINT MILLISECONDS
+//!            MOUNT_POINT contains what DIRECTORY has now, like the client of a network file
+//!            system: the first use of a name is delayed as well, and names, attributes and pages are
+//!            cached.
 //!
-//! MOUNT_POINT then contains FILE under its own name. The program exits when MOUNT_POINT is
-//! unmounted.
+//! The program exits when MOUNT_POINT is unmounted.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen,
-    Request,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyEntry, ReplyOpen, Request,
 };
 
-/// Maximum number of reads in flight.
+/// Maximum number of requests in flight.
 const THREADS: usize = 64;
 
 const TTL: Duration = Duration::from_secs(3600);
-const IMAGE: INodeNo = INodeNo(2);
+
+/// A file or directory. The root is the first node, with inode number 1.
+struct Node {
+    path: PathBuf,
+    attr: FileAttr,
+    /// Opened at the first read.
+    file: OnceLock<File>,
+    /// Inode numbers of what a directory has.
+    entries: BTreeMap<OsString, u64>,
+}
 
 struct Slow {
-    file: File,
-    name: OsString,
-    attr: FileAttr,
+    nodes: Vec<Node>,
+    is_cached: bool,
     latency: Duration,
     reads: AtomicU64,
     bytes: AtomicU64,
@@ -45,10 +59,10 @@ struct Slow {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [file, mount_point, latency] = arguments.as_slice() else {
-        panic!("usage: slow FILE MOUNT_POINT MILLISECONDS");
+    let [path, mount_point, latency] = arguments.as_slice() else {
+        panic!("usage: slow FILE|DIRECTORY MOUNT_POINT MILLISECONDS");
     };
-    let slow = Slow::new(Path::new(file), latency.parse().unwrap());
+    let slow = Slow::new(Path::new(path), latency.parse().unwrap());
     let mut config = fuser::Config::default();
     config.mount_options = vec![MountOption::RO, MountOption::FSName("slow".into())];
     config.n_threads = Some(THREADS);
@@ -56,32 +70,43 @@ fn main() {
     fuser::mount(slow, mount_point, &config).unwrap();
 }
 
+fn attr(number: u64, found: &Metadata) -> FileAttr {
+    let modified = UNIX_EPOCH + Duration::from_secs(found.mtime().try_into().unwrap());
+    let is_directory = found.is_dir();
+    FileAttr {
+        ino: INodeNo(number),
+        size: found.len(),
+        blocks: found.blocks(),
+        atime: modified,
+        mtime: modified,
+        ctime: modified,
+        crtime: modified,
+        kind: if is_directory { FileType::Directory } else { FileType::RegularFile },
+        perm: if is_directory { 0o555 } else { 0o444 },
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
 impl Slow {
     fn new(path: &Path, milliseconds: f64) -> Self {
-        let file = File::open(path).unwrap();
-        let found = file.metadata().unwrap();
-        let modified = UNIX_EPOCH + Duration::from_secs(found.mtime().try_into().unwrap());
-        let attr = FileAttr {
-            ino: IMAGE,
-            size: found.len(),
-            blocks: found.blocks(),
-            atime: modified,
-            mtime: modified,
-            ctime: modified,
-            crtime: modified,
-            kind: FileType::RegularFile,
-            perm: 0o444,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        };
+        let is_directory = path.is_dir();
+        let mut nodes = Vec::new();
+        if is_directory {
+            add(&mut nodes, path);
+        } else {
+            let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+            nodes.push(Node::new(1, parent.to_owned()));
+            let file = add(&mut nodes, path);
+            nodes[0].entries.insert(path.file_name().unwrap().to_owned(), file);
+        }
         Self {
-            file,
-            name: path.file_name().unwrap().to_owned(),
-            attr,
+            nodes,
+            is_cached: is_directory,
             latency: Duration::from_secs_f64(milliseconds / 1e3),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -91,11 +116,8 @@ impl Slow {
         }
     }
 
-    fn attr(&self, ino: INodeNo) -> FileAttr {
-        match ino {
-            IMAGE => self.attr,
-            _ => FileAttr { ino, kind: FileType::Directory, perm: 0o555, nlink: 2, ..self.attr },
-        }
+    fn node(&self, number: INodeNo) -> &Node {
+        &self.nodes[usize::try_from(number.0).unwrap() - 1]
     }
 
     fn begin(&self) {
@@ -106,13 +128,36 @@ impl Slow {
     }
 }
 
+impl Node {
+    fn new(number: u64, path: PathBuf) -> Self {
+        let attr = attr(number, &fs::metadata(&path).unwrap());
+        Self { path, attr, file: OnceLock::new(), entries: BTreeMap::new() }
+    }
+}
+
+/// Adds `path` and everything below it. Returns its inode number.
+fn add(nodes: &mut Vec<Node>, path: &Path) -> u64 {
+    let number = nodes.len() as u64 + 1;
+    nodes.push(Node::new(number, path.to_owned()));
+    if path.is_dir() {
+        let found: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap()).collect();
+        for entry in found {
+            let child = add(nodes, &entry.path());
+            nodes[number as usize - 1].entries.insert(entry.file_name(), child);
+        }
+    }
+    number
+}
+
 impl Filesystem for Slow {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // A 1 MiB read arrives as one request, as archfs made it.
         let _ = config.add_capabilities(InitFlags::FUSE_MAX_PAGES);
         let _ = config.set_max_write(1 << 20);
-        // A loop device on this file reads concurrently as well.
+        // A loop device on a file reads concurrently as well.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_READ);
+        let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
         let _ = config.set_max_background(THREADS as u16);
         Ok(())
     }
@@ -127,26 +172,54 @@ impl Filesystem for Slow {
         );
     }
 
-    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == self.name {
-            reply.entry(&TTL, &self.attr, Generation(0));
-        } else {
-            reply.error(Errno::ENOENT);
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if self.is_cached {
+            thread::sleep(self.latency);
+        }
+        match self.node(parent).entries.get(name) {
+            Some(&number) => {
+                reply.entry(&TTL, &self.node(INodeNo(number)).attr, Generation(0));
+            }
+            None => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&TTL, &self.attr(ino));
+        reply.attr(&TTL, &self.node(ino).attr);
     }
 
+    // Not delayed: a network file system opens a file in the request for its name.
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+        let flags = match self.is_cached {
+            true => FopenFlags::FOPEN_KEEP_CACHE,
+            false => FopenFlags::FOPEN_DIRECT_IO,
+        };
+        reply.opened(FileHandle(0), flags);
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        thread::sleep(self.latency);
+        let entries = self.node(ino).entries.iter().enumerate();
+        for (index, (name, &number)) in entries.skip(usize::try_from(offset).unwrap()) {
+            let kind = self.node(INodeNo(number)).attr.kind;
+            if reply.add(INodeNo(number), index as u64 + 1, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
     }
 
     fn read(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         _: FileHandle,
         offset: u64,
         size: u32,
@@ -157,7 +230,9 @@ impl Filesystem for Slow {
         self.begin();
         thread::sleep(self.latency);
         let mut bytes = vec![0; size as usize];
-        let outcome = self.file.read_at(&mut bytes, offset);
+        let node = self.node(ino);
+        let file = node.file.get_or_init(|| File::open(&node.path).unwrap());
+        let outcome = file.read_at(&mut bytes, offset);
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         match outcome {
             Ok(len) => {

@@ -11,7 +11,7 @@ from benchlib.rounds import Group, Table, interleaved, turned
 
 FRESH, SECOND = "first epoch, fresh mount", "second epoch"
 WALK, WALKED = "walk and stat", "first epoch after a walk"
-ONE, SIXTY_FOUR = "first epoch, 1 reader", "first epoch, 64 readers"
+ONE, SIXTEEN, SIXTY_FOUR = (f"first epoch, {count}" for count in ("1 reader", "16 readers", "64 readers"))
 PYTHON, PYTHON_SECOND = "first epoch, Python", "second epoch, Python"
 IN_ORDER, COLD, CACHED = "in order, 1 reader", "4 KiB at random, cold", "4 KiB at random, cached"
 LISTED, WALKED_ALL, MEMORY = "mount to first listing", "walk of everything", "memory at most"
@@ -73,9 +73,12 @@ def one(visit):
     yield ONE, visit.measure("read", visit.root, visit.dataset.listing, 1, visit.seed(3))
 
 
+def sixteen(visit):
+    yield SIXTEEN, visit.measure("read", visit.root, visit.dataset.listing, 16, visit.seed(0))
+
+
 def sixty_four(visit):
-    yield SIXTY_FOUR, visit.measure("read", visit.root, visit.dataset.listing, 64,
-                                     visit.seed(0))
+    yield SIXTY_FOUR, visit.measure("read", visit.root, visit.dataset.listing, 64, visit.seed(0))
 
 
 def python(visit):
@@ -85,7 +88,7 @@ def python(visit):
 
 
 EPOCHS = [Group((FRESH, SECOND), fresh), Group((WALK, WALKED), walked), Group((ONE,), one),
-          Group((SIXTY_FOUR,), sixty_four)]
+          Group((SIXTEEN,), sixteen), Group((SIXTY_FOUR,), sixty_four)]
 
 
 def many_files(bench, dataset, groups, taking_part):
@@ -110,7 +113,7 @@ def s(bench, compressor):
     # These take minutes, because they read small files one by one in Python, or decode again for each.
     slow = [system.name for system in taking_part
             if system.name.startswith("squashfuse ") or system.name.startswith("ratarmount")]
-    groups = [group._replace(without=tuple(slow) if group.measure in (one, sixty_four, walked) else ())
+    groups = [group._replace(without=tuple(slow) if group.measure in (one, sixteen, sixty_four, walked) else ())
               for group in EPOCHS]
     many_files(bench, dataset, groups, taking_part)
 
