@@ -45,10 +45,9 @@ fn main() {
 }
 
 fn compile(target: &Path) {
-    let mut build = cc::Build::new();
-    let compiler = build.no_default_flags(true).get_compiler();
-    // Without the user's CFLAGS, which may be for this machine only: every program loads the
-    // library.
+    let compiler = cc::Build::new().get_compiler();
+    // Only its path, without the user's CFLAGS, which may be for this machine only: every program
+    // loads the library.
     let mut command = Command::new(compiler.path());
     if compiler.is_like_clang() {
         command.arg(format!("--target={}", variable("TARGET").to_string_lossy()));

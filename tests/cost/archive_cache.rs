@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, Mounted, unmount};
 use crate::support::page_cache::{PAGE, forget, resident_pages};
@@ -71,6 +73,17 @@ impl Archive {
     }
 }
 
+/// A work directory with the archives in it; `None` if they cannot be mounted, or are only in
+/// memory.
+fn stage() -> Option<(TempDir, [Archive; 3])> {
+    if skip_without_mounts() {
+        return None;
+    }
+    let work = work_directory();
+    let archives = archives_on_disk(work.path())?;
+    Some((work, archives))
+}
+
 /// A tar, an image of uncompressed blocks and one of compressed blocks, whose pages can be dropped;
 /// `None`, with a message, if they are only in memory.
 fn archives_on_disk(work: &Path) -> Option<[Archive; 3]> {
@@ -130,11 +143,7 @@ fn bytes_in_memory(archive: &Path) -> u64 {
 
 #[test]
 fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some(archives) = archives_on_disk(work.path()) else { return };
+    let Some((work, archives)) = stage() else { return };
     for archive in archives {
         let (mount_point, name) = (work.path().join("mount"), archive.path.display());
         let left = |choice: &str| {
@@ -155,11 +164,7 @@ fn served_pages_leave_the_page_cache_of_the_archive_or_stay() {
 
 #[test]
 fn files_that_were_dropped_are_read_from_storage_again() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let (mount_point, name) = (work.path().join("mount"), archive.path.display());
         let read_again = |choice: &str| {
@@ -184,11 +189,7 @@ fn files_that_were_dropped_are_read_from_storage_again() {
 
 #[test]
 fn random_files_read_little_of_their_neighbours() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let mount_point = work.path().join("mount");
         let mounted = Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=keep"]);
@@ -215,11 +216,7 @@ fn in_archive_order(archive: &Path) -> Vec<u64> {
 
 #[test]
 fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let order = in_archive_order(&archive.path);
         assert_eq!(order.len() as u64, FILES);
@@ -254,11 +251,7 @@ fn mount_in(group: &Group, archive: &Archive, mount_point: &Path) {
 
 #[test]
 fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [tar, image, _])) = stage() else { return };
     let Some(group) = Group::new(Bound::Memory) else { return };
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
@@ -294,11 +287,7 @@ fn served_pages_leave_where_archive_and_data_do_not_both_fit_into_the_job() {
 
 #[test]
 fn a_compressed_image_takes_as_much_memory_as_it_serves() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([_, _, archive]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [_, _, archive])) = stage() else { return };
     let Some(group) = Group::new(Bound::Memory) else { return };
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
@@ -329,11 +318,7 @@ fn copy_of(archive: &Archive, daemon: u32) -> PathBuf {
 
 #[test]
 fn a_staged_copy_on_a_disk_leaves_the_page_cache() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [tar, image, _])) = stage() else { return };
     let stage = work.path().join("stage");
     fs::create_dir(&stage).unwrap();
     for archive in [tar, image] {
@@ -351,11 +336,7 @@ fn a_staged_copy_on_a_disk_leaves_the_page_cache() {
 
 #[test]
 fn preloaded_pages_leave_when_they_were_served() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let Some([tar, image, _]) = archives_on_disk(work.path()) else { return };
+    let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let mount_point = work.path().join("mount");
         let options = ["--archive-cache=drop", "--preload"];

@@ -28,7 +28,9 @@ impl Mounted {
             .args(options)
             .arg(image)
             .arg(mount_point));
-        Self { mount_point: mount_point.to_owned(), how: How::Archfs }
+        let mounted = Self { mount_point: mount_point.to_owned(), how: How::Archfs };
+        mounted.check_direct_reads(&[image.to_owned()], options);
+        mounted
     }
 
     /// The same for several archives, with an optional command prefix.
@@ -41,7 +43,24 @@ impl Mounted {
         let words = before.iter().copied().chain([env!("CARGO_BIN_EXE_archfs")]);
         let words: Vec<_> = words.chain(["mount", "--keep", "--quiet"]).collect();
         run(Command::new(words[0]).args(&words[1..]).args(options).args(archives).arg(mount_point));
-        Self { mount_point: mount_point.to_owned(), how: How::Archfs }
+        let mounted = Self { mount_point: mount_point.to_owned(), how: How::Archfs };
+        if before.is_empty() {
+            mounted.check_direct_reads(archives, options);
+        }
+        mounted
+    }
+
+    /// With ARCHFS_TEST_DIRECT, reads everything by `run --direct`, which compares each direct read
+    /// with the mount. So all tests that read a mount also show that it can be read directly.
+    fn check_direct_reads(&self, archives: &[PathBuf], options: &[&str]) {
+        if std::env::var_os("ARCHFS_TEST_DIRECT").is_none() {
+            return;
+        }
+        let read_all = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/read-all");
+        let mut command = archfs();
+        command.args(["run", "--direct", "--quiet"]).args(options).args(archives);
+        command.arg(&self.mount_point).arg("--").arg(read_all).arg(&self.mount_point);
+        run(command.env("ARCHFS_DIRECT", "check"));
     }
 
     /// The PID of the daemon.

@@ -90,6 +90,8 @@ pub(crate) struct Plan {
     /// Whether the script unmounts itself before it exits.
     pub(crate) unmounts: bool,
     pub(crate) seed: u64,
+    /// Whether `run` has `--direct`.
+    pub(crate) is_direct: bool,
 }
 
 impl Plan {
@@ -154,6 +156,7 @@ impl Plan {
             readers: 2 + random.below(3),
             unmounts: random.below(2) == 0,
             seed: random.next(),
+            is_direct: random.below(2) == 0,
         }
     }
 

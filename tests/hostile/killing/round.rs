@@ -201,6 +201,7 @@ impl Round<'_> {
             [&self.stage.image, &self.mount_point].map(|path| path.to_str().unwrap());
         let mut run = vec![self.stage.archfs.to_str().unwrap(), "run", "-v"];
         run.extend((self.plan.variant == Variant::RunPrivately).then_some("--private"));
+        run.extend(self.plan.is_direct.then_some("--direct"));
         run.extend([image, mount_point, "--"]);
         run.extend(words);
         self.command(&run)
