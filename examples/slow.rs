@@ -99,7 +99,8 @@ impl Slow {
         if is_directory {
             add(&mut nodes, path);
         } else {
-            let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+            let parent =
+                path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
             nodes.push(Node::new(1, parent.to_owned()));
             let file = add(&mut nodes, path);
             nodes[0].entries.insert(path.file_name().unwrap().to_owned(), file);

@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::support::faulty::Faulty;
+use crate::support::skip::skip_part;
 use crate::support::stage::{Stage, Talker, said, stage};
 use crate::support::user::{OpenDevice, User};
 use crate::support::{archfs, run, wait_until};
@@ -314,6 +315,21 @@ fn limits_of_this_process_are_no_request_to_the_administrator() {
     let found = patient.examined("mount -t tmpfs none /proc", "");
     assert_eq!(found.state("proc"), "problem", "{:#}", found.json);
     assert!(found.json["request"].is_null(), "{:#}", found.json);
+}
+
+#[test]
+fn reports_a_time_out_of_requests() {
+    let Some(patient) = patient() else { return };
+    if !Path::new("/proc/sys/fs/fuse/max_request_timeout").exists() {
+        return skip_part("this kernel has no time-out of FUSE requests");
+    }
+    let change =
+        "echo 90 > $WORK/seconds; mount --bind $WORK/seconds /proc/sys/fs/fuse/max_request_timeout";
+    let found = patient.examined(change, "");
+    assert_eq!(found.state("kernel"), "note", "{:#}", found.json);
+    let text = found.text("kernel");
+    assert!(text.ends_with("does not answer a request for 90 s"), "{text}");
+    assert_eq!(patient.examined("", "").state("kernel"), "ok");
 }
 
 /// Files of this file system can be read but not listed, as on a kernel before 5.1, where ENOSYS

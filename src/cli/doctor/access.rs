@@ -192,13 +192,23 @@ fn describe_barrier(barrier: Barrier) -> (&'static str, Option<&'static str>) {
 
 fn kernel(kernel: &Kernel) -> Check {
     const NAME: &str = "kernel";
-    let Kernel { release, version, has_fuse, .. } = kernel;
+    let Kernel { release, version, has_fuse, request_timeout, .. } = kernel;
     if *has_fuse == Some(false) {
         // The device has the remedy, because opening it may load the module.
         return Check::note(NAME, format!("Linux {release}; FUSE is not loaded"), None);
     }
     if version.is_some_and(|version| version < COMPLETE) {
         return Check::note(NAME, format!("Linux {release}; archfs may be faster from 5.3"), None);
+    }
+    if let Some(seconds) = request_timeout {
+        let text = format!(
+            "Linux {release}; it ends a mount that does not answer a request for {seconds} s"
+        );
+        return Check::note(
+            NAME,
+            text,
+            Some("if the storage of the archive may stall for longer, use --stage".into()),
+        );
     }
     Check::good(NAME, format!("Linux {release}"))
 }
