@@ -2,8 +2,9 @@
  * The library that `archfs run --direct` preloads.
  *
  * It answers read calls of files that lie uncompressed in an archive by reading the archive itself,
- * without a request to the daemon, and isatty calls of regular files. Everything else stays with the mount: open, stat, seek, close,
- * every error, and every file or call that this library is not sure about.
+ * without a request to the daemon, and isatty calls of regular files. Everything else stays with the
+ * mount: open, stat, seek, close, every error, and every file or call that this library is not sure
+ * about.
  *
  * It is freestanding: it needs no other library, so that it loads under any glibc and under musl.
  * It takes no lock, allocates nothing and has no thread-local data. It may run in a signal handler,
@@ -267,8 +268,7 @@ struct archive_record {
 };
 struct table {
     char magic[8];
-    u64 device, entries, entries_offset, tails, tails_offset;
-    u64 files;
+    u64 device, entries, entries_offset, tails, tails_offset, files;
     struct archive_record archives[FILES];
 };
 struct entry {

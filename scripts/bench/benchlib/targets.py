@@ -1,8 +1,8 @@
 """The performance targets, as ratios within one round, and whether they were met. Also the gate of continuous
 integration.
 
-A ratio says how many times as fast archfs on an image, or the given system, is as another system, or how far a measurement is below
-an absolute limit. It must be at least the target.
+A ratio says how many times as fast archfs on an image, or the given system, is as another system, or how far a
+measurement is below an absolute limit. It must be at least the target.
 """
 
 import statistics
@@ -54,7 +54,8 @@ def all_targets():
         yield Target(dataset, sections.SECOND, PLAIN, 0.95)
         yield from (Target(dataset, sections.ONE, other, 1.5) for other in [KERNEL, LOW_LEVEL])
         yield Target(dataset, sections.SIXTY_FOUR, ARCHFS, 1, sections.FRESH)
-    for phase, needed in [(sections.ONE, 0.85), (sections.FRESH, 0.9), (sections.SIXTEEN, 0.85), (sections.PYTHON, 0.9)]:
+    direct = {sections.ONE: 0.85, sections.FRESH: 0.9, sections.SIXTEEN: 0.85, sections.PYTHON: 0.9}
+    for phase, needed in direct.items():
         yield from (Target("J", phase, PLAIN, needed, system=system) for system in (DIRECT, DIRECT_TAR))
     for phase in [sections.ONE, sections.FRESH, sections.SIXTEEN]:
         yield Target("S, zstd", phase, PLAIN, 0.8, system=DIRECT_TAR)

@@ -236,13 +236,10 @@ impl Daemon {
                         self.policy.note_unmounted();
                     }
                 }
-                Step::UnmountIfIdle => {
-                    self.name_readahead.stop();
-                    match self.mount.unmount_if_idle() {
-                        Ok(()) => self.policy.note_unmounted(),
-                        Err(_) => self.policy.note_in_use(now),
-                    }
-                }
+                Step::UnmountIfIdle => match self.unmount_if_idle() {
+                    Ok(()) => self.policy.note_unmounted(),
+                    Err(_) => self.policy.note_in_use(now),
+                },
                 // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
                     if self.wait(Some(UNMOUNT_RETRY_INTERVAL))? {
@@ -283,7 +280,6 @@ impl Daemon {
     /// Unmounts for another process, unless others hold the mount or it is in use, and sends the
     /// result.
     fn unmount_for(&mut self, client: ClientId, request: &UnmountRequest) {
-        self.name_readahead.stop();
         let answer = match request.how {
             Detach::Lazily => {
                 self.leases.answer_unmount(client, &UnmountAnswer::Begun);
@@ -294,7 +290,7 @@ impl Daemon {
                 Some(answer) => answer,
                 None => {
                     self.leases.answer_unmount(client, &UnmountAnswer::Begun);
-                    match self.mount.unmount_if_idle() {
+                    match self.unmount_if_idle() {
                         Ok(()) => UnmountAnswer::Done,
                         Err(error) => UnmountAnswer::Busy(error.to_string()),
                     }
@@ -306,6 +302,12 @@ impl Daemon {
             self.unmount();
             self.policy.note_unmounted();
         }
+    }
+
+    /// Unmounts, unless another process uses the mount.
+    fn unmount_if_idle(&mut self) -> Result<()> {
+        self.name_readahead.stop();
+        self.mount.unmount_if_idle()
     }
 
     fn unmount(&mut self) {

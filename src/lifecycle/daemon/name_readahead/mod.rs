@@ -17,7 +17,6 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -25,6 +24,7 @@ use rustix::fd::OwnedFd;
 
 use super::mounted::Mounted;
 use crate::os::memory;
+use crate::os::process::ProcessId;
 use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
@@ -108,13 +108,7 @@ impl NameReadahead {
     /// Starts a listing or ends one, if that is due at `now`. Returns when to call this again.
     pub(super) fn update(&mut self, now: Instant) -> Option<Instant> {
         match &mut self.state {
-            State::Off => None,
-            State::Watching => {
-                if !self.stats.lookup_alarm_is_set() {
-                    self.begin(now);
-                }
-                self.resume_at()
-            }
+            State::Watching if !self.stats.lookup_alarm_is_set() => self.begin(now),
             State::Listing(listing) => {
                 if let Some(names) = listing.result() {
                     let took = listing.started.elapsed();
@@ -123,13 +117,13 @@ impl NameReadahead {
                     let pause = INTERVAL.max(took.saturating_mul(INTERVAL_FACTOR));
                     self.state = State::Pausing(listing.started + pause);
                 }
-                self.resume_at()
             }
-            State::Pausing(until) if now < *until => Some(*until),
-            State::Pausing(_) => {
-                self.watch();
-                None
-            }
+            State::Pausing(until) if now >= *until => self.watch(),
+            State::Watching | State::Pausing(_) | State::Off => {}
+        }
+        match self.state {
+            State::Pausing(until) => Some(until),
+            _ => None,
         }
     }
 
@@ -145,13 +139,6 @@ impl NameReadahead {
         if let State::Listing(listing) = &mut self.state {
             listing.stop();
             self.state = State::Pausing(Instant::now() + INTERVAL);
-        }
-    }
-
-    fn resume_at(&self) -> Option<Instant> {
-        match self.state {
-            State::Pausing(until) => Some(until),
-            _ => None,
         }
     }
 
@@ -229,14 +216,12 @@ impl Listing {
     }
 
     fn ends_soon(&mut self) -> bool {
-        let deadline = Instant::now() + END_LIMIT;
-        while let Ok(None) = self.process.try_wait() {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            thread::sleep(Duration::from_millis(1));
+        let watched = i32::try_from(self.process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
+        // A process that has already ended has no identity.
+        if let Some(process) = watched {
+            let _ = process.wait_for_end(Some(END_LIMIT));
         }
-        true
+        !matches!(self.process.try_wait(), Ok(None))
     }
 }
 
