@@ -15,20 +15,23 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
     ReplyEntry, ReplyOpen, Request,
 };
+
+#[path = "../tests/support/file_attr.rs"]
+mod file_attr;
 
 /// Maximum number of requests in flight.
 const THREADS: usize = 64;
@@ -70,28 +73,6 @@ fn main() {
     fuser::mount(slow, mount_point, &config).unwrap();
 }
 
-fn attr(number: u64, found: &Metadata) -> FileAttr {
-    let modified = UNIX_EPOCH + Duration::from_secs(found.mtime().try_into().unwrap());
-    let is_directory = found.is_dir();
-    FileAttr {
-        ino: INodeNo(number),
-        size: found.len(),
-        blocks: found.blocks(),
-        atime: modified,
-        mtime: modified,
-        ctime: modified,
-        crtime: modified,
-        kind: if is_directory { FileType::Directory } else { FileType::RegularFile },
-        perm: if is_directory { 0o555 } else { 0o444 },
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
 impl Slow {
     fn new(path: &Path, milliseconds: f64) -> Self {
         let is_directory = path.is_dir();
@@ -131,7 +112,7 @@ impl Slow {
 
 impl Node {
     fn new(number: u64, path: PathBuf) -> Self {
-        let attr = attr(number, &fs::metadata(&path).unwrap());
+        let attr = file_attr::read_only(INodeNo(number), &fs::metadata(&path).unwrap());
         Self { path, attr, file: OnceLock::new(), entries: BTreeMap::new() }
     }
 }

@@ -17,7 +17,6 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 mod alarm;
 mod caches;
 mod histogram;
-mod lookup_alarm;
 #[cfg(all(test, feature = "model"))]
 mod model;
 
@@ -27,7 +26,6 @@ pub use histogram::Latencies;
 use alarm::Alarm;
 use caches::Caches;
 use histogram::Histogram;
-use lookup_alarm::LookupAlarm;
 
 /// Number of stripes: one for each event loop of the largest default. More threads share stripes,
 /// which costs time but loses no count.
@@ -100,7 +98,8 @@ pub struct Stats {
     /// The current budget of the caches, in bytes.
     budget: AtomicU64,
     alarm: Alarm,
-    lookup_alarm: LookupAlarm,
+    /// Counts lookups that found a name.
+    lookup_alarm: Alarm,
     direct: DirectReads,
 }
 
@@ -190,7 +189,7 @@ impl Stats {
     pub fn begin(&self, operation: Operation) -> Pending<'_> {
         let stripe = self.stripe();
         stripe.requests[operation as usize].fetch_add(1, Ordering::Relaxed);
-        self.alarm.on_request();
+        self.alarm.on_event();
         let clock = stripe.histogram(operation).map(|histogram| (histogram, Instant::now()));
         Pending { stripe, operation, clock }
     }
@@ -198,7 +197,7 @@ impl Stats {
     /// Counts a request without measuring its latency.
     pub fn count(&self, operation: Operation) {
         self.stripe().requests[operation as usize].fetch_add(1, Ordering::Relaxed);
-        self.alarm.on_request();
+        self.alarm.on_event();
     }
 
     /// Counts one read of `bytes` bytes from an archive file.
@@ -231,7 +230,7 @@ impl Stats {
     /// Makes the next request run the callback. A concurrent request may be missed, so the caller
     /// must check `requests` afterwards.
     pub fn set_alarm(&self) {
-        self.alarm.set();
+        self.alarm.set(1);
     }
 
     /// Registers the callback that runs after each `set_lookup_alarm`. Call it once.
@@ -251,7 +250,7 @@ impl Stats {
 
     /// Notes that a lookup found a name.
     pub fn find_name(&self) {
-        self.lookup_alarm.on_found();
+        self.lookup_alarm.on_event();
     }
 
     /// The number of all requests so far; it grows with every request.

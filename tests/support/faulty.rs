@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use archfs::sync::Mutex;
 use fuser::{
@@ -19,6 +19,8 @@ use fuser::{
     INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen,
     Request,
 };
+
+use super::file_attr;
 
 const TTL: Duration = Duration::from_secs(3600);
 const ARCHIVE: INodeNo = INodeNo(2);
@@ -130,24 +132,7 @@ impl Served {
     fn new(path: &Path, state: Arc<State>) -> Self {
         let file = File::open(path).unwrap();
         let found = file.metadata().unwrap();
-        let modified = UNIX_EPOCH + Duration::from_secs(found.mtime().try_into().unwrap());
-        let attr = FileAttr {
-            ino: ARCHIVE,
-            size: found.len(),
-            blocks: found.blocks(),
-            atime: modified,
-            mtime: modified,
-            ctime: modified,
-            crtime: modified,
-            kind: FileType::RegularFile,
-            perm: 0o444,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        };
+        let attr = file_attr::read_only(ARCHIVE, &found);
         Self { file, name: path.file_name().unwrap().to_owned(), attr, state }
     }
 

@@ -13,6 +13,7 @@ use skip::skip;
 
 pub mod cgroup;
 pub mod faulty;
+pub mod file_attr;
 pub mod image;
 pub mod kernel;
 pub mod mount;
