@@ -47,7 +47,7 @@ enum {
     NR_READ = 0, NR_WRITE = 1, NR_CLOSE = 3, NR_LSEEK = 8, NR_MMAP = 9, NR_MUNMAP = 11,
     NR_IOCTL = 16, NR_PREAD64 = 17, NR_READV = 19, NR_GETPID = 39, NR_SOCKET = 41, NR_CONNECT = 42, NR_SENDTO = 44,
     NR_RECVMSG = 47, NR_GETSOCKOPT = 55, NR_FCNTL = 72, NR_GETEUID = 107, NR_PRCTL = 157,
-    NR_GETTID = 186, NR_CLOCK_GETTIME = 228, NR_TGKILL = 234, NR_OPENAT = 257, NR_READLINKAT = 267,
+    NR_GETTID = 186, NR_FADVISE64 = 221, NR_CLOCK_GETTIME = 228, NR_TGKILL = 234, NR_OPENAT = 257, NR_READLINKAT = 267,
     NR_PPOLL = 271, NR_PREADV = 295, NR_SECCOMP = 317, NR_PREADV2 = 327, NR_STATX = 332,
 };
 
@@ -69,7 +69,7 @@ enum {
     NR_READV = 65, NR_PREAD64 = 67, NR_PREADV = 69, NR_PPOLL = 73, NR_READLINKAT = 78,
     NR_CLOCK_GETTIME = 113, NR_TGKILL = 131, NR_PRCTL = 167, NR_GETPID = 172, NR_GETEUID = 175,
     NR_GETTID = 178, NR_SOCKET = 198, NR_CONNECT = 203, NR_SENDTO = 206, NR_GETSOCKOPT = 209,
-    NR_RECVMSG = 212, NR_MUNMAP = 215, NR_MMAP = 222, NR_SECCOMP = 277, NR_PREADV2 = 286,
+    NR_RECVMSG = 212, NR_MUNMAP = 215, NR_MMAP = 222, NR_FADVISE64 = 223, NR_SECCOMP = 277, NR_PREADV2 = 286,
     NR_STATX = 291,
 };
 
@@ -303,7 +303,7 @@ struct mount {
     struct state *state;
     u64 archives;
     /* See "Archive descriptors" below. */
-    int descriptors[FILES];
+    struct descriptors { int ordered, random; } descriptors[FILES];
     u32 fetched;
 };
 
@@ -569,6 +569,12 @@ static struct state *map_state(int fd)
  * thread talked to a daemon at any time from its start to the end of the check. The lower half of this
  * word is odd while a thread does; the others use the mount until then. The upper half is the process
  * of that thread, because a child that is forked in that time has only a copy of the word.
+ *
+ * Each archive has two. Around a file that is read in random order, the kernel's readahead would read
+ * other files, which may be dropped from memory before somebody wants them. So a read of RANDOM_MIN bytes
+ * or more uses `random`, which is open with POSIX_FADV_RANDOM. Storage takes about as long to deliver a
+ * few pages as RANDOM_MIN bytes, so shorter reads use `ordered`, with readahead. FileStorage has the same
+ * rule.
  */
 static u64 conversations;
 
@@ -598,6 +604,9 @@ enum { FORGOTTEN = 0 };
 
 /* How often a process fetches descriptors of a mount again. */
 enum { FETCHES = 16 };
+
+/* The shortest read, in bytes, without readahead. */
+enum { RANDOM_MIN = 32 << 10 };
 
 enum identity { OURS, REWRITTEN, LOST };
 
@@ -651,6 +660,21 @@ static int adopt(int fd, const struct archive_record *record)
     return FORGOTTEN;
 }
 
+/* Opens an archive once more, without readahead. FORGOTTEN if that is not possible. */
+static int open_random(int fd, const struct archive_record *record)
+{
+    enum { RANDOM = 1 };
+    int random = fd == FORGOTTEN ? -1 : reopen(fd);
+    if (random >= 0)
+        random = move_up(random);
+    if (random < 0)
+        return FORGOTTEN;
+    if (identify(random, record) == OURS && CALL(NR_FADVISE64, random, 0, 0, RANDOM) == 0)
+        return random;
+    close_descriptor(random);
+    return FORGOTTEN;
+}
+
 /* Takes what the daemon gave. Returns 0 if it cannot be used. */
 static int take(struct mount *mount, struct answer *answer)
 {
@@ -663,8 +687,11 @@ static int take(struct mount *mount, struct answer *answer)
         return 0;
     close_descriptor(answer->fds[0]);
     close_descriptor(answer->fds[1]);
-    for (u32 i = 0; i < files; i++)
-        mount->descriptors[i] = adopt(answer->fds[2 + i], &table->archives[i]);
+    for (u32 i = 0; i < files; i++) {
+        struct descriptors *own = &mount->descriptors[i];
+        own->ordered = adopt(answer->fds[2 + i], &table->archives[i]);
+        own->random = open_random(own->ordered, &table->archives[i]);
+    }
     answer->count = 0;
     mount->table = table;
     mount->state = state;
@@ -715,21 +742,27 @@ static int is_ready(struct mount *mount)
     return LOAD(&mount->phase) == READY;
 }
 
-/* Fetches an archive's descriptor again, unless another thread has done so. */
-static void fetch_again(struct mount *mount, u32 archive, int lost)
+/* Fetches one of an archive's descriptors again, unless another thread has done so. */
+static void fetch_again(struct mount *mount, u32 archive, int *descriptor, int lost)
 {
     if (!begin_conversation())
         return;
-    if (LOAD(&mount->descriptors[archive]) == lost) {
+    if (LOAD(descriptor) == lost) {
+        const struct archive_record *record = &mount->table->archives[archive];
         struct answer answer = { 0 };
         int fd = FORGOTTEN;
         if (mount->fetched++ < FETCHES && ask(mount, &answer) == GIVEN
             && (u64)answer.count == mount->archives + 2) {
-            fd = adopt(answer.fds[2 + archive], &mount->table->archives[archive]);
+            fd = adopt(answer.fds[2 + archive], record);
             answer.fds[2 + archive] = answer.fds[--answer.count];
         }
         close_passed(&answer);
-        STORE(&mount->descriptors[archive], fd);
+        if (descriptor == &mount->descriptors[archive].random && fd != FORGOTTEN) {
+            int ordered = fd;
+            fd = open_random(ordered, record);
+            close_descriptor(ordered);
+        }
+        STORE(descriptor, fd);
     }
     end_conversation();
 }
@@ -870,7 +903,9 @@ static long fill(int fd, const struct buffers *buffers, u64 skip, u64 length, u6
 static long read_archive(const struct file *file, u32 archive, const struct buffers *buffers, u64 skip, u64 length,
                          u64 offset)
 {
-    int *descriptor = &file->mount->descriptors[archive];
+    struct descriptors *own = &file->mount->descriptors[archive];
+    int has_random = length >= RANDOM_MIN && LOAD(&own->random) != FORGOTTEN;
+    int *descriptor = has_random ? &own->random : &own->ordered;
     for (;;) {
         u64 before = LOAD(&conversations);
         int fd = LOAD(descriptor);
@@ -887,7 +922,7 @@ static long read_archive(const struct file *file, u32 archive, const struct buff
             STORE(descriptor, FORGOTTEN);
             return 0;
         }
-        fetch_again(file->mount, archive, fd);
+        fetch_again(file->mount, archive, descriptor, fd);
     }
 }
 
@@ -930,7 +965,7 @@ static void count_read(const struct file *file, u64 bytes, int checked)
 static int add_up(const struct file *file, struct buffers *buffers)
 {
     u32 archive = file->parts[0].archive;
-    int fd = LOAD(&file->mount->descriptors[archive]);
+    int fd = LOAD(&file->mount->descriptors[archive].ordered);
     u64 end = file->mount->table->archives[archive].size;
     if (fd == FORGOTTEN || CALL(NR_PREADV, fd, buffers->vectors, buffers->count, end, 0) != 0)
         return 0;

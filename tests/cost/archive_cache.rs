@@ -214,6 +214,57 @@ fn in_archive_order(archive: &Path) -> Vec<u64> {
     numbers
 }
 
+/// Reads the files with these numbers below a directory once the archive is read directly and none of
+/// it is in memory. Prints their length.
+const READ_DIRECTLY: &str = r"
+import os, sys, time
+archive, root, *numbers = sys.argv[1:]
+
+def read(number):
+    with open(os.path.join(root, number), 'rb', buffering=0) as opened:
+        return len(opened.read())
+
+for name in os.listdir(root):
+    os.stat(os.path.join(root, name))
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    read(numbers[0])
+descriptor = os.open(archive, os.O_RDONLY)
+os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+print(sum(read(number) for number in numbers))
+";
+
+#[test]
+fn direct_reads_read_little_of_their_neighbours() {
+    let Some((work, [tar, image, _])) = stage() else { return };
+    for archive in [tar, image] {
+        // The kernel reads ahead if pages before a read are in memory, and more of them than are read.
+        let order = in_archive_order(&archive.path);
+        let is_pair = |pair: &&[u64]| len(pair[0]) > 2 * len(pair[1]);
+        let numbers: Vec<u64> = order
+            .chunks_exact(4)
+            .filter_map(|four| four[..3].windows(2).find(is_pair))
+            .flatten()
+            .copied()
+            .collect();
+        assert!(numbers.len() >= 10, "{numbers:?}");
+        let statistics = work.path().join("statistics");
+        let mount_point = work.path().join("mount");
+        let mut command = archfs();
+        command.args(["run", "--direct", "--archive-cache=keep", "--stats-json"]).arg(&statistics);
+        command.arg(&archive.path).arg(&mount_point).args(["--", "python3", "-c", READ_DIRECTLY]);
+        command.arg(&archive.path).arg(&mount_point);
+        command.args(numbers.iter().map(u64::to_string));
+        let wanted = String::from_utf8(run(&mut command).stdout).unwrap();
+        let (wanted, found): (u64, _) = (wanted.trim().parse().unwrap(), archive.bytes_in_memory());
+        assert!(found * 100 <= wanted * 115, "{}: {found} of {wanted}", archive.path.display());
+        let statistics = fs::read_to_string(&statistics).unwrap();
+        let statistics: serde_json::Value = serde_json::from_str(&statistics).unwrap();
+        let requests = statistics["requests"]["read"].as_u64().unwrap();
+        assert!(requests < 20, "{requests} reads through the mount");
+    }
+}
+
 #[test]
 fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
     let Some((work, [tar, image, _])) = stage() else { return };

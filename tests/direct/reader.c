@@ -254,7 +254,7 @@ static void *read_at_random(void *argument)
     fstat(fd, &status);
     while (!stop) {
         uint64_t offset = (uint64_t)rand_r(&seed) % (uint64_t)status.st_size;
-        size_t wanted = 16384 + rand_r(&seed) % 16384;
+        size_t wanted = 16384 + rand_r(&seed) % 32768; /* with and without readahead */
         ssize_t count;
         if (number % 2) {
             count = pread(fd, bytes, wanted, offset);
@@ -323,7 +323,8 @@ static void close_from(const char *path)
 {
     int fd = open_file(path);
     for (int round = 0; round < 40; round++) {
-        TRY(round < 16 ? "early" : "late", pread(fd, space, 20000, 0), 0);
+        size_t wanted = round % 2 ? 40000 : 20000; /* without and with readahead */
+        TRY(round < 16 ? "early" : "late", pread(fd, space, wanted, 0), 0);
         for (int other = 3; other < 1100; other++)
             if (other != fd)
                 close(other);
