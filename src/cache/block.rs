@@ -13,6 +13,7 @@
 
 use crate::cache::{Cached, Permit};
 use crate::error::Result;
+use crate::os::page_aligned::PageAligned;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
 /// Free buffers kept per size, in bytes: enough for all threads of a typical node.
@@ -34,14 +35,14 @@ pub struct BlockPool {
     /// Size of each buffer, in bytes.
     size: usize,
     /// Guards the free buffers, most recently used on top. Held for a push or a pop.
-    free: Mutex<Vec<Box<[u8]>>>,
+    free: Mutex<Vec<PageAligned>>,
 }
 
 /// A decoded block.
 #[derive(Debug)]
 pub struct Block {
     /// The first `len` bytes are the content.
-    buffer: Box<[u8]>,
+    buffer: PageAligned,
     len: usize,
     /// Bytes handed to readers; repeated reads count again.
     handed_out: AtomicU64,
@@ -82,7 +83,7 @@ impl BlockPool {
     /// The error of `fill`.
     pub fn block(self: &Arc<Self>, fill: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<Block> {
         let free = self.free.lock().pop();
-        let buffer = free.unwrap_or_else(|| vec![0; self.size].into_boxed_slice());
+        let buffer = free.unwrap_or_else(|| PageAligned::zeroed(self.size));
         let pool = Arc::clone(self);
         let mut block = Block { buffer, len: 0, handed_out: AtomicU64::new(0), pool, permit: None };
         block.len = fill(&mut block.buffer)?.min(self.size);
@@ -96,7 +97,7 @@ impl BlockPool {
         drop(free);
     }
 
-    fn take_back(&self, buffer: Box<[u8]>) {
+    fn take_back(&self, buffer: PageAligned) {
         // A buffer that `fitted` cut to size cannot be reused.
         if buffer.len() != self.size {
             return;
@@ -137,7 +138,8 @@ impl Block {
     pub fn fitted(mut self) -> Self {
         if self.len < self.buffer.len() / 4 * 3 {
             let whole = std::mem::take(&mut self.buffer);
-            self.buffer = whole.get(..self.len).unwrap_or_default().into();
+            self.buffer = PageAligned::zeroed(self.len);
+            self.buffer.copy_from_slice(whole.get(..self.len).unwrap_or_default());
             self.pool.take_back(whole);
             if let Some(permit) = &mut self.permit {
                 permit.shrink(u64::try_from(self.len).unwrap_or(u64::MAX));

@@ -10,6 +10,7 @@ pub mod kernel_file;
 pub mod memory;
 pub mod mountinfo;
 pub mod new_file;
+pub mod page_aligned;
 pub mod page_cache;
 pub(crate) mod peer_credentials;
 pub mod probe;

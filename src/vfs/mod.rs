@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::{ControlFlow, Range};
 
 use crate::error::Result;
+use crate::os::page_aligned::PageAligned;
 use crate::sync::Arc;
 
 mod attr;
@@ -201,7 +202,7 @@ impl ReadBytes<'_> {
 #[derive(Default)]
 pub struct Scratch {
     /// Grows to the largest read and stays allocated.
-    answer: Vec<u8>,
+    answer: PageAligned,
     after_reply: AfterReply,
 }
 
@@ -218,7 +219,7 @@ impl Scratch {
     /// replies, so there must be no work for other readers.
     pub fn parts(&mut self, len: usize) -> (&mut [u8], &mut AfterReply) {
         if self.answer.len() < len {
-            self.answer.resize(len, 0);
+            self.answer = PageAligned::zeroed(len.next_power_of_two());
         }
         (self.answer.get_mut(..len).unwrap_or_default(), &mut self.after_reply)
     }
