@@ -26,7 +26,7 @@ use crate::vfs::{Tree, ViewOptions};
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
     /// One or more archives, then the directory to mount them on, which is created if missing
-    #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 2.., required = true)]
+    #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 1.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
     /// Options as in fstab: offset=, subdir=, uid=, gid=, allow_other, allow_changes, ...
@@ -133,12 +133,20 @@ enum ArchiveCacheName {
 }
 
 impl MountArgs {
-    /// The plan that the arguments describe.
+    /// The plan that the arguments describe. Its last path is the mount point.
     ///
     /// # Errors
     /// `Usage` if they contradict each other; `Io` if there is no working directory.
     pub(super) fn plan(&self) -> Result<MountPlan> {
         let (mountpoint, archives) = self.split_paths()?;
+        self.plan_of(archives, absolute(mountpoint)?)
+    }
+
+    /// The plan to mount `archives` on `mountpoint`, an absolute path, with these options.
+    ///
+    /// # Errors
+    /// As `plan`.
+    pub(super) fn plan_of(&self, archives: &[PathBuf], mountpoint: PathBuf) -> Result<MountPlan> {
         let options = MountOptions::parse(&self.options)?;
         let offset = self.offset.or(options.offset).unwrap_or(0);
         if archives.len() > 1 && (offset != 0 || self.index.is_some()) {
@@ -155,7 +163,7 @@ impl MountArgs {
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
             archives: archives.iter().map(absolute).collect::<Result<_>>()?,
-            mountpoint: absolute(mountpoint)?,
+            mountpoint,
             offset,
             recursive: self.recursive,
             index: self.index.as_ref().map(absolute).transpose()?,
@@ -351,7 +359,11 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     arguments
 }
 
-fn absolute(path: &PathBuf) -> Result<PathBuf> {
+/// The absolute path of `path`.
+///
+/// # Errors
+/// `Io` if there is no working directory, or `path` is empty.
+pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
     std::path::absolute(path)
         .map_err(|error| Error::io(format!("{}: invalid path", path.display()), error))
 }

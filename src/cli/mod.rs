@@ -44,8 +44,8 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  archfs run data.sqfs -- python train.py --data {}
   P=/dev/shm/$USER-$SLURM_JOB_ID     (a mount point for this job)
-  archfs run data.sqfs $P -- python train.py $P
   archfs mount data.sqfs $P          (in a job script: unmounted when the script ends)
   archfs mount shard-*.tar $P        (many archives, one tree)
   archfs ls data.sqfs train          (without mounting)

@@ -1,17 +1,24 @@
 //! `archfs run`: mounts, runs a command and unmounts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
 
 use super::{args, mount};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
 
 /// Mount archives, run COMMAND, unmount; exits with COMMAND's status
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "archfs run [OPTIONS] ARCHIVE... MOUNTPOINT -- COMMAND [ARG]...", after_help = EXAMPLES)]
+#[command(
+    override_usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...",
+    after_help = EXAMPLES
+)]
 pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
@@ -24,6 +31,11 @@ pub(super) struct Args {
     #[arg(long)]
     direct: bool,
 
+    /// Leave {} in the arguments of COMMAND as it is [default: replace it by the mount point that
+    /// archfs chose]
+    #[arg(long)]
+    no_replace: bool,
+
     /// The command; ARCHFS_MOUNTPOINT in its environment is the mount point
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -31,10 +43,14 @@ pub(super) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  P=/dev/shm/$USER-$SLURM_JOB_ID                      (a mount point for this job)
-  archfs run data.sqfs $P -- python train.py $P
-  archfs run --private data.sqfs $P -- python train.py $P  (needs no fusermount)
-  srun archfs run data.sqfs $P -- python train.py $P       (the tasks of a node share it)
+  archfs run data.sqfs -- python train.py --data {}
+  srun archfs run data.sqfs -- python train.py --data {}  (the tasks of a node share the mount)
+  archfs run data.sqfs /data -- python train.py           (on a directory that you name)
+  archfs run --private data.sqfs -- python train.py {}    (needs no fusermount)
+
+Without MOUNTPOINT, archfs chooses a private directory in /dev/shm, $TMPDIR or /tmp, and writes it
+in place of {} in COMMAND. The same archives in the same job have the same directory. The last path
+is MOUNTPOINT unless it is a file.
 
 archfs passes signals on to COMMAND. SIGTERM and SIGHUP also start the grace period. If COMMAND
 still runs when it ends, archfs unmounts lazily: files that COMMAND has open stay readable.
@@ -42,14 +58,84 @@ still runs when it ends, archfs unmounts lazily: files that COMMAND has open sta
 Exit status: COMMAND's own, or 128 + N if signal N ended it; 127 if it is not found, 126 if it is
 not executable; 120 + the status of `archfs mount` if mounting failed.";
 
+/// What is replaced by the mount point.
+const PLACEHOLDER: &[u8] = b"{}";
+
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    let plan = args.mount.plan()?;
+    let (archives, mount_point) = split(&args.mount.paths)?;
+    let mount_point = mount_point.map(args::absolute).transpose()?;
+    let plan = args.mount.plan_of(archives, mount_point.clone().unwrap_or_default())?;
     crate::log::start(plan.verbosity, None);
-    let plan = lifecycle::resolve_descriptors(plan)?;
+    let mut plan = lifecycle::resolve_descriptors(plan)?;
+    let is_chosen = mount_point.is_none();
+    if is_chosen {
+        plan.mountpoint = lifecycle::choose_mount_point(&plan)?;
+    }
     let privacy = if args.private { Privacy::Private } else { Privacy::Default };
     let daemon = |source| mount::daemon_arguments(&plan, source);
     let quiet = plan.verbosity == Verbosity::Quiet;
     let show = |message: &str| mount::wait_bar(message, quiet);
     let options = RunOptions { privacy, is_direct: args.direct };
-    lifecycle::run(&plan, &daemon, options, &args.command, &show)
+    let command: Vec<_> = match is_chosen && !args.no_replace {
+        true => args.command.iter().map(|word| replaced(word, &plan.mountpoint)).collect(),
+        false => args.command.clone(),
+    };
+    lifecycle::run(&plan, &daemon, options, &command, &show)
+}
+
+/// The archives, and the mount point if there is one. It is the last path, unless that is a file.
+fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
+    let Some((last, archives)) = paths.split_last() else { return Ok((paths, None)) };
+    let found = fs::metadata(last);
+    if found.as_ref().is_ok_and(|found| found.is_file() || found.file_type().is_block_device()) {
+        return Ok((paths, None));
+    }
+    if !archives.is_empty() {
+        return Ok((archives, Some(last)));
+    }
+    let context = match found {
+        Ok(_) => format!("{}: not a file, and no archive is named before it", last.display()),
+        Err(error) => return Err(Error::io(format!("{}: cannot open", last.display()), error)),
+    };
+    Err(Error::new(Kind::Usage, context).with_hint("archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND"))
+}
+
+/// `word` with the mount point in place of each placeholder.
+fn replaced(word: &OsStr, mount_point: &Path) -> OsString {
+    let mut rest = word.as_bytes();
+    let mut found = Vec::new();
+    while let Some(at) = placeholder_in(rest) {
+        let (before, after) = rest.split_at(at);
+        found.extend_from_slice(before);
+        found.extend_from_slice(mount_point.as_os_str().as_bytes());
+        rest = after.get(PLACEHOLDER.len()..).unwrap_or_default();
+    }
+    found.extend_from_slice(rest);
+    OsString::from_vec(found)
+}
+
+fn placeholder_in(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(PLACEHOLDER.len()).position(|part| part == PLACEHOLDER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_placeholder_becomes_the_mount_point() {
+        let replace = |word: &str| replaced(word.as_ref(), Path::new("/m"));
+        for (word, expected) in [
+            ("{}", "/m"),
+            ("--data={}/train", "--data=/m/train"),
+            ("{}:{}", "/m:/m"),
+            ("{{}}", "{/m}"),
+            ("{ }", "{ }"),
+            ("", ""),
+        ] {
+            assert_eq!(replace(word), expected);
+        }
+        let invalid = OsStr::from_bytes(b"\xff{}\xff");
+        assert_eq!(replaced(invalid, Path::new("/m")).as_bytes(), b"\xff/m\xff");
+    }
 }

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod chosen_mount_point;
 mod commands;
 mod descriptors;
 mod direct;

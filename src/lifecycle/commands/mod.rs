@@ -1,5 +1,6 @@
 //! What the commands do to mounts, one file each, and which process holds a mount.
 
+pub(super) mod chosen_mount_point;
 pub(super) mod descendants;
 pub(super) mod gc;
 pub(super) mod holder;

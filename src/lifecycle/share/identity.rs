@@ -1,6 +1,6 @@
 //! Which plans show the same, so that they can share a mount.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -42,15 +42,30 @@ pub(in crate::lifecycle) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
 /// the same order, with the same options for the view. Memory, threads and similar options do not
 /// count; those of the process that mounts apply.
 pub(super) fn identity(plan: &MountPlan) -> String {
+    digest(plan, |_, found| {
+        [found.dev(), found.ino()].iter().flat_map(|number| number.to_le_bytes()).collect()
+    })
+}
+
+/// Like `identity`, but equal on all nodes that have the archives at the same paths. Nodes number
+/// the devices of a network file system differently.
+pub(in crate::lifecycle) fn identity_on_all_nodes(plan: &MountPlan) -> String {
+    digest(plan, |path, _| {
+        let real = fs::canonicalize(path);
+        real.as_deref().unwrap_or(path).as_os_str().as_bytes().to_owned()
+    })
+}
+
+/// A digest of what the mount of a plan shows. `file` identifies an archive.
+fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
     let MountPlan { archives, offset, recursive, view, access, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid } = view;
     let mut digest = Xxh3::new();
     for path in archives {
         match fs::metadata(path) {
             Ok(found) => {
-                for number in [found.dev(), found.ino(), found.size()] {
-                    digest.update(&number.to_le_bytes());
-                }
+                digest.update(&file(path, &found));
+                digest.update(&found.size().to_le_bytes());
                 for number in [found.mtime(), found.mtime_nsec()] {
                     digest.update(&number.to_le_bytes());
                 }
