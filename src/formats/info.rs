@@ -178,7 +178,7 @@ pub struct Compressed {
 /// As `super::open`; `Corrupt` if the tables are damaged.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
     let files = storage::open_files(slice::from_ref(path), Changes::default())?;
-    progress.begin("reading headers");
+    progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, options);
     let image_bytes = memory.image_bytes;
     let opening = Opening { options, memory: &memory, progress, number: 0, image_bytes };

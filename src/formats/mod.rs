@@ -16,7 +16,7 @@
     )
 )]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cache::Budget;
 use crate::error::{Error, Result};
@@ -129,7 +129,7 @@ pub fn open_partly(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<(Arc<dyn Tree>, Vec<Finding>)> {
-    progress.begin("reading headers");
+    progress.begin(reading_headers(files));
     let memory = Memory::new(files.len(), options);
     let mut layers = Vec::new();
     let open = |nth: usize| {
@@ -153,6 +153,18 @@ pub fn open_partly(
         }
     };
     Ok((tree, memory.into_findings()))
+}
+
+/// The name of the phase in which archives are opened.
+fn reading_headers(files: &[Arc<FileStorage>]) -> String {
+    match files {
+        [file] => {
+            let path = file.path();
+            let name = path.file_name().map_or(path, Path::new);
+            format!("{}: reading headers", name.display())
+        }
+        files => format!("{} archives: reading headers", files.len()),
+    }
 }
 
 /// Most warnings about hidden files. A thousand archives may hide files of each other.

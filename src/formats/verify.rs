@@ -31,7 +31,7 @@ pub fn verify(
         findings: FindingSink::Return,
         ..options.clone()
     };
-    progress.begin("reading headers");
+    progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, &options);
     let image_bytes = memory.image_bytes;
     let opening = Opening { options: &options, memory: &memory, progress, number: 0, image_bytes };

@@ -1,4 +1,4 @@
-//! Waits of unknown length are shown on a terminal and not in a pipe.
+//! Waits of unknown length are shown on a terminal, and long ones in the log of a job.
 //!
 //! `script` is the terminal, and stopped daemons make a command wait. Progress bars with a known
 //! end are tested elsewhere.
@@ -93,15 +93,23 @@ fn wait_reports_a_mount_that_cannot_be_read_yet() {
 }
 
 #[test]
-fn a_pipe_gets_no_wait_messages() {
+fn a_log_gets_lines_about_waits_of_more_than_five_seconds() {
     let Some(stage) = stage_as_user() else { return };
-    let output =
-        archfs().args(["wait", "--timeout", "2s"]).arg(&stage.mount_point).output().unwrap();
-    assert_eq!(output.status.code(), Some(6));
     let mount_point = stage.mount_point.display();
-    let hint = "archfs: hint: run `archfs list` to see your mounts on this node";
-    assert_eq!(
-        said(&output),
-        format!("archfs: error: {mount_point}: not mounted before the timeout\n{hint}\n")
+    let error = format!(
+        "archfs: error: {mount_point}: not mounted before the timeout\n\
+         archfs: hint: run `archfs list` to see your mounts on this node\n"
     );
+    for (timeout, lines) in [("2s", &[][..]), ("6s", &[": 5.0 s so far", ": took 6."])] {
+        let output =
+            archfs().args(["wait", "--timeout", timeout]).arg(&stage.mount_point).output().unwrap();
+        assert_eq!(output.status.code(), Some(6));
+        let said = said(&output);
+        let notes = said.strip_suffix(&error).unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(notes.lines().count(), lines.len(), "{said}");
+        for (found, expected) in notes.lines().zip(lines) {
+            let expected = format!("archfs: note: waiting for a mount at {mount_point}{expected}");
+            assert!(found.starts_with(&expected), "{said}");
+        }
+    }
 }

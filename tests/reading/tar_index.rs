@@ -1063,6 +1063,7 @@ fn archfs_index_builds_and_rebuilds_indexes() {
     let (out, said) = text(&run(&mut stage.archfs(&["index"])));
     assert_eq!(out, "");
     assert!(said.contains(&format!("{} files and directories indexed", MEMBERS + 1)), "{said}");
+    assert!(said.contains(&format!("index saved as {}\n", stage.index.display())), "{said}");
     stage.assert_nothing_else("made");
     stage.rename_unsampled();
     assert!(stage.ls().0.contains(OLD_NAME), "used");

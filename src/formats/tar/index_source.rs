@@ -111,7 +111,13 @@ fn save(
     let new = New { finished, key: &key, archive_len };
     match saved.save(file, &new, policy == IndexPolicy::Save) {
         Ok((path, file)) => {
-            log::info!("{}: index saved as {}", saved.archive().display(), path.display());
+            let (archive, index) = (saved.archive().display(), path.display());
+            match policy {
+                IndexPolicy::Save => {
+                    crate::log::note(format_args!("{archive}: index saved as {index}"));
+                }
+                _ => log::info!("{archive}: index saved as {index}"),
+            }
             let name = path.display().to_string();
             let index_options = IndexOptions::new(&name, options.indexes);
             let file = IndexFile::open(Arc::new(file), &index_options, &|_| Ok(()))?;
