@@ -3,7 +3,6 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
@@ -86,14 +85,13 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 /// The archives, and the mount point if there is one. It is the last path, unless that is a file.
 fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
     let Some((last, archives)) = paths.split_last() else { return Ok((paths, None)) };
-    let found = fs::metadata(last);
-    if found.as_ref().is_ok_and(|found| found.is_file() || found.file_type().is_block_device()) {
+    if lifecycle::is_archive(last) {
         return Ok((paths, None));
     }
     if !archives.is_empty() {
         return Ok((archives, Some(last)));
     }
-    let context = match found {
+    let context = match fs::metadata(last) {
         Ok(_) => format!("{}: not a file, and no archive is named before it", last.display()),
         Err(error) => return Err(Error::io(format!("{}: cannot open", last.display()), error)),
     };

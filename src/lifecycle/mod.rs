@@ -19,7 +19,7 @@ mod share;
 mod slurm;
 
 pub use crate::os::process::ProcessId;
-pub use commands::chosen_mount_point::choose_mount_point;
+pub use commands::chosen_mount_point::{choose_mount_point, is_archive};
 pub use commands::gc::{Cleared, gc};
 pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;

@@ -8,7 +8,7 @@ use std::process::Output;
 
 use crate::support::image;
 use crate::support::mount::is_mounted;
-use crate::support::stage::{Stage, said, stage, stage_as_user};
+use crate::support::stage::{Stage, Stopped, said, stage, stage_as_user};
 
 /// `archfs run` with these words, in a job of its own if `job` is set.
 fn run(stage: &Stage, job: &str, words: &str) -> Output {
@@ -118,4 +118,19 @@ fn the_last_path_is_an_archive_if_it_is_a_file() {
     }
     let output = run(&stage, &job(&stage), "$IMAGE empty -- printenv ARCHFS_MOUNTPOINT");
     assert!(String::from_utf8_lossy(&output.stdout).trim().ends_with("/empty"));
+}
+
+#[test]
+fn a_mount_point_that_hangs_is_not_asked_whether_it_is_an_archive() {
+    let Some(stage) = stage_as_user() else { return };
+    let other = stage.work.path().join("other.sqfs");
+    fs::copy(&stage.image, &other).unwrap();
+    assert!(stage.mount(&["--keep", "--idle-timeout=1s"]).status.success());
+    let stopped = Stopped::and_forgotten(&stage);
+    let output =
+        stage.bash("exec timeout 10 $ARCHFS run other.sqfs mount -- true").output().unwrap();
+    assert_eq!(output.status.code(), Some(121), "{}", said(&output));
+    assert!(said(&output).contains("is mounted here"), "{}", said(&output));
+    drop(stopped);
+    stage.ends(&["unmount", "mount"]);
 }

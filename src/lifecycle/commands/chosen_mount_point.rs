@@ -7,7 +7,7 @@
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
@@ -16,8 +16,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch_job;
 use crate::error::{Error, Kind, Result};
+use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::{MountPlan, share};
-use crate::os::mountinfo;
+use crate::os::mountinfo::{self, MountEntry};
 
 /// The mount point for `plan`, whose own is ignored. It exists already if the plan is mounted.
 ///
@@ -39,6 +40,17 @@ pub fn choose_mount_point(plan: &MountPlan) -> Result<PathBuf> {
     let context = "no directory for a mount point: tried /dev/shm, $TMPDIR and /tmp";
     Err(Error::new(Kind::CannotMount, context)
         .with_hint("name one: archfs run ARCHIVE... MOUNTPOINT -- COMMAND"))
+}
+
+/// Whether `path`, an archive or a mount point, is an archive: a file or a block device.
+/// Does not ask a FUSE mount at that path, which may hang, and as root nothing that another user
+/// serves.
+pub fn is_archive(path: &Path) -> bool {
+    let Ok(path) = mount_point::locate(path) else { return false };
+    let is_served = |entry: Option<MountEntry>| entry.is_some_and(|entry| entry.is_fuse());
+    !mountinfo::topmost(&path).is_ok_and(is_served)
+        && fs::metadata(&path)
+            .is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
 fn may_create_in(parent: &Path) -> bool {
