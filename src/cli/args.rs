@@ -3,8 +3,11 @@
 //! The daemon is this program again, started with a plan as arguments. Invariant: a plan that is
 //! rendered and parsed is the same plan; a test checks it.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::slice;
 use std::time::Duration;
@@ -44,6 +47,10 @@ pub(super) struct MountArgs {
     /// Show archives inside an archive as directories (ImageNet's tar of tars)
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
+
+    /// Mount an archive that is cut off or damaged as far as it goes [default: refuse it]
+    #[arg(long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]
+    partial: bool,
 
     /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
@@ -154,6 +161,10 @@ impl MountArgs {
             return Err(Error::new(Kind::Usage, context)
                 .with_hint("run `archfs index` to save an index beside each archive"));
         }
+        if let Some(twice) = named_twice(archives) {
+            let context = format!("{}: the same archive twice", twice.display());
+            return Err(Error::new(Kind::Usage, context).with_hint("name each archive once"));
+        }
         if self.idle_timeout.is_some_and(|time| time.is_zero()) {
             let context = "--idle-timeout 0: the mount would end before the first read";
             return Err(
@@ -166,6 +177,7 @@ impl MountArgs {
             mountpoint,
             offset,
             recursive: self.recursive,
+            partial: self.partial,
             index: self.index.as_ref().map(absolute).transpose()?,
             view: ViewOptions {
                 subdir: subdir.map(OsStringExt::into_vec),
@@ -204,9 +216,22 @@ impl MountArgs {
     pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
         match self.paths.split_last() {
             Some((mountpoint, archives)) if !archives.is_empty() => Ok((mountpoint, archives)),
-            _ => Err(Error::new(Kind::Usage, "no mount point: give ARCHIVE... and MOUNTPOINT")),
+            _ => {
+                let error = Error::new(Kind::Usage, "no mount point");
+                Err(error.with_hint("archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT"))
+            }
         }
     }
+}
+
+/// An archive that was named before, perhaps by another path.
+fn named_twice(archives: &[PathBuf]) -> Option<&PathBuf> {
+    let mut seen = HashSet::new();
+    let mut is_new = |path: &PathBuf| {
+        // Opening it later reports the error.
+        fs::metadata(path).map_or(true, |found| seen.insert((found.dev(), found.ino())))
+    };
+    archives.iter().find(|path| !is_new(path))
 }
 
 /// The archive to open without mounting it.
@@ -262,6 +287,8 @@ impl OpenArgs {
             offset: self.offset,
             cache_bytes: crate::cache::default_bytes(),
             recursive: self.recursive,
+            // To look into a damaged archive is safe: the damage is printed.
+            partial: true,
             index: self.index.clone(),
             ..OpenOptions::default()
         }
@@ -286,6 +313,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         mountpoint,
         offset,
         recursive,
+        partial,
         index,
         view: ViewOptions { subdir, uid, gid },
         access,
@@ -326,6 +354,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--stats-json=", stats_json.clone().map(OsString::from));
     if *recursive {
         arguments.push("--recursive".into());
+    }
+    if *partial {
+        arguments.push("--partial".into());
     }
     if *preload {
         arguments.push("--preload".into());
@@ -420,6 +451,7 @@ mod tests {
         let full = MountPlan {
             offset: u64::MAX,
             recursive: true,
+            partial: true,
             index: Some("/i,n d".into()),
             view: ViewOptions {
                 subdir: Some(b"-a,b=\xfe".to_vec()),

@@ -45,6 +45,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     for archive in &args.archives {
         let options = OpenOptions {
             recursive: args.recursive,
+            partial: true,
             index: args.index.clone(),
             index_policy: IndexPolicy::Save,
             cache_bytes: crate::cache::default_bytes(),

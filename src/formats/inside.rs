@@ -71,13 +71,68 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     found
 }
 
-/// Number of bytes at the start of a file that show whether it is an archive.
-pub const HEAD: u32 = 1024;
-
-/// Whether a file of an archive is shown as a directory, by its name and its first bytes.
-pub fn is_within(path: &[u8], head: &[u8]) -> bool {
-    tar::archive_stem(path).is_some() && recognises(head)
+/// What a tree holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Only directories.
+    NoFiles,
+    /// Regular files each of which is an archive that would become a directory, and perhaps links.
+    OnlyArchives,
+    /// Anything else.
+    Files,
 }
+
+/// What `tree` holds. Of at most `most` files, the first bytes are read; further ones count as
+/// archives if their names say so. Stops at the first file that is no archive.
+///
+/// # Errors
+/// Those of the tree, if it cannot be read.
+pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
+    let mut scratch = Scratch::default();
+    let mut directories = DirectoryWalk::from_root();
+    let (mut has_archives, mut has_others, mut read) = (false, false, 0);
+    while let Some((_, directory)) = directories.next() {
+        let mut candidates = Vec::new();
+        let mut has_plain_file = false;
+        tree.read_dir(directory, Cookie::START, &mut |entry| {
+            let name = entry.name.as_bytes();
+            match entry.kind {
+                FileKind::Directory => {
+                    directories.add(Vec::new(), entry.ino);
+                }
+                FileKind::Regular if tar::archive_stem(name).is_some() => {
+                    candidates.push(entry.ino);
+                }
+                FileKind::Regular => {
+                    has_plain_file = true;
+                    return ControlFlow::Break(());
+                }
+                _ => has_others = true,
+            }
+            ControlFlow::Continue(())
+        })?;
+        if has_plain_file {
+            return Ok(Contents::Files);
+        }
+        for ino in candidates {
+            if read < most {
+                read = read.saturating_add(1);
+                if !recognises(tree.read(ino, 0, HEAD, &mut scratch)?.as_slice()) {
+                    return Ok(Contents::Files);
+                }
+            }
+            has_archives = true;
+        }
+    }
+    Ok(match (has_archives, has_others) {
+        (true, _) => Contents::OnlyArchives,
+        (false, true) => Contents::Files,
+        (false, false) => Contents::NoFiles,
+    })
+}
+
+/// Number of bytes at the start of a file that show whether it is an archive.
+const HEAD: u32 = 1024;
 
 fn recognises(head: &[u8]) -> bool {
     SquashFs::recognises(head) || tar::recognises(head)

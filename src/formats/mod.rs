@@ -47,7 +47,7 @@ pub use info::{
     Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, READ_COST, Shares,
     Sizes, TarLayout, info,
 };
-pub use inside::{HEAD, is_within};
+pub use inside::{Contents, contents};
 pub use tar::{Acls, IndexPolicy};
 pub use verify::verify;
 
@@ -62,6 +62,9 @@ pub struct OpenOptions {
     pub budget: Budget,
     /// Whether archives in an archive are shown as directories.
     pub recursive: bool,
+    /// Whether an archive that is cut off or damaged is opened as far as it goes. Otherwise that is
+    /// an error.
+    pub partial: bool,
     /// Path of the saved index of a tar, instead of the usual ones.
     pub index: Option<PathBuf>,
     /// How the ACLs of tars are used.

@@ -183,12 +183,13 @@ impl Opening<'_> {
             None if tar::recognises(head) => Bytes::Uncompressed(storage),
             None => return Err(foreign::unknown(name, head, self.options.offset)),
         };
-        let OpenOptions { recursive, index_policy, acls, .. } = *self.options;
+        let OpenOptions { recursive, partial, index_policy, acls, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);
         // `archfs verify` reports the notes itself, with more detail.
         let logs_notes = index_policy != IndexPolicy::Compare;
         let indexes = &self.memory.indexes;
-        let options = TarOptions { recursive, saved, progress, logs_notes, memory, acls, indexes };
+        let options =
+            TarOptions { recursive, saved, progress, partial, logs_notes, memory, acls, indexes };
         let tar = Tar::open(name, bytes, &options)?;
         let opening = self.with_share(tar.nested_images().len());
         let mut parts = Vec::new();
@@ -196,7 +197,13 @@ impl Opening<'_> {
             let file_range = FileRange::new(Arc::clone(tar.storage()), nested_image.offset)?
                 .cut(nested_image.len)?;
             // The directory exists in the tar. It stays empty if the image cannot be opened.
-            opening.open_inner(name, &nested_image.path, Arc::new(file_range), depth, &mut parts);
+            opening.open_inner(
+                name,
+                &nested_image.path,
+                Arc::new(file_range),
+                depth,
+                &mut parts,
+            )?;
         }
         let tar = Arc::new(tar);
         let tree: Arc<dyn Tree> = Arc::<Tar>::clone(&tar);
@@ -224,7 +231,7 @@ impl Opening<'_> {
             let opening = own.with_share(found.len());
             for inner in found {
                 let storage = Arc::new(NestedFile::new(Arc::clone(&tree), inner.ino, inner.size));
-                if opening.open_inner(name, &inner.directory, storage, depth, &mut parts) {
+                if opening.open_inner(name, &inner.directory, storage, depth, &mut parts)? {
                     shown.push(inner.ino);
                 }
             }
@@ -243,6 +250,9 @@ impl Opening<'_> {
 
     /// Opens an inner archive and adds its trees to `parts`, to be shown in `directory`. Returns
     /// whether it could be opened.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Truncated` if it is damaged, unless `options.partial` is set.
     fn open_inner(
         &self,
         name: &str,
@@ -250,13 +260,13 @@ impl Opening<'_> {
         storage: Arc<dyn Storage>,
         depth: u32,
         parts: &mut Vec<Part>,
-    ) -> bool {
+    ) -> Result<bool> {
         let limit = length(INNER_IMAGES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
             self.report(Finding::note(format!(
                 "{name}: more than {limit} archives inside archives: the others are not opened"
             )));
-            return false;
+            return Ok(false);
         }
         let name = format!("{name}: {}", directory.escape_ascii());
         match self.open_storage(&name, storage, None, depth.saturating_add(1)) {
@@ -266,8 +276,9 @@ impl Opening<'_> {
                     let names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).collect();
                     Part { layer: Layer { path: names.join(&b'/'), ..layer }, format }
                 }));
-                true
+                Ok(true)
             }
+            Err(error) if error.is_damage() && !self.options.partial => Err(error),
             Err(error) => {
                 let mut finding = Finding::from_error(Location::Path(directory.to_vec()), &error);
                 if self.options.findings == FindingSink::Log {
@@ -275,7 +286,7 @@ impl Opening<'_> {
                 }
                 finding.what.push_str("; its files are not shown");
                 self.report(finding);
-                false
+                Ok(false)
             }
         }
     }

@@ -29,6 +29,7 @@ pub fn verify(
     let options = OpenOptions {
         index_policy: IndexPolicy::Compare,
         findings: FindingSink::Return,
+        partial: true,
         ..options.clone()
     };
     progress.begin(super::reading_headers(&files));

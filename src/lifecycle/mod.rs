@@ -64,6 +64,8 @@ pub struct MountPlan {
     pub offset: u64,
     /// Whether archives inside an archive are shown as directories.
     pub recursive: bool,
+    /// Whether an archive that is cut off or damaged is mounted as far as it goes.
+    pub partial: bool,
     /// Saved index of a tar; `None` to look in the usual directories.
     pub index: Option<PathBuf>,
     /// Subdirectory and owners to show.
@@ -113,6 +115,7 @@ impl MountPlan {
             mountpoint,
             offset: 0,
             recursive: false,
+            partial: false,
             index: None,
             view: ViewOptions::default(),
             access: Access::Owner,

@@ -6,5 +6,6 @@ mod support;
 
 mod bad_input;
 mod doctor;
+mod incomplete;
 mod info;
 mod pages;

@@ -168,7 +168,16 @@ impl Case {
         let log = mount_point.with_extension("log");
         let mount_point_text = mount_point.to_str().unwrap();
         let log_text = log.to_str().unwrap();
-        let options = [mount_point_text, "--keep", "-v", "--log-file", log_text, "--cache", "64M"];
+        let options = [
+            mount_point_text,
+            "--keep",
+            "--partial",
+            "-v",
+            "--log-file",
+            log_text,
+            "--cache",
+            "64M",
+        ];
         let output = self.call("mount", &options);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         if self.is_refused() {

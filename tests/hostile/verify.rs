@@ -403,7 +403,7 @@ fn damage_of_a_tar_is_reported_with_its_member_if_known() {
     let sound = [file("a"), file("./folder/b"), file("c"), end].concat();
     let step = file("a").len();
     assert_finding("cut.tar", &sound[..step + 1000], "cut off", &["folder/b"]);
-    assert_finding("header.tar", &sound[..step + 100], "no end mark", &[]);
+    assert_finding("header.tar", &sound[..step + 100], "cut off: a header", &[]);
     assert_finding("mark.tar", &sound[..3 * step], "no end mark", &[]);
     let mut header = sound.clone();
     header[step + 3] ^= 1;

@@ -233,10 +233,12 @@ fn damaged_archives_and_other_files_are_distinguished() {
     let stderr = refused(&[text(&image), text(&made)], 1);
     assert!(stderr.contains("root.sqfs: ") && stderr.contains("257 entries"), "{stderr}");
     assert!(!made.exists());
-    // A file that is not an archive is packed as a file.
+    // A file that is not an archive is packed as a file if the user asks for it.
     let plain = work.path().join("notes.txt");
     File::create(&plain).unwrap().write_all(b"just text").unwrap();
-    pack(&["-q", text(&plain), text(&made)]);
+    let stderr = refused(&[text(&plain), text(&made)], 3);
+    assert!(stderr.contains("add --as-file to pack it as one file"), "{stderr}");
+    pack(&["-q", "--as-file", text(&plain), text(&made)]);
     assert_eq!(contents_of(&made, "notes.txt"), "just text");
 }
 

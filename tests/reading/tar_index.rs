@@ -502,8 +502,8 @@ fn an_index_of_another_version_or_with_other_options_is_rebuilt() {
     let good = fs::read(&stage.index).unwrap();
     for (what, at, byte) in [
         ("version 0", 8, 0),
-        ("an earlier version", 8, 2),
-        ("a later version", 8, 4),
+        ("an earlier version", 8, 3),
+        ("a later version", 8, 5),
         ("a version far off", 11, 1),
         ("made with --recursive", 12, 1),
         ("unknown flags", 12, 2),

@@ -12,9 +12,10 @@ use archfs::progress::Progress;
 use archfs::sync::Arc;
 use archfs::vfs::{Cookie, FileKind, Ino, Scratch, Tree};
 
-/// Opens archives with a cache of 64 MiB.
+/// Opens archives with a cache of 64 MiB, as far as they go.
 pub fn open(paths: &[PathBuf], options: OpenOptions) -> Result<Arc<dyn Tree>> {
-    formats::open(paths, &OpenOptions { cache_bytes: 64 << 20, ..options }, &Progress::default())
+    let options = OpenOptions { cache_bytes: 64 << 20, partial: true, ..options };
+    formats::open(paths, &options, &Progress::default())
 }
 
 /// Opens an archive without saving an index.

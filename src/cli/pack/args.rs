@@ -73,6 +73,10 @@ pub(in crate::cli) struct Args {
     #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
     recursive: bool,
 
+    /// Pack a SOURCE that is a file as one file, also an archive
+    #[arg(long)]
+    as_file: bool,
+
     /// Leave out file systems mounted below a directory
     #[arg(short = 'x', long)]
     one_file_system: bool,
@@ -136,6 +140,7 @@ impl Args {
                 map: self.map.clone(),
                 owner: self.owner.unwrap_or_default(),
                 recursive: self.recursive,
+                as_file: self.as_file,
                 cache_bytes: self.cache.unwrap_or_else(crate::cache::default_bytes),
                 other_mounts: match self.one_file_system {
                     true => OtherMounts::Skip,

@@ -3,7 +3,7 @@
 //! Invariant: every member in the tree can be read, and its bytes passed the checksums of the
 //! container.
 
-use super::empty::no_empty_tar;
+use super::empty::{no_empty_tar, only_zeros};
 use super::index::{FinishedTree, Index, IndexFile};
 use super::index_source::{IndexSource, NewIndex};
 use super::notes;
@@ -69,6 +69,9 @@ pub(super) fn open(
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(no_empty_tar());
     }
+    if starts_with_zeros && finished.is_empty() && !options.partial {
+        return Err(only_zeros());
+    }
     let archive_len = seek_index.len();
     let mut seek_points = Vec::new();
     seek_index.write(&mut seek_points);
@@ -79,7 +82,7 @@ pub(super) fn open(
         }
         let what = format!("damaged: {error}; everything after it is missing");
         let error = Error::corrupt(what).with_details_of(&error);
-        finished.notes.push(notes::line_of(&error));
+        finished.notes.push(notes::loss_of(&error));
         finished.findings.push(Finding::from_error(Location::Archive, &error));
     }
     if let Some(at) = garbage {

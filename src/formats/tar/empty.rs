@@ -1,4 +1,7 @@
 //! Tells an empty tar, which is only zeros, from disk images and other files that start with zeros.
+//!
+//! A file that was never written is only zeros as well, so an empty tar is refused unless the user
+//! wants what there is of the archive.
 
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::index;
@@ -16,6 +19,12 @@ pub(super) fn is_empty_tar(storage: &dyn Storage) -> Result<bool> {
     let mut bytes = vec![0; index(storage.len())];
     storage.read_exact_at(&mut bytes, 0)?;
     Ok(bytes.iter().all(|&byte| byte == 0))
+}
+
+/// The error for a file of zeros alone.
+pub(super) fn only_zeros() -> Error {
+    Error::corrupt("contains only zeros: an empty tar, or a file that was not written")
+        .with_hint("copy the archive again, or add --partial to mount an empty directory")
 }
 
 /// The error for a file that starts with zeros but is no empty tar.

@@ -163,6 +163,7 @@ pub fn tar(data: &[u8]) {
         saved: None,
         progress: &progress,
         memory,
+        partial: true,
         logs_notes: true,
         acls: Acls::Masked,
         indexes,

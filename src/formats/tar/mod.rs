@@ -105,6 +105,9 @@ impl Tar {
     /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, compressed, index, is_saved } = open::open(name, bytes, options)?;
+        if !options.partial {
+            notes::check_complete(&index.notes).map_err(|error| error.within(name))?;
+        }
         // Errors are logged even with --quiet, because files are missing.
         if options.logs_notes {
             for note in &index.notes {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::paths::{components_of, shown};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 use crate::units::counted;
 use crate::vfs::{Finding, Location};
@@ -18,11 +18,14 @@ const LOST_LINKS: &str = "hard links whose target is not in the archive";
 /// Most findings for `archfs verify`.
 const FINDINGS_MAX: usize = 1 << 16;
 
+/// The first character of a note that says that members are missing. A saved index contains it.
+const LOSS: char = '!';
+
 /// The notes so far.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    /// The lines of `line_of`.
-    damages: Vec<String>,
+    /// The lines of `line_of`, and whether members are missing.
+    damages: Vec<(bool, String)>,
     more_damages: u64,
     /// Kinds of members that are left out: how many, and the path of one of them.
     skipped: BTreeMap<String, (u64, Option<String>)>,
@@ -32,15 +35,17 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Adds damage to the archive.
+    /// Adds damage to the archive that loses no member.
     pub(super) fn damage(&mut self, error: &Error) {
-        self.damage_of(&[], error);
+        self.finding(&[], &format!("{error:#}"));
+        self.damage_line(false, line_of(error));
     }
 
-    /// Adds damage to the member at `path`. An empty path stands for the archive.
-    pub(super) fn damage_of(&mut self, path: &[u8], error: &Error) {
+    /// Adds damage because of which the member at `path` is missing, and perhaps others. An empty
+    /// path stands for the archive.
+    pub(super) fn loss(&mut self, path: &[u8], error: &Error) {
         self.finding(path, &format!("{error:#}"));
-        self.damage_line(line_of(error));
+        self.damage_line(true, line_of(error));
     }
 
     fn finding(&mut self, path: &[u8], what: &str) {
@@ -55,9 +60,14 @@ impl Notes {
         self.findings.push(Finding::damage(location, what));
     }
 
-    fn damage_line(&mut self, what: String) {
+    fn damage_line(&mut self, is_loss: bool, what: String) {
         if self.damages.len() < DAMAGES_MAX {
-            self.damages.push(what);
+            self.damages.push((is_loss, what));
+        } else if is_loss && let Some(note) = self.damages.iter_mut().find(|(is_loss, _)| !is_loss)
+        {
+            // Among many faults, a loss is never only counted.
+            *note = (true, what);
+            self.more_damages = self.more_damages.saturating_add(1);
         } else {
             self.more_damages = self.more_damages.saturating_add(1);
         }
@@ -95,15 +105,16 @@ impl Notes {
         if !path.is_empty() {
             self.findings = self.findings.into_iter().map(|finding| finding.below(path)).collect();
             let path = path.escape_ascii();
-            self.damages.iter_mut().for_each(|what| *what = format!("in \"{path}\": {what}"));
+            let name = |what: &mut String| *what = format!("in \"{path}\": {what}");
+            self.damages.iter_mut().for_each(|(_, what)| name(what));
         }
         self
     }
 
     /// Adds all notes of `other`.
     pub(super) fn append(&mut self, other: Self) {
-        for what in other.damages {
-            self.damage_line(what);
+        for (is_loss, what) in other.damages {
+            self.damage_line(is_loss, what);
         }
         let room = FINDINGS_MAX.saturating_sub(self.findings.len()).min(other.findings.len());
         let over = length(other.findings.len().saturating_sub(room));
@@ -116,7 +127,7 @@ impl Notes {
         }
     }
 
-    /// One text of the form of `line_of` for each note, and the findings for `archfs verify`.
+    /// One text for each note, as a saved index has it, and the findings for `archfs verify`.
     pub(super) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
         let mut findings = std::mem::take(&mut self.findings);
         if self.more_findings > 0 {
@@ -132,7 +143,9 @@ impl Notes {
     }
 
     pub(super) fn lines(self) -> Vec<String> {
-        let mut lines = self.damages;
+        let damages = self.damages.into_iter();
+        let mut lines: Vec<_> =
+            damages.map(|(is_loss, what)| if is_loss { loss_line(&what) } else { what }).collect();
         if self.more_damages > 0 {
             lines.push(counted(self.more_damages, "more damaged part"));
         }
@@ -141,8 +154,22 @@ impl Notes {
     }
 }
 
-/// The note on `error`: its sentence, and after a newline its details. A saved index contains it.
-pub(super) fn line_of(error: &Error) -> String {
+/// The note on `error`, because of which members are missing.
+pub(super) fn loss_of(error: &Error) -> String {
+    loss_line(&line_of(error))
+}
+
+fn loss_line(what: &str) -> String {
+    format!("{LOSS}{what}")
+}
+
+/// Whether a note says that members are missing.
+fn is_loss(note: &str) -> bool {
+    note.starts_with(LOSS)
+}
+
+/// The note on `error`: its sentence, and after a newline its details.
+fn line_of(error: &Error) -> String {
     match error.detail() {
         Some(detail) => format!("{error}\n{detail}"),
         None => error.to_string(),
@@ -151,12 +178,29 @@ pub(super) fn line_of(error: &Error) -> String {
 
 /// What is printed of a note: the details only if everything is wanted.
 pub(super) fn shown_line(note: &str) -> String {
+    let note = note.strip_prefix(LOSS).unwrap_or(note);
     match note.split_once('\n') {
         None => note.to_owned(),
         Some((what, detail)) => {
             format!("{what}{}", crate::log::detail(format_args!(" ({detail})")))
         }
     }
+}
+
+/// Refuses a tar of which members are missing.
+///
+/// # Errors
+/// `Corrupt` if a note says so.
+pub(super) fn check_complete(notes: &[String]) -> Result<()> {
+    let mut losses = notes.iter().filter(|note| is_loss(note));
+    let Some(first) = losses.next() else { return Ok(()) };
+    let mut what = shown_line(first);
+    match losses.count() {
+        0 => {}
+        more => what = format!("{what} (and {more} more faults)"),
+    }
+    Err(Error::corrupt(what)
+        .with_hint("copy the archive again, or add --partial to mount the rest of it"))
 }
 
 /// How many members of a kind were left out, and the path of one of them.
@@ -185,5 +229,20 @@ mod tests {
         assert_eq!(lines[DAMAGES_MAX], "90 more damaged parts");
         assert_eq!(lines[DAMAGES_MAX + 1], "left out 101: odd members, such as \"m0\"");
         assert_eq!(lines[DAMAGES_MAX + 2], "left out 1: records");
+    }
+
+    #[test]
+    fn a_loss_is_never_only_counted() {
+        let mut notes = Notes::default();
+        for number in 0..DAMAGES_MAX {
+            notes.damage(&Error::corrupt(format!("finding {number}")));
+        }
+        assert!(!notes.damages.iter().any(|(is_loss, _)| *is_loss));
+        notes.loss(b"a", &Error::corrupt("cut off").with_detail(format_args!("at 7")));
+        let lines = notes.within(b"below").lines();
+        assert_eq!(lines.len(), DAMAGES_MAX + 1);
+        assert_eq!(lines[0], "!in \"below\": cut off\nat 7");
+        assert!(is_loss(&lines[0]) && !lines[1..].iter().any(|line| is_loss(line)));
+        assert_eq!(shown_line(&lines[0]), "in \"below\": cut off");
     }
 }

@@ -1,7 +1,7 @@
 //! Opens a tar with its saved index, or scans it and makes a new index.
 
 use super::compressed_tar::{self, CompressedTar, OpenedCompressed};
-use super::empty::{is_empty_tar, no_empty_tar};
+use super::empty::{is_empty_tar, no_empty_tar, only_zeros};
 use super::header::{self, BLOCK};
 use super::index::{Index, IndexFile};
 use super::index_source::{IndexSource, NewIndex};
@@ -47,8 +47,12 @@ pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result
 fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
     let mut first = [0; BLOCK];
     storage.read_exact_at(&mut first, 0)?;
-    if header::is_zero(&first) && !is_empty_tar(storage.as_ref())? {
-        return Err(no_empty_tar());
+    if header::is_zero(&first) {
+        match is_empty_tar(storage.as_ref())? {
+            false => return Err(no_empty_tar()),
+            true if !options.partial => return Err(only_zeros()),
+            true => {}
+        }
     }
     let source = IndexSource::new(name, options)?;
     let fit = |file: IndexFile| match file.seek_points.is_empty() {

@@ -16,6 +16,8 @@ pub(crate) struct TarOptions<'o> {
     /// Where to find and save an index. `None` if the archive is not a file of its own.
     pub(crate) saved: Option<SavedIndex<'o>>,
     pub(crate) progress: &'o Progress,
+    /// Whether a tar with missing members is opened. Otherwise that is an error.
+    pub(crate) partial: bool,
     /// Whether the notes of the index are logged.
     pub(crate) logs_notes: bool,
     /// Memory for decompressed chunks, bytes.

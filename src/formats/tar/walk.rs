@@ -47,7 +47,7 @@ impl Walk {
         match self.chain.step(source, members)? {
             Step::Member | Step::Skipped(None) => {}
             Step::Skipped(Some(Skip { what, path })) => notes.skip(&what, path.as_deref()),
-            Step::Damaged { path, error } => notes.damage_of(&path, &error),
+            Step::Damaged { path, error } => notes.loss(&path, &error),
             Step::Truncated(path) => {
                 let what = match path.as_slice() {
                     [] => "a header".to_owned(),
@@ -55,7 +55,7 @@ impl Walk {
                 };
                 let error = cut_off(&what)
                     .with_detail(format_args!("header at {:#x}", self.chain.offset()));
-                notes.damage_of(&path, &error);
+                notes.loss(&path, &error);
                 return Ok(false);
             }
             Step::End => {
@@ -76,11 +76,16 @@ impl Walk {
         let last = members.list().last().filter(|last| members.data_end(last) > end);
         if let Some(last) = last {
             let path = members.path(last);
-            notes.damage_of(path, &cut_off(&format!("\"{}\"", shown(path))));
+            notes.loss(path, &cut_off(&format!("\"{}\"", shown(path))));
             members.pop();
         } else if !self.after_end_mark && self.chain.offset() > self.start {
-            let error = Error::corrupt("no end mark: perhaps cut off");
-            notes.damage(&error.with_detail(format_args!("end at {end:#x}")));
+            let detail = format_args!("end at {end:#x}");
+            // A few bytes more are the start of a header.
+            if self.chain.offset() < end {
+                notes.loss(&[], &cut_off("a header").with_detail(detail));
+            } else {
+                notes.damage(&Error::corrupt("no end mark: perhaps cut off").with_detail(detail));
+            }
         }
     }
 
@@ -121,14 +126,14 @@ impl Walk {
             if names_format {
                 let what = "damaged: there is no header where one should be; members are missing";
                 let range = format_args!("no header from {start:#x} to {at:#x}");
-                notes.damage(&Error::corrupt(what).with_detail(range));
+                notes.loss(&[], &Error::corrupt(what).with_detail(range));
                 self.chain.skip_to(at);
                 return Ok(true);
             }
             at = at.saturating_add(BLOCK_LEN);
         }
         let error = Error::corrupt("damaged: there is no further header; the rest is missing");
-        notes.damage(&error.with_detail(format_args!("no header after {start:#x}")));
+        notes.loss(&[], &error.with_detail(format_args!("no header after {start:#x}")));
         Ok(false)
     }
 

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::cache::{self, Budget};
 use crate::error::{Error, Result};
-use crate::formats::{self, Acls, OpenOptions};
+use crate::formats::{self, Acls, Contents, OpenOptions};
 use crate::lifecycle::mount::mount_point::{self, Mountpoint};
 use crate::lifecycle::mount::{descriptor_path, inherited};
 use crate::lifecycle::share::{self, Client, JoinOutcome, Leases, MountLock, Record};
@@ -307,6 +307,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         offset: plan.offset,
         cache_bytes: cache_bytes(plan.cache_bytes),
         recursive: plan.recursive,
+        partial: plan.partial,
         index: plan.index.clone(),
         acls: match plan.access {
             Access::Owner => Acls::Shown,
@@ -323,6 +324,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     }
     let preloaded = stage::to_preload(plan, &files, options.cache_bytes)?;
     let tree = formats::open_files(&files, &options, progress)?;
+    report_contents(plan, tree.as_ref());
     let tree = View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
         Some(first) => error.within(first.display()),
         None => error,
@@ -331,6 +333,23 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let archive_cache = ArchiveCachePolicy::new(plan, &files, Arc::clone(&stats));
     let OpenOptions { cache_bytes, budget, .. } = options;
     Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, preloaded })
+}
+
+/// Inner archives that are looked into to tell whether there is nothing else.
+const INNER_ARCHIVES_READ: usize = 4;
+
+/// Says what is unusual about the files of the archives. An error is reported when they are read.
+fn report_contents(plan: &MountPlan, tree: &dyn Tree) {
+    let name = plan.mountpoint.display();
+    match formats::contents(tree, INNER_ARCHIVES_READ) {
+        Ok(Contents::NoFiles) => log::warn!("{name}: there is no file in the archive"),
+        Ok(Contents::OnlyArchives) if !plan.recursive => {
+            crate::log::note(format_args!(
+                "{name}: all files are archives; --recursive shows their files"
+            ));
+        }
+        Ok(_) | Err(_) => {}
+    }
 }
 
 /// Starts the log in the file that the user named, or on standard error.

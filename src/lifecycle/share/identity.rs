@@ -58,7 +58,7 @@ pub(in crate::lifecycle) fn identity_on_all_nodes(plan: &MountPlan) -> String {
 
 /// A digest of what the mount of a plan shows. `file` identifies an archive.
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
-    let MountPlan { archives, offset, recursive, view, access, allow_changes, .. } = plan;
+    let MountPlan { archives, offset, recursive, partial, view, access, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid } = view;
     let mut digest = Xxh3::new();
     for path in archives {
@@ -74,8 +74,9 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
             Err(_) => digest.update(path.as_os_str().as_bytes()),
         }
     }
-    let options =
-        format!("{offset} {recursive} {subdir:?} {uid:?} {gid:?} {access:?} {allow_changes}");
+    let options = format!(
+        "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {allow_changes}"
+    );
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
 }

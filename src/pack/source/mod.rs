@@ -56,6 +56,9 @@ pub struct Sources {
     /// Whether archives inside archives become directories. If an archive contains only archives,
     /// they always do.
     pub recursive: bool,
+    /// Whether files are packed as they are, also archives. Otherwise a single source must be a
+    /// directory or an archive.
+    pub as_file: bool,
     /// Memory for decoded blocks of all archives together, bytes.
     pub cache_bytes: u64,
     /// What happens to directories on which another file system is mounted.

@@ -3,7 +3,6 @@
 //! Invariant: a file counts as an archive exactly if `mount` accepts it as one.
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,14 +14,14 @@ use super::found::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, disk};
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, FindingSink, IndexPolicy, OpenOptions};
+use crate::formats::{self, Contents, FindingSink, IndexPolicy, OpenOptions};
 use crate::ordered::try_ordered;
 use crate::pack::Job;
 use crate::pack::output::parent_of;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
-use crate::vfs::{Cookie, DirectoryWalk, FileKind, Finding, Location, Scratch, Severity, Tree};
+use crate::vfs::{Finding, Location, Severity, Tree};
 
 /// Archives opened at once, one per thread. On a parallel file system opening is mostly waiting.
 const OPENED_AT_ONCE: usize = 8;
@@ -53,7 +52,8 @@ pub(super) struct PlainFile {
 /// Opens all sources.
 ///
 /// # Errors
-/// The first error in the order of the paths.
+/// The first error in the order of the paths. `UnknownFormat` if a single source is a file that is
+/// no archive: whoever names one file means what is in it.
 pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,
@@ -85,6 +85,9 @@ pub(super) fn all<'s>(
             regular.push(opened.len());
         }
         opened.push(Opened::PlainFile(file));
+    }
+    if sources.as_file {
+        return Ok(opened);
     }
     let files: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
     let trees = trees(job, sources, &files)?;
@@ -137,12 +140,16 @@ fn trees(
         // Only making a new index reports the damage of an archive.
         index_policy: IndexPolicy::Ignore,
         findings: FindingSink::Return,
+        // What is missing is reported for each source.
+        partial: true,
         ..OpenOptions::default()
     };
     let within = OpenOptions { recursive: true, ..options.clone() };
+    let is_single = sources.paths.len() == 1 && sources.list.is_none();
     let open = |nth: usize| {
         job.check()?;
         match tree(&files[nth], &options, job.progress)? {
+            None if is_single => Err(no_archive(&files[nth], &options, job.progress)),
             // Unpack an archive that holds only archives, as ImageNet comes.
             Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
@@ -186,6 +193,19 @@ fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
 /// A tree, and findings about inner archives that could not be opened.
 type Partly = (Arc<dyn Tree>, Vec<Finding>);
 
+/// The error for a file that is no archive.
+fn no_archive(file: &Arc<FileStorage>, options: &OpenOptions, progress: &Progress) -> Error {
+    let opened = formats::open_partly(&[Arc::clone(file)], options, progress);
+    let error = opened.err().unwrap_or_else(|| Error::new(Kind::UnknownFormat, "no archive"));
+    let as_file = "add --as-file to pack it as one file";
+    let hint = match error.hint() {
+        // It is an option of other commands.
+        Some(hint) if !hint.contains("--offset") => format!("{hint}, or {as_file}"),
+        _ => as_file.to_owned(),
+    };
+    error.with_hint(hint)
+}
+
 /// The tree of a file, if the file is an archive.
 fn tree(
     file: &Arc<FileStorage>,
@@ -200,33 +220,7 @@ fn tree(
 }
 
 /// Whether `tree` has regular files and each of them is an archive that would become a directory.
+/// An error is reported when the directory is packed.
 fn holds_only_archives(tree: &dyn Tree) -> bool {
-    let mut scratch = Scratch::default();
-    let mut directories = DirectoryWalk::from_root();
-    let mut any = false;
-    while let Some((_, directory)) = directories.next() {
-        let mut files = Vec::new();
-        let listed = tree.read_dir(directory, Cookie::START, &mut |entry| {
-            match entry.kind {
-                FileKind::Directory => {
-                    directories.add(Vec::new(), entry.ino);
-                }
-                FileKind::Regular => files.push((entry.ino, entry.name.as_bytes().to_vec())),
-                _ => {}
-            }
-            ControlFlow::Continue(())
-        });
-        // The error is reported when the directory is packed.
-        if listed.is_err() {
-            return false;
-        }
-        for (ino, name) in files {
-            let head = tree.read(ino, 0, formats::HEAD, &mut scratch);
-            if !head.is_ok_and(|head| formats::is_within(&name, head.as_slice())) {
-                return false;
-            }
-            any = true;
-        }
-    }
-    any
+    formats::contents(tree, usize::MAX).is_ok_and(|found| found == Contents::OnlyArchives)
 }

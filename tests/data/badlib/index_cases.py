@@ -74,7 +74,7 @@ class Index:
 
     def bytes(self):
         """The bytes of the index."""
-        start = b"ARCHFSIX" + struct.pack("<IIQqI", 3, 0, self.length, MODIFIED, 0)
+        start = b"ARCHFSIX" + struct.pack("<IIQqI", 4, 0, self.length, MODIFIED, 0)
         # Its file, which does not count beside the archive in a directory of the user.
         start += struct.pack("<QQqII", 0, 0, 0, 0, 0)
         start += struct.pack("<I", len(self.samples))

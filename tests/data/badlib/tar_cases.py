@@ -341,7 +341,7 @@ def names_out(found):
 @case("truncated-header.tar")
 def truncated_header(found):
     """The archive ends within a header."""
-    return cut(found, header(b"bad")[:300], says=["no end mark", f"end at {AT + 300:#x}"])
+    return cut(found, header(b"bad")[:300], says=["cut off: a header", f"end at {AT + 300:#x}"])
 
 
 @case("truncated-data.tar")

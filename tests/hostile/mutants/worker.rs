@@ -129,7 +129,7 @@ pub(crate) fn work(order: &Order) {
 
 /// All facts that archfs returns for the archive at `path` with contents `bytes`.
 fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error::Result<Facts> {
-    let options = OpenOptions { cache_bytes: CACHE, ..OpenOptions::default() };
+    let options = OpenOptions { cache_bytes: CACHE, partial: true, ..OpenOptions::default() };
     let tree = formats::open(&[path.to_owned()], &options, &Progress::default())?;
     Ok(match format {
         Format::Squashfs => {

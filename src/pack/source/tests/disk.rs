@@ -69,7 +69,7 @@ fn extended_attributes_are_kept_as_the_kernel_lists_them() {
         expected.insert(0, (b"trusted.t".to_vec(), b"root's".to_vec()));
     }
     for paths in [&[work.path()][..], &[path.as_path()]] {
-        let (catalog, problems) = gathered(&of(paths));
+        let (catalog, problems) = gathered(&Sources { as_file: true, ..of(paths) });
         assert_eq!(problems, []);
         let number = catalog.inode(id(&catalog, "file")).meta.xattrs.unwrap();
         let found: Vec<_> = catalog.xattrs(number).to_vec();

@@ -1,0 +1,263 @@
+//! Archives of which something is missing: a job never gets half a dataset by mistake.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::support::mount::{CleanUp, is_mounted, unmount};
+use crate::support::{archfs, run, skip_without_user_mounts, tar, work_directory};
+
+struct Stage {
+    mount_point: PathBuf,
+    // In this order: unmounted before the directory is removed.
+    _clean_up: CleanUp,
+    work: tempfile::TempDir,
+}
+
+fn stage() -> Option<Stage> {
+    if skip_without_user_mounts() {
+        return None;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    Some(Stage { _clean_up: CleanUp(mount_point.clone()), mount_point, work })
+}
+
+impl Stage {
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.work.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn mount(&self, options: &[&str], archives: &[&Path]) -> Output {
+        let mut command = archfs();
+        command.args(["mount", "--keep"]).args(options).args(archives).arg(&self.mount_point);
+        command.output().unwrap()
+    }
+
+    /// Checks that the archive is refused, and what is said then.
+    fn refuses(&self, archive: &Path, says: &str) {
+        let output = self.mount(&[], &[archive]);
+        let stderr = said(&output);
+        assert_eq!(output.status.code(), Some(3), "{stderr}");
+        let (error, hint) = stderr.trim().split_once('\n').expect("an error and a hint");
+        let name = archive.file_name().unwrap().to_str().unwrap();
+        assert!(error.starts_with("archfs: error: "), "{stderr}");
+        assert!(error.contains(&format!("{name}: {says}")), "{stderr}, not {says}");
+        assert!(hint.starts_with("archfs: hint: ") && hint.contains("--partial"), "{stderr}");
+        assert!(!hint.contains('\n'), "{stderr}");
+        assert!(!is_mounted(&self.mount_point) && !self.mount_point.exists(), "{stderr}");
+    }
+
+    /// Mounts, and returns the names of the files and what was said.
+    fn shows(&self, options: &[&str], archive: &Path) -> (Vec<String>, String) {
+        let output = self.mount(options, &[archive]);
+        let stderr = said(&output);
+        assert!(output.status.success(), "{stderr}");
+        let listed = run(Command::new("find")
+            .arg(&self.mount_point)
+            .args(["-type", "f", "-printf", "%P\n"]));
+        unmount(&self.mount_point);
+        let mut names: Vec<_> =
+            String::from_utf8(listed.stdout).unwrap().lines().map(str::to_owned).collect();
+        names.sort();
+        (names, stderr)
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Four files of 700 bytes: a header and two blocks each, then two blocks of zeros.
+fn four_files() -> Vec<u8> {
+    tar::of(&[("a", &[b'a'; 700]), ("b", &[b'b'; 700]), ("c", &[b'c'; 700]), ("d", &[b'd'; 700])])
+}
+
+fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), bytes).unwrap();
+    let input = Stdio::from(fs::File::open(file.path()).unwrap());
+    run(Command::new(program).arg("-c").stdin(input)).stdout
+}
+
+#[test]
+fn a_tar_that_is_cut_off_is_refused() {
+    let Some(stage) = stage() else { return };
+    let whole = four_files();
+    for (len, files, says) in [
+        // In the header of the second file, in the data of the third, and before the last block.
+        (1536 + 100, 1, "cut off: a header and everything after it is missing"),
+        (2 * 1536 + 512 + 300, 2, "cut off: \"c\" and everything after it is missing"),
+        (4 * 1536 - 512, 3, "cut off: \"d\" and everything after it is missing"),
+    ] {
+        let archive = stage.file("cut.tar", &whole[..len]);
+        stage.refuses(&archive, says);
+        // A saved index does not hide it.
+        run(archfs().args(["index", "--quiet"]).arg(&archive));
+        stage.refuses(&archive, says);
+        let (names, stderr) = stage.shows(&["--partial"], &archive);
+        assert_eq!(names, ["a", "b", "c"][..files]);
+        assert!(stderr.contains(says), "{stderr}");
+        fs::remove_file(stage.work.path().join("cut.tar.archfs-index")).unwrap();
+        // Looking into it needs no option.
+        let listed = archfs().arg("ls").arg(&archive).output().unwrap();
+        assert!(listed.status.success() && said(&listed).contains(says), "{listed:?}");
+        let output =
+            archfs().arg("run").arg(&archive).args(["--", "echo", "started"]).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(123), 0), "{output:?}");
+    }
+}
+
+#[test]
+fn a_tar_without_an_end_mark_is_accepted_as_by_gnu_tar() {
+    let Some(stage) = stage() else { return };
+    let archive = stage.file("unended.tar", &four_files()[..4 * 1536]);
+    assert!(run(Command::new("tar").arg("-tf").arg(&archive)).stderr.is_empty());
+    let (names, stderr) = stage.shows(&[], &archive);
+    assert_eq!(names, ["a", "b", "c", "d"]);
+    assert!(stderr.contains("unended.tar: no end mark: perhaps cut off"), "{stderr}");
+}
+
+#[test]
+fn a_compressed_tar_that_is_cut_off_or_damaged_is_refused() {
+    let Some(stage) = stage() else { return };
+    let noise = crate::support::source::noise(5, 300_000);
+    let whole = tar::of(&[("a", &[b'a'; 700]), ("b", &noise), ("c", &[b'c'; 700])]);
+    for (program, suffix) in [("gzip", "gz"), ("zstd", "zst"), ("xz", "xz"), ("bzip2", "bz2")] {
+        let bytes = compressed(program, &whole);
+        let archive = stage.file(&format!("cut.tar.{suffix}"), &bytes[..bytes.len() / 2]);
+        let output = stage.mount(&[], &[&archive]);
+        assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+        assert!(said(&output).contains("archfs: error: "), "{}", said(&output));
+        assert!(!stage.mount_point.exists());
+    }
+    let gzip = compressed("gzip", &whole);
+    let archive = stage.file("cut.tar.gz", &gzip[..gzip.len() / 2]);
+    let (names, _) = stage.shows(&["--partial"], &archive);
+    assert_eq!(names, ["a"]);
+}
+
+#[test]
+fn a_damaged_member_is_a_missing_one() {
+    let Some(stage) = stage() else { return };
+    let mut bytes = four_files();
+    bytes[1536 + 3] ^= 0x40;
+    let archive = stage.file("damaged.tar", &bytes);
+    stage.refuses(&archive, "damaged: there is no header where one should be; members are missing");
+    assert_eq!(stage.shows(&["--partial"], &archive).0, ["a", "c", "d"]);
+}
+
+#[test]
+fn a_damaged_inner_archive_is_refused() {
+    let Some(stage) = stage() else { return };
+    let inner = four_files();
+    let cut = tar::of(&[("x.tar", &inner[..2100]), ("y.tar", &inner)]);
+    let archive = stage.file("outer.tar", &cut);
+    let output = stage.mount(&["--recursive"], &[&archive]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("in \"x\": cut off: \"b\""), "{}", said(&output));
+    let (names, _) = stage.shows(&["--recursive", "--partial"], &archive);
+    assert_eq!(names, ["x/a", "y/a", "y/b", "y/c", "y/d"]);
+    // As files, both are whole.
+    let (names, stderr) = stage.shows(&[], &archive);
+    assert_eq!(names, ["x.tar", "y.tar"]);
+    assert!(
+        stderr.contains("note: ") && stderr.contains("all files are archives; --recursive"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_tar_of_zeros_is_refused_and_one_of_directories_is_mounted_with_a_warning() {
+    let Some(stage) = stage() else { return };
+    let empty = stage.work.path().join("empty.tar");
+    run(Command::new("tar").args(["-T", "/dev/null", "-cf"]).arg(&empty));
+    stage.refuses(&empty, "contains only zeros");
+    let zeros = fs::read(&empty).unwrap();
+    stage.refuses(&stage.file("empty.tar.gz", &compressed("gzip", &zeros)), "contains only zeros");
+    assert!(stage.shows(&["--partial"], &empty).0.is_empty());
+
+    fs::create_dir_all(stage.work.path().join("tree/a/b")).unwrap();
+    let directories = stage.work.path().join("directories.tar");
+    run(Command::new("tar")
+        .arg("-C")
+        .arg(stage.work.path())
+        .arg("-cf")
+        .arg(&directories)
+        .arg("tree"));
+    let (names, stderr) = stage.shows(&[], &directories);
+    assert!(names.is_empty() && stderr.contains("warning: "), "{stderr}");
+    assert!(stderr.contains("there is no file in the archive"), "{stderr}");
+    // A link is something.
+    std::os::unix::fs::symlink("b", stage.work.path().join("tree/a/link")).unwrap();
+    run(Command::new("tar")
+        .arg("-C")
+        .arg(stage.work.path())
+        .arg("-cf")
+        .arg(&directories)
+        .arg("tree"));
+    let (_, stderr) = stage.shows(&[], &directories);
+    assert!(!stderr.contains("warning: "), "{stderr}");
+}
+
+#[test]
+fn the_same_archive_twice_is_wrong_use() {
+    let Some(stage) = stage() else { return };
+    let archive = stage.file("data.tar", &four_files());
+    let link = stage.work.path().join("link.tar");
+    std::os::unix::fs::symlink(&archive, &link).unwrap();
+    for again in [&archive, &link] {
+        let output = stage.mount(&[], &[&archive, again]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(": the same archive twice\n"), "{}", said(&output));
+    }
+    let copy = stage.file("copy.tar", &four_files());
+    let output = stage.mount(&[], &[&archive, &copy]);
+    assert!(output.status.success(), "{}", said(&output));
+    unmount(&stage.mount_point);
+}
+
+#[test]
+fn pack_refuses_a_file_that_is_no_archive() {
+    let work = work_directory();
+    let target = work.path().join("made.sqfs");
+    let pack = |options: &[&str], source: &Path| {
+        archfs().arg("pack").args(options).arg(source).arg(&target).output().unwrap()
+    };
+    for (name, bytes) in [
+        ("x.zip", &b"PK\x03\x04 and more"[..]),
+        ("empty", b""),
+        ("random", &crate::support::source::noise(3, 5000)),
+        ("text.gz", &compressed("gzip", b"only text")),
+    ] {
+        let source = work.path().join(name);
+        fs::write(&source, bytes).unwrap();
+        let output = pack(&[], &source);
+        assert_eq!(output.status.code(), Some(3), "{name}: {}", said(&output));
+        assert!(
+            said(&output).contains("add --as-file to pack it as one file"),
+            "{}",
+            said(&output)
+        );
+        assert!(!target.exists());
+        let output = pack(&["--as-file", "--force"], &source);
+        assert!(output.status.success(), "{}", said(&output));
+        let read = run(archfs().arg("cat").arg(&target).arg(name));
+        assert!(read.stdout == bytes, "{name}");
+        fs::remove_file(&target).unwrap();
+    }
+    // One of several sources may be a file.
+    let output = archfs()
+        .current_dir(&work)
+        .args(["pack", "random", "empty", "made.sqfs"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    // With the option, an archive is a file as well.
+    let archive = work.path().join("data.tar");
+    fs::write(&archive, four_files()).unwrap();
+    assert!(pack(&["--as-file", "--force"], &archive).status.success());
+    assert_eq!(run(archfs().arg("ls").arg(&target)).stdout, b"data.tar\n");
+}
