@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 
 use super::bar::Bar;
+use super::mistakes;
 use super::options::MountOptions;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
@@ -160,6 +161,9 @@ impl MountArgs {
             let context = "--offset and --index take one archive, but several are given";
             return Err(Error::new(Kind::Usage, context)
                 .with_hint("run `archfs index` to save an index beside each archive"));
+        }
+        if let Some(error) = mistakes::misplaced(archives, &mountpoint) {
+            return Err(error);
         }
         if let Some(twice) = named_twice(archives) {
             let context = format!("{}: the same archive twice", twice.display());

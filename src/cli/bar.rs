@@ -150,7 +150,7 @@ impl Phase {
     fn end(&mut self, now: Instant, print: &mut dyn FnMut(String)) {
         let Some((began, _)) = self.times.filter(|_| self.has_lines) else { return };
         let time = now.saturating_duration_since(began);
-        let mut line = format!("{}: took {}", printable(&self.name), format_duration(time));
+        let mut line = format!("{}: ended after {}", printable(&self.name), format_duration(time));
         if let Some(rate) = rate(self.done, time) {
             line.push_str(&format!(", {}/s", format_size(rate)));
         }
@@ -231,9 +231,9 @@ mod tests {
             [
                 "copying: 5% of 100.0 MiB, 5.0 s so far, 1.0 MiB/s, 1m 35s left",
                 "copying: 35% of 100.0 MiB, 35.0 s so far, 1.0 MiB/s, 1m 5s left",
-                "copying: took 1m 1s, 1007.2 KiB/s",
+                "copying: ended after 1m 1s, 1007.2 KiB/s",
                 "waiting: 5.0 s so far",
-                "waiting: took 7.0 s",
+                "waiting: ended after 7.0 s",
             ]
         );
     }

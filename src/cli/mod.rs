@@ -21,6 +21,7 @@ mod info;
 mod list;
 mod ls;
 mod man;
+mod mistakes;
 mod mount;
 mod mount_helper;
 mod options;
@@ -90,13 +91,19 @@ fn is_subcommand(word: &OsStr) -> bool {
 }
 
 fn run_with(arguments: &[OsString]) -> ExitCode {
+    if let Some(error) = mistakes::foreign_option(arguments) {
+        return exit::status(Err(error));
+    }
     let command = environment::without_foreign_paths(Cli::command(), arguments);
     let parsed = command.try_get_matches_from(arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             // clap returns help and the version as errors with status 0.
-            term::show_usage(&error);
+            match mistakes::explained(&error, arguments) {
+                Some(explained) => term::show_error(&explained),
+                None => term::show_usage(&error, |option| is_hidden(arguments, option)),
+            }
             return exit::usage(&error, arguments);
         }
     };
@@ -123,6 +130,18 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Man(args) => exit::status(man::run(&args)),
         Command::Completions(args) => exit::status(completions::run(&args)),
     }
+}
+
+/// Whether an option such as `--daemon` of the command that was called is not for users.
+fn is_hidden(arguments: &[OsString], option: &str) -> bool {
+    let command = Cli::command();
+    let called = arguments.get(1).and_then(|name| command.find_subcommand(name));
+    let Some(found) = called.and_then(|called| {
+        called.get_arguments().find(|found| found.get_long() == option.strip_prefix("--"))
+    }) else {
+        return false;
+    };
+    found.is_hide_set()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
 
-use super::{args, mount};
+use super::{args, mistakes, mount};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
@@ -86,7 +86,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
     let Some((last, archives)) = paths.split_last() else { return Ok((paths, None)) };
     if lifecycle::is_archive(last) {
-        return Ok((paths, None));
+        return match mistakes::misplaced(archives, last) {
+            Some(error) => Err(error),
+            None => Ok((paths, None)),
+        };
     }
     if !archives.is_empty() {
         return Ok((archives, Some(last)));

@@ -23,7 +23,8 @@ pub(super) fn show_error(error: &Error) {
 }
 
 /// Prints an error of clap: help and the version unchanged, an error in the form of all others.
-pub(super) fn show_usage(error: &clap::Error) {
+/// Suggests no option that `is_hidden`.
+pub(super) fn show_usage(error: &clap::Error, is_hidden: impl Fn(&str) -> bool) {
     use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
@@ -33,6 +34,12 @@ pub(super) fn show_usage(error: &clap::Error) {
         return show_error(&error);
     }
     let text = error.render().to_string();
+    let text = match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(option)) if is_hidden(option) => {
+            text.replace(" similar ", " hidden ")
+        }
+        _ => text,
+    };
     let (what, usage) = split_usage(&text);
     print(Label::Error, &what);
     print(Label::Hint, &usage);

@@ -342,7 +342,11 @@ fn a_trial_mount_that_cannot_be_listed_fails() {
     let mount = Faulty::new(&file, &stage.work.path().join("unlisted"));
     assert_eq!(fs::read(mount.file()).unwrap(), fs::read(&file).unwrap());
     let mount_point = mount.file().parent().unwrap();
-    let output = archfs().args(["doctor", "--step", "read"]).arg(mount_point).output().unwrap();
+    let output = archfs()
+        .args(["doctor", "--step", "read", "--mount-point"])
+        .arg(mount_point)
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let expected = "unlisted: mounted, but cannot be listed: Function not implemented";
     assert!(said(&output).contains(expected), "{}", said(&output));
@@ -350,7 +354,7 @@ fn a_trial_mount_that_cannot_be_listed_fails() {
     let listed = stage.work.path().join("listed");
     fs::create_dir(&listed).unwrap();
     fs::copy(&file, listed.join("hello")).unwrap();
-    run(archfs().args(["doctor", "--step", "read"]).arg(&listed));
+    run(archfs().args(["doctor", "--step", "read", "--mount-point"]).arg(&listed));
 }
 
 /// Root of a user namespace cannot make mounts that are visible outside.

@@ -8,4 +8,5 @@ mod bad_input;
 mod doctor;
 mod incomplete;
 mod info;
+mod mistakes;
 mod pages;

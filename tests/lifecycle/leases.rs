@@ -286,7 +286,9 @@ fn the_error_names_the_mount_point_of_a_stopped_daemon_and_the_remedy() {
     kill_process(daemon, Signal::CONT).unwrap();
     let (stderr, mount_point) = (said(&given), stage.mount_point.display());
     assert_eq!(given.status.code(), Some(6), "{stderr}");
-    assert!(stderr.starts_with(&format!("archfs: error: {mount_point}: ")), "{stderr}");
+    // It was waited for.
+    let error = stderr.lines().find(|line| !line.starts_with("archfs: note: unmounting "));
+    assert!(error.unwrap().starts_with(&format!("archfs: error: {mount_point}: ")), "{stderr}");
     assert!(stderr.contains("hint: use --lazy to unmount"), "{stderr}");
     end(script);
     wait_until("the mount is gone", || stage.is_gone());

@@ -100,7 +100,7 @@ fn a_log_gets_lines_about_waits_of_more_than_five_seconds() {
         "archfs: error: {mount_point}: not mounted before the timeout\n\
          archfs: hint: run `archfs list` to see your mounts on this node\n"
     );
-    for (timeout, lines) in [("2s", &[][..]), ("6s", &[": 5.0 s so far", ": took 6."])] {
+    for (timeout, lines) in [("2s", &[][..]), ("6s", &[": 5.0 s so far", ": ended after 6."])] {
         let output =
             archfs().args(["wait", "--timeout", timeout]).arg(&stage.mount_point).output().unwrap();
         assert_eq!(output.status.code(), Some(6));

@@ -41,7 +41,7 @@ pub(super) struct Args {
     step: Option<Step>,
 
     /// The mount point that the step reads
-    #[arg(hide = true, requires = "step")]
+    #[arg(long, hide = true, value_name = "DIRECTORY")]
     mount_point: Option<PathBuf>,
 }
 
@@ -70,7 +70,9 @@ const STEPS: Steps = Steps {
         let pid = pid.to_string();
         arguments(&["mount", "--quiet", "--until-pid", &pid], [archive.into(), mount_point.into()])
     },
-    check: |mount_point| arguments(&["doctor", "--step", "read"], [mount_point.into()]),
+    check: |mount_point| {
+        arguments(&["doctor", "--step", "read", "--mount-point"], [mount_point.into()])
+    },
     unmount: |mount_point| arguments(&["unmount", "--lazy"], [mount_point.into()]),
     run: |archive, mount_point, command| {
         let paths = [archive.into(), mount_point.into(), "--".into()];

@@ -56,9 +56,16 @@ pub enum State {
 /// `NotMounted` if no mount of this user is served there; `TimedOut`; `Io`.
 pub fn stats(path: &Path) -> Result<String> {
     let mount_point = mount_point::locate(path)?;
-    let MountState::Alive(_, snapshot, _) = share::mount_state(&mount_point)? else {
-        let context = format!("{}: not an archfs mount of yours", mount_point.display());
-        return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
+    let snapshot = match share::mount_state(&mount_point)? {
+        MountState::Alive(_, snapshot, _) => snapshot,
+        MountState::Stale(_) => {
+            let context = format!("{}: {STALE}", mount_point.display());
+            return Err(Error::new(Kind::NotMounted, context).with_hint(clear(&mount_point)));
+        }
+        _ => {
+            let context = format!("{}: not an archfs mount of yours", mount_point.display());
+            return Err(Error::new(Kind::NotMounted, context).with_hint(LIST));
+        }
     };
     let stats = match snapshot.connect() {
         Some(mut client) => client.stats()?,
@@ -70,6 +77,14 @@ pub fn stats(path: &Path) -> Result<String> {
         }
         stats => Ok(stats.to_owned()),
     }
+}
+
+/// What is wrong with a stale mount.
+pub(super) const STALE: &str = "a stale mount: its daemon has ended";
+
+/// How to clear the stale mount at `path`.
+pub(super) fn clear(path: &Path) -> String {
+    format!("clear it: archfs unmount {}", path.display())
 }
 
 /// All archfs mounts of this user, in the order they were mounted.

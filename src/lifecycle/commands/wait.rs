@@ -34,16 +34,18 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
         }
         let now = Instant::now();
         if deadline.is_some_and(|deadline| now >= deadline) {
-            let path = path.display();
-            let context = match found {
-                Found::Silent => {
-                    format!("{path}: mounted, but the daemon did not answer before the timeout")
-                }
+            let (what, hint) = match found {
+                Found::Silent => (
+                    "mounted, but the daemon did not answer before the timeout",
+                    list::LIST.to_owned(),
+                ),
+                Found::Stale => (list::STALE, list::clear(path)),
                 Found::Nothing | Found::Answers => {
-                    format!("{path}: not mounted before the timeout")
+                    ("not mounted before the timeout", list::LIST.to_owned())
                 }
             };
-            return Err(Error::new(Kind::TimedOut, context).with_hint(list::LIST));
+            let context = format!("{}: {what}", path.display());
+            return Err(Error::new(Kind::TimedOut, context).with_hint(hint));
         }
         let left = deadline.map_or(CHECK_INTERVAL, |deadline| CHECK_INTERVAL.min(deadline - now));
         let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
@@ -55,8 +57,10 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
 /// What is at the mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// No archfs mount yet, or a stale one.
+    /// No archfs mount yet.
     Nothing,
+    /// A stale mount. Another process may clear it and mount.
+    Stale,
     /// A mount that does not answer: its daemon has just mounted, is stopped, or hangs.
     Silent,
     /// A mount that answers.
@@ -75,8 +79,8 @@ fn look(path: &Path) -> Result<Found> {
         MountState::Unrecorded(_)
         | MountState::Free
         | MountState::Starting(_)
-        | MountState::Ending
-        | MountState::Stale(_) => return Ok(Found::Nothing),
+        | MountState::Ending => return Ok(Found::Nothing),
+        MountState::Stale(_) => return Ok(Found::Stale),
         MountState::Foreign(entry) => {
             let context = format!(
                 "{}: {} is mounted here, which is not an archfs mount of yours",

@@ -80,7 +80,11 @@ enum AllowedOwner {
 /// The error for a mount point at which `entry` is mounted.
 pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Error {
     let context = format!("{}: {} is mounted here", mount_point.display(), entry.describe());
-    Error::new(Kind::Busy, context).with_hint("choose another mount point, or unmount that first")
+    Error::new(Kind::Busy, context).with_hint(match entry.is_fuse() {
+        true => "choose another mount point, or unmount that first",
+        // Such as /proc: nobody means to unmount that.
+        false => "choose another mount point",
+    })
 }
 
 /// The absolute path of `path` without symbolic links. The mount point itself may be a mount that

@@ -1,0 +1,109 @@
+//! Names mistakes that people make on the command line, where clap would only say that the words do
+//! not fit.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::error::{Error, Kind};
+use crate::lifecycle;
+
+/// Options of mksquashfs, and what to write for them. clap would read `-comp` as `-c omp`.
+const MKSQUASHFS: [(&str, &str); 14] = [
+    ("-comp", "--compressor NAME"),
+    ("-Xcompression-level", "--compressor NAME:LEVEL"),
+    ("-Xhc", "--compressor lz4"),
+    ("-noI", "--compressor none"),
+    ("-noD", "--compressor none"),
+    ("-noF", "--compressor none"),
+    ("-noX", "--compressor none"),
+    ("-processors", "--threads N"),
+    ("-all-root", "--owner 0:0"),
+    ("-force-uid", "--owner UID:GID"),
+    ("-force-gid", "--owner UID:GID"),
+    ("-noappend", "--force"),
+    ("-no-progress", "--quiet"),
+    ("-one-file-system", "--one-file-system"),
+];
+
+/// Ends of the names of archives.
+const ENDINGS: [&str; 14] = [
+    ".sqfs",
+    ".squashfs",
+    ".sqsh",
+    ".sfs",
+    ".tar",
+    ".tgz",
+    ".txz",
+    ".tzst",
+    ".tar.gz",
+    ".tar.bz2",
+    ".tar.xz",
+    ".tar.zst",
+    ".tar.lz4",
+    ".zip",
+];
+
+/// The error for an option of mksquashfs in a call of `archfs pack`.
+pub(super) fn foreign_option(arguments: &[OsString]) -> Option<Error> {
+    if arguments.get(1).is_none_or(|word| word != "pack") {
+        return None;
+    }
+    let options = arguments.iter().skip(2).take_while(|word| *word != "--");
+    let (option, own) =
+        options.flat_map(|word| MKSQUASHFS.iter().find(|(option, _)| word == option)).next()?;
+    let context = format!("{option}: an option of mksquashfs");
+    Some(Error::new(Kind::Usage, context).with_hint(format!("write {own}")))
+}
+
+/// The error for words that clap has rejected, if the mistake is a known one.
+pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<Error> {
+    let missing = |name: &str| match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(names)) => names.iter().any(|found| found.starts_with(name)),
+        _ => false,
+    };
+    let is_run = arguments.get(1).is_some_and(|word| word == "run");
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument if is_run && missing("<COMMAND>") => {
+            let context = match arguments.iter().any(|word| word == "--") {
+                true => "no command after --",
+                false => "no command: -- must stand before it",
+            };
+            let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
+            Some(Error::new(Kind::Usage, context).with_hint(usage))
+        }
+        ErrorKind::InvalidValue if arguments.iter().skip(1).any(|word| word.is_empty()) => {
+            let context = "one of the words is empty";
+            Some(Error::new(Kind::Usage, context).with_hint("is a variable not set?"))
+        }
+        _ => None,
+    }
+}
+
+/// The error for an archive and a mount point in the wrong order, or for a missing archive in place
+/// of the mount point. Asks no mount: only a name that ends like an archive is looked at.
+pub(super) fn misplaced(archives: &[impl AsRef<Path>], mount_point: &Path) -> Option<Error> {
+    let first = archives.first().map(AsRef::as_ref)?;
+    let usage = |context: String| Error::new(Kind::Usage, context);
+    let name = mount_point.file_name().map(OsStr::as_bytes).unwrap_or_default();
+    if !ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes())) {
+        return None;
+    }
+    if archives.len() == 1 && first.is_dir() && lifecycle::is_archive(mount_point) {
+        let (directory, file) = (first.display(), mount_point.display());
+        return Some(
+            usage(format!(
+                "{directory} is a directory, and {file} is a file: the archive comes first"
+            ))
+            .with_hint(format!("write {file} {directory}")),
+        );
+    }
+    let found = mount_point.symlink_metadata();
+    found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound).then(|| {
+        let context = format!("{}: no such archive", mount_point.display());
+        Error::new(Kind::NotFound, context)
+            .with_hint("the last path is the mount point, a directory")
+    })
+}

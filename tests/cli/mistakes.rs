@@ -1,0 +1,194 @@
+//! Mistakes that people make on the command line: what is said, and the exit status.
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::mount::{CleanUp, daemon_of};
+use crate::support::{archfs, image, skip_without_user_mounts, wait_until, work_directory};
+
+/// A command line, its exit status, and the error and the hint that it prints.
+type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
+
+const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
+
+const MISTAKES: [Mistake; 24] = [
+    // In the wrong order.
+    (
+        &["mount", "empty", "data.sqfs"],
+        2,
+        "empty is a directory, and WORK/data.sqfs is a file: the archive comes first",
+        "write WORK/data.sqfs empty",
+    ),
+    (
+        &["run", "empty", "data.sqfs", "--", "true"],
+        122,
+        "empty is a directory, and data.sqfs is a file: the archive comes first",
+        "write data.sqfs empty",
+    ),
+    // No `--`, or nothing after it.
+    (
+        &["run", "data.sqfs", "m", "python", "a.py"],
+        122,
+        "no command: -- must stand before it",
+        USAGE_OF_RUN,
+    ),
+    (&["run", "data.sqfs", "--"], 122, "no command after --", USAGE_OF_RUN),
+    // A variable that is not set.
+    (&["mount", "data.sqfs", ""], 2, "one of the words is empty", "is a variable not set?"),
+    (&["run", "", "--", "true"], 122, "one of the words is empty", "is a variable not set?"),
+    // Options that are nearly right, or those of nobody.
+    (
+        &["mount", "--threds=4", "data.sqfs", "m"],
+        2,
+        "unexpected argument '--threds' found",
+        "a similar argument exists: '--threads'",
+    ),
+    (
+        &["mount", "--read-only", "data.sqfs", "m"],
+        2,
+        "unexpected argument '--read-only' found",
+        "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT",
+    ),
+    (&["doctor", "foo"], 2, "unexpected argument 'foo' found", "archfs doctor [OPTIONS]"),
+    (&["mount", "data.sqfs"], 2, "no mount point", "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT"),
+    // Options of mksquashfs.
+    (
+        &["pack", "empty", "x.sqfs", "-comp", "zstd"],
+        2,
+        "-comp: an option of mksquashfs",
+        "write --compressor NAME",
+    ),
+    (
+        &["pack", "empty", "x.sqfs", "-noappend"],
+        2,
+        "-noappend: an option of mksquashfs",
+        "write --force",
+    ),
+    (
+        &["pack", "empty", "x.sqfs", "-all-root"],
+        2,
+        "-all-root: an option of mksquashfs",
+        "write --owner 0:0",
+    ),
+    // Places where nothing can be mounted.
+    (
+        &["mount", "data.sqfs", "/proc"],
+        1,
+        "/proc: proc (proc) is mounted here",
+        "choose another mount point",
+    ),
+    (
+        &["mount", "data.sqfs", "full"],
+        1,
+        "WORK/full: the directory is not empty",
+        "use an empty directory, or a name that does not exist yet",
+    ),
+    (
+        &["mount", "data.sqfs", "data.txt"],
+        1,
+        "WORK/data.txt: not a directory",
+        "use an empty directory, or a name that does not exist yet",
+    ),
+    // Archives that are not there.
+    (
+        &["mount", "data.sqfs", "other.sqfs"],
+        1,
+        "WORK/other.sqfs: no such archive",
+        "the last path is the mount point, a directory",
+    ),
+    (
+        &["mount", "data.sqfs", "other.tar.gz"],
+        1,
+        "WORK/other.tar.gz: no such archive",
+        "the last path is the mount point, a directory",
+    ),
+    (
+        &["run", "data.sqfs", "other.zip", "--", "true"],
+        121,
+        "WORK/other.zip: no such archive",
+        "the last path is the mount point, a directory",
+    ),
+    (
+        &["run", "empty", "--", "true"],
+        122,
+        "empty: not a file, and no archive is named before it",
+        USAGE_OF_RUN_SHORT,
+    ),
+    (
+        &["mount", "empty", "m"],
+        1,
+        "WORK/empty: is a directory, not an archive",
+        "pack it first: archfs pack DIRECTORY data.sqfs",
+    ),
+    // Mounts that are not there.
+    (
+        &["unmount", "full"],
+        5,
+        "WORK/full: not mounted",
+        "run `archfs list` to see your mounts on this node",
+    ),
+    (
+        &["stats", "full"],
+        5,
+        "WORK/full: not an archfs mount of yours",
+        "run `archfs list` to see your mounts on this node",
+    ),
+    (
+        &["wait", "--timeout=1s", "full"],
+        6,
+        "full: not mounted before the timeout",
+        "run `archfs list` to see your mounts on this node",
+    ),
+];
+
+const USAGE_OF_RUN_SHORT: &str = "archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND";
+
+#[test]
+fn mistakes_are_named() {
+    if skip_without_user_mounts() {
+        return;
+    }
+    let work = work_directory();
+    fs::rename(image::small(work.path()), work.path().join("data.sqfs")).unwrap();
+    for directory in ["empty", "full"] {
+        fs::create_dir(work.path().join(directory)).unwrap();
+    }
+    fs::write(work.path().join("full/file"), "").unwrap();
+    fs::write(work.path().join("data.txt"), "").unwrap();
+    for (words, status, error, hint) in MISTAKES {
+        let output = archfs().args(words).current_dir(&work).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let expected = format!("archfs: error: {error}\narchfs: hint: {hint}\n");
+        let place = work.path().display().to_string();
+        assert_eq!(stderr, expected.replace("WORK", &place), "{words:?}");
+        assert_eq!(output.status.code(), Some(status), "{words:?}");
+    }
+    assert!(!work.path().join("m").exists() && !work.path().join("x.sqfs").exists());
+}
+
+#[test]
+fn a_stale_mount_is_called_stale() {
+    if skip_without_user_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let (image, mount_point) = (image::small(work.path()), work.path().join("mount"));
+    let _clean_up = CleanUp(mount_point.clone());
+    let mounted =
+        archfs().args(["mount", "--quiet", "--keep"]).arg(&image).arg(&mount_point).output();
+    assert!(mounted.unwrap().status.success());
+    let daemon = Pid::from_raw(daemon_of(&mount_point).unwrap()).unwrap();
+    kill_process(daemon, Signal::KILL).unwrap();
+    wait_until("the daemon has ended", || fs::metadata(mount_point.join("hello")).is_err());
+    for (words, status) in [(&["stats"][..], 5), (&["wait", "--timeout=1s"], 6)] {
+        let output = archfs().args(words).arg(&mount_point).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let path = mount_point.display();
+        let expected = format!(
+            "archfs: error: {path}: a stale mount: its daemon has ended\n\
+             archfs: hint: clear it: archfs unmount {path}\n"
+        );
+        assert_eq!((stderr, output.status.code()), (expected, Some(status)), "{words:?}");
+    }
+}
