@@ -69,7 +69,7 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
         ErrorKind::MissingRequiredArgument if is_run && missing("<COMMAND>") => {
             let context = match arguments.iter().any(|word| word == "--") {
                 true => "no command after --",
-                false => "no command: -- must stand before it",
+                false => "no command: write -- before it",
             };
             let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
             Some(Error::new(Kind::Usage, context).with_hint(usage))

@@ -4,35 +4,31 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::support::mount::{CleanUp, is_mounted, unmount};
-use crate::support::{archfs, run, skip_without_user_mounts, tar, work_directory};
+use crate::support::mount::{is_mounted, unmount};
+use crate::support::stage::{Stage, stage_as_user};
+use crate::support::{archfs, run, tar, work_directory};
 
-struct Stage {
-    mount_point: PathBuf,
-    // In this order: unmounted before the directory is removed.
-    _clean_up: CleanUp,
-    work: tempfile::TempDir,
+/// A place to mount archives.
+struct Trial(Stage);
+
+fn trial() -> Option<Trial> {
+    stage_as_user().map(Trial)
 }
 
-fn stage() -> Option<Stage> {
-    if skip_without_user_mounts() {
-        return None;
+impl Trial {
+    fn work(&self) -> &Path {
+        self.0.work.path()
     }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    Some(Stage { _clean_up: CleanUp(mount_point.clone()), mount_point, work })
-}
 
-impl Stage {
     fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.work.path().join(name);
+        let path = self.work().join(name);
         fs::write(&path, bytes).unwrap();
         path
     }
 
     fn mount(&self, options: &[&str], archives: &[&Path]) -> Output {
         let mut command = archfs();
-        command.args(["mount", "--keep"]).args(options).args(archives).arg(&self.mount_point);
+        command.args(["mount", "--keep"]).args(options).args(archives).arg(&self.0.mount_point);
         command.output().unwrap()
     }
 
@@ -47,7 +43,7 @@ impl Stage {
         assert!(error.contains(&format!("{name}: {says}")), "{stderr}, not {says}");
         assert!(hint.starts_with("archfs: hint: ") && hint.contains("--partial"), "{stderr}");
         assert!(!hint.contains('\n'), "{stderr}");
-        assert!(!is_mounted(&self.mount_point) && !self.mount_point.exists(), "{stderr}");
+        assert!(!is_mounted(&self.0.mount_point) && !self.0.mount_point.exists(), "{stderr}");
     }
 
     /// Mounts, and returns the names of the files and what was said.
@@ -56,9 +52,9 @@ impl Stage {
         let stderr = said(&output);
         assert!(output.status.success(), "{stderr}");
         let listed = run(Command::new("find")
-            .arg(&self.mount_point)
+            .arg(&self.0.mount_point)
             .args(["-type", "f", "-printf", "%P\n"]));
-        unmount(&self.mount_point);
+        unmount(&self.0.mount_point);
         let mut names: Vec<_> =
             String::from_utf8(listed.stdout).unwrap().lines().map(str::to_owned).collect();
         names.sort();
@@ -84,7 +80,7 @@ fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_tar_that_is_cut_off_is_refused() {
-    let Some(stage) = stage() else { return };
+    let Some(trial) = trial() else { return };
     let whole = four_files();
     for (len, files, says) in [
         // In the header of the second file, in the data of the third, and before the last block.
@@ -92,15 +88,15 @@ fn a_tar_that_is_cut_off_is_refused() {
         (2 * 1536 + 512 + 300, 2, "cut off: \"c\" and everything after it is missing"),
         (4 * 1536 - 512, 3, "cut off: \"d\" and everything after it is missing"),
     ] {
-        let archive = stage.file("cut.tar", &whole[..len]);
-        stage.refuses(&archive, says);
+        let archive = trial.file("cut.tar", &whole[..len]);
+        trial.refuses(&archive, says);
         // A saved index does not hide it.
         run(archfs().args(["index", "--quiet"]).arg(&archive));
-        stage.refuses(&archive, says);
-        let (names, stderr) = stage.shows(&["--partial"], &archive);
+        trial.refuses(&archive, says);
+        let (names, stderr) = trial.shows(&["--partial"], &archive);
         assert_eq!(names, ["a", "b", "c"][..files]);
         assert!(stderr.contains(says), "{stderr}");
-        fs::remove_file(stage.work.path().join("cut.tar.archfs-index")).unwrap();
+        fs::remove_file(trial.work().join("cut.tar.archfs-index")).unwrap();
         // Looking into it needs no option.
         let listed = archfs().arg("ls").arg(&archive).output().unwrap();
         assert!(listed.status.success() && said(&listed).contains(says), "{listed:?}");
@@ -112,56 +108,56 @@ fn a_tar_that_is_cut_off_is_refused() {
 
 #[test]
 fn a_tar_without_an_end_mark_is_accepted_as_by_gnu_tar() {
-    let Some(stage) = stage() else { return };
-    let archive = stage.file("unended.tar", &four_files()[..4 * 1536]);
+    let Some(trial) = trial() else { return };
+    let archive = trial.file("unended.tar", &four_files()[..4 * 1536]);
     assert!(run(Command::new("tar").arg("-tf").arg(&archive)).stderr.is_empty());
-    let (names, stderr) = stage.shows(&[], &archive);
+    let (names, stderr) = trial.shows(&[], &archive);
     assert_eq!(names, ["a", "b", "c", "d"]);
     assert!(stderr.contains("unended.tar: no end mark: perhaps cut off"), "{stderr}");
 }
 
 #[test]
 fn a_compressed_tar_that_is_cut_off_or_damaged_is_refused() {
-    let Some(stage) = stage() else { return };
+    let Some(trial) = trial() else { return };
     let noise = crate::support::source::noise(5, 300_000);
     let whole = tar::of(&[("a", &[b'a'; 700]), ("b", &noise), ("c", &[b'c'; 700])]);
     for (program, suffix) in [("gzip", "gz"), ("zstd", "zst"), ("xz", "xz"), ("bzip2", "bz2")] {
         let bytes = compressed(program, &whole);
-        let archive = stage.file(&format!("cut.tar.{suffix}"), &bytes[..bytes.len() / 2]);
-        let output = stage.mount(&[], &[&archive]);
+        let archive = trial.file(&format!("cut.tar.{suffix}"), &bytes[..bytes.len() / 2]);
+        let output = trial.mount(&[], &[&archive]);
         assert_eq!(output.status.code(), Some(3), "{}", said(&output));
         assert!(said(&output).contains("archfs: error: "), "{}", said(&output));
-        assert!(!stage.mount_point.exists());
+        assert!(!trial.0.mount_point.exists());
     }
     let gzip = compressed("gzip", &whole);
-    let archive = stage.file("cut.tar.gz", &gzip[..gzip.len() / 2]);
-    let (names, _) = stage.shows(&["--partial"], &archive);
+    let archive = trial.file("cut.tar.gz", &gzip[..gzip.len() / 2]);
+    let (names, _) = trial.shows(&["--partial"], &archive);
     assert_eq!(names, ["a"]);
 }
 
 #[test]
 fn a_damaged_member_is_a_missing_one() {
-    let Some(stage) = stage() else { return };
+    let Some(trial) = trial() else { return };
     let mut bytes = four_files();
     bytes[1536 + 3] ^= 0x40;
-    let archive = stage.file("damaged.tar", &bytes);
-    stage.refuses(&archive, "damaged: there is no header where one should be; members are missing");
-    assert_eq!(stage.shows(&["--partial"], &archive).0, ["a", "c", "d"]);
+    let archive = trial.file("damaged.tar", &bytes);
+    trial.refuses(&archive, "damaged: there is no header where one should be; members are missing");
+    assert_eq!(trial.shows(&["--partial"], &archive).0, ["a", "c", "d"]);
 }
 
 #[test]
 fn a_damaged_inner_archive_is_refused() {
-    let Some(stage) = stage() else { return };
+    let Some(trial) = trial() else { return };
     let inner = four_files();
     let cut = tar::of(&[("x.tar", &inner[..2100]), ("y.tar", &inner)]);
-    let archive = stage.file("outer.tar", &cut);
-    let output = stage.mount(&["--recursive"], &[&archive]);
+    let archive = trial.file("outer.tar", &cut);
+    let output = trial.mount(&["--recursive"], &[&archive]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert!(said(&output).contains("in \"x\": cut off: \"b\""), "{}", said(&output));
-    let (names, _) = stage.shows(&["--recursive", "--partial"], &archive);
+    let (names, _) = trial.shows(&["--recursive", "--partial"], &archive);
     assert_eq!(names, ["x/a", "y/a", "y/b", "y/c", "y/d"]);
     // As files, both are whole.
-    let (names, stderr) = stage.shows(&[], &archive);
+    let (names, stderr) = trial.shows(&[], &archive);
     assert_eq!(names, ["x.tar", "y.tar"]);
     assert!(
         stderr.contains("note: ") && stderr.contains("all files are archives; --recursive"),
@@ -171,52 +167,43 @@ fn a_damaged_inner_archive_is_refused() {
 
 #[test]
 fn a_tar_of_zeros_is_refused_and_one_of_directories_is_mounted_with_a_warning() {
-    let Some(stage) = stage() else { return };
-    let empty = stage.work.path().join("empty.tar");
+    let Some(trial) = trial() else { return };
+    let empty = trial.work().join("empty.tar");
     run(Command::new("tar").args(["-T", "/dev/null", "-cf"]).arg(&empty));
-    stage.refuses(&empty, "contains only zeros");
+    trial.refuses(&empty, "contains only zeros");
     let zeros = fs::read(&empty).unwrap();
-    stage.refuses(&stage.file("empty.tar.gz", &compressed("gzip", &zeros)), "contains only zeros");
-    assert!(stage.shows(&["--partial"], &empty).0.is_empty());
+    trial.refuses(&trial.file("empty.tar.gz", &compressed("gzip", &zeros)), "contains only zeros");
+    assert!(trial.shows(&["--partial"], &empty).0.is_empty());
 
-    fs::create_dir_all(stage.work.path().join("tree/a/b")).unwrap();
-    let directories = stage.work.path().join("directories.tar");
-    run(Command::new("tar")
-        .arg("-C")
-        .arg(stage.work.path())
-        .arg("-cf")
-        .arg(&directories)
-        .arg("tree"));
-    let (names, stderr) = stage.shows(&[], &directories);
+    let tree = trial.work().join("tree");
+    fs::create_dir_all(tree.join("a/b")).unwrap();
+    let directories = trial.work().join("directories.tar");
+    tar::pack(&directories, &tree);
+    let (names, stderr) = trial.shows(&[], &directories);
     assert!(names.is_empty() && stderr.contains("warning: "), "{stderr}");
     assert!(stderr.contains("there is no file in the archive"), "{stderr}");
     // A link is something.
-    std::os::unix::fs::symlink("b", stage.work.path().join("tree/a/link")).unwrap();
-    run(Command::new("tar")
-        .arg("-C")
-        .arg(stage.work.path())
-        .arg("-cf")
-        .arg(&directories)
-        .arg("tree"));
-    let (_, stderr) = stage.shows(&[], &directories);
+    std::os::unix::fs::symlink("b", tree.join("a/link")).unwrap();
+    tar::pack(&directories, &tree);
+    let (_, stderr) = trial.shows(&[], &directories);
     assert!(!stderr.contains("warning: "), "{stderr}");
 }
 
 #[test]
 fn the_same_archive_twice_is_wrong_use() {
-    let Some(stage) = stage() else { return };
-    let archive = stage.file("data.tar", &four_files());
-    let link = stage.work.path().join("link.tar");
+    let Some(trial) = trial() else { return };
+    let archive = trial.file("data.tar", &four_files());
+    let link = trial.work().join("link.tar");
     std::os::unix::fs::symlink(&archive, &link).unwrap();
     for again in [&archive, &link] {
-        let output = stage.mount(&[], &[&archive, again]);
+        let output = trial.mount(&[], &[&archive, again]);
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));
         assert!(said(&output).contains(": the same archive twice\n"), "{}", said(&output));
     }
-    let copy = stage.file("copy.tar", &four_files());
-    let output = stage.mount(&[], &[&archive, &copy]);
+    let copy = trial.file("copy.tar", &four_files());
+    let output = trial.mount(&[], &[&archive, &copy]);
     assert!(output.status.success(), "{}", said(&output));
-    unmount(&stage.mount_point);
+    unmount(&trial.0.mount_point);
 }
 
 #[test]

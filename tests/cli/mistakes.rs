@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::mount::{CleanUp, daemon_of};
+use crate::support::mount::{CleanUp, daemon_of, listed};
 use crate::support::{archfs, image, skip_without_user_mounts, wait_until, work_directory};
 
 /// A command line, its exit status, and the error and the hint that it prints.
@@ -30,7 +30,7 @@ const MISTAKES: [Mistake; 24] = [
     (
         &["run", "data.sqfs", "m", "python", "a.py"],
         122,
-        "no command: -- must stand before it",
+        "no command: write -- before it",
         USAGE_OF_RUN,
     ),
     (&["run", "data.sqfs", "--"], 122, "no command after --", USAGE_OF_RUN),
@@ -180,7 +180,9 @@ fn a_stale_mount_is_called_stale() {
     assert!(mounted.unwrap().status.success());
     let daemon = Pid::from_raw(daemon_of(&mount_point).unwrap()).unwrap();
     kill_process(daemon, Signal::KILL).unwrap();
-    wait_until("the daemon has ended", || fs::metadata(mount_point.join("hello")).is_err());
+    wait_until("it is listed as stale", || {
+        listed(&mount_point).is_some_and(|found| found["state"] == "dead")
+    });
     for (words, status) in [(&["stats"][..], 5), (&["wait", "--timeout=1s"], 6)] {
         let output = archfs().args(words).arg(&mount_point).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
