@@ -189,7 +189,11 @@ impl MountArgs {
                 gid: options.gid,
             },
             access: options.access,
-            lifetime: Lifetime { grace: self.grace, linger: self.linger, idle: self.idle_timeout },
+            lifetime: Lifetime {
+                grace: self.grace,
+                linger: self.linger,
+                idle: self.idle_timeout.or(options.idle),
+            },
             cache_bytes: self.cache,
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,

@@ -1,5 +1,7 @@
 //! `-o`: the options of fstab and of other FUSE programs. Invariant: an unknown option is an error.
 
+use std::time::Duration;
+
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Access;
 use crate::units::parse_size;
@@ -13,6 +15,7 @@ pub(super) struct MountOptions {
     pub(super) gid: Option<u32>,
     pub(super) access: Access,
     pub(super) allow_changes: bool,
+    pub(super) idle: Option<Duration>,
 }
 
 impl MountOptions {
@@ -40,6 +43,11 @@ impl MountOptions {
             ("uid", Some(value)) => self.uid = Some(number(option, value)?),
             ("gid", Some(value)) => self.gid = Some(number(option, value)?),
             ("allow_other", None) => self.access = Access::Everybody,
+            // Of squashfuse, in seconds; 0 means never.
+            ("timeout", Some(value)) => {
+                let seconds = number(option, value)?.into();
+                self.idle = Some(Duration::from_secs(seconds)).filter(|time| !time.is_zero());
+            }
             ("allow_changes", None) => self.allow_changes = true,
             // True for every mount of an archive.
             ("ro" | "nosuid" | "nodev", None) => {}
@@ -47,7 +55,7 @@ impl MountOptions {
             (name, _) if ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix)) => {}
             ("comment" | "user" | "uhelper", Some(_)) => {}
             // Options of other FUSE programs. archfs behaves so without them.
-            ("kernel_cache" | "auto_cache" | "nonempty", None)
+            ("kernel_cache" | "auto_cache" | "nonempty" | "debug", None)
             | ("max_read" | "fsname" | "subtype", Some(_)) => {}
             (
                 "defaults"
@@ -107,7 +115,8 @@ mod tests {
     fn accepts_options_of_other_programs() {
         let options = parse(
             "ro,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
-             x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,",
+             x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,\
+             timeout=90,debug",
         );
         let options = options.unwrap();
         let expected = MountOptions {
@@ -117,8 +126,10 @@ mod tests {
             gid: Some(8),
             access: Access::Everybody,
             allow_changes: true,
+            idle: Some(Duration::from_secs(90)),
         };
         assert_eq!(options, expected);
+        assert_eq!(parse("timeout=0").unwrap().idle, None);
         assert_eq!(parse("").unwrap(), MountOptions::default());
     }
 

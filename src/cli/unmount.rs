@@ -22,8 +22,12 @@ pub(super) struct Args {
 
     /// Unmount even if the mount is in use: the name is gone at once, open files stay readable
     /// until they are closed
-    #[arg(long, short = 'z')]
+    #[arg(long, short = 'z', visible_short_alias = 'l')]
     lazy: bool,
+
+    /// As fusermount has it, whose scripts may call archfs
+    #[arg(short = 'u', hide = true)]
+    _unmount: bool,
 
     /// Release the lease of `mount --until-pid PID`, as if process PID had ended: unmounts, lazily
     /// if in use, unless there are other holders
