@@ -273,7 +273,7 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
         let mut command = archfs();
         command.args(["run", "-q", "--grace", "1h"]).arg(&stage.image).arg(&stage.mount_point);
         // bash handles a signal between two commands only when read(2) returns.
-        let script = "trap '' TERM HUP; trap 'echo interrupted' INT; echo started; \
+        let script = "trap '' HUP; trap 'echo interrupted' INT; trap 'echo asked' TERM; echo started; \
                       while ! read -t 1 x; do :; done; exit 6";
         let mut run = Talker::start(command.args(["--", "bash", "-c", script]));
         assert_eq!(run.line(), "started");
@@ -282,6 +282,8 @@ fn an_interrupt_or_a_second_signal_ends_the_grace_period_of_run() {
         assert_eq!(run.line(), "interrupted");
         stage.assert_readable();
         run.signal(Signal::TERM);
+        // Of signals that arrive together, `run` handles the one with the lower number first.
+        assert_eq!(run.line(), "asked");
         stage.assert_readable();
         run.signal(second);
         wait_until("the mount is gone", || stage.is_gone());
