@@ -46,7 +46,12 @@ pub(super) struct MountArgs {
     offset: Option<u64>,
 
     /// Show archives inside an archive as directories (ImageNet's tar of tars)
-    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
     recursive: bool,
 
     /// Mount an archive that is cut off or damaged as far as it goes [default: refuse it]
@@ -253,7 +258,12 @@ pub(super) struct OpenArgs {
     offset: u64,
 
     /// Show archives inside the archive as directories
-    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
     recursive: bool,
 
     /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
@@ -361,7 +371,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--log-file=", log_file.clone().map(OsString::from));
     add("--stats-json=", stats_json.clone().map(OsString::from));
     if *recursive {
-        arguments.push("--recursive".into());
+        arguments.push("--nested".into());
     }
     if *partial {
         arguments.push("--partial".into());

@@ -16,14 +16,19 @@ use crate::os::heap;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs index data.tar
-  archfs index --recursive ILSVRC2012_img_train.tar    (for mounts with --recursive)")]
+  archfs index --nested ILSVRC2012_img_train.tar    (for mounts with --nested)")]
 pub(super) struct Args {
     /// The tars
     #[arg(required = true, value_name = "ARCHIVE")]
     archives: Vec<PathBuf>,
 
-    /// Make the index for mounts with --recursive
-    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    /// Make the index for mounts with --nested
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
     recursive: bool,
 
     /// File to save it to [default: beside the archive, else in your cache directory]

@@ -94,7 +94,7 @@ Examples:
   archfs mount data.sqfs $P && python train.py $P
 
   archfs mount shard-*.tar extra.sqfs $P             (one tree; later archives win)
-  archfs mount --recursive ILSVRC2012_img_train.tar $P
+  archfs mount --nested ILSVRC2012_img_train.tar $P
   archfs mount --stage /dev/shm data.sqfs $P         (copied to this node first)
   archfs mount --all-nodes data.sqfs $P              (on every node of a Slurm job)
   archfs mount --keep data.sqfs $P && ls $P && archfs unmount $P";

@@ -37,7 +37,12 @@ pub(super) struct Args {
     offset: u64,
 
     /// Also verify archives inside an archive
-    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
     recursive: bool,
 
     /// Where the index of a tar is kept, which is compared with the archive [default: beside it,

@@ -45,7 +45,7 @@ pub(crate) const TAR_DEPTH_MAX: usize = 1024;
 /// Most extension headers before one tar member. GNU tar writes at most four.
 pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
 
-/// Most images within one archive, with --recursive. Each has its own caches.
+/// Most images within one archive, with --nested. Each has its own caches.
 pub(crate) const INNER_IMAGES_MAX: usize = 4096;
 
 /// Longest file of only zeros that counts as an empty tar, bytes. Tars are padded to records of 10
@@ -66,7 +66,7 @@ pub(crate) const TAR_XATTRS_MAX: usize = 256 << 20;
 /// of a few MiB at most.
 pub(crate) const TAR_SEARCH_MAX: u64 = 64 << 20;
 
-/// Most levels of archives within archives, with --recursive.
+/// Most levels of archives within archives, with --nested.
 pub(crate) const NESTING_MAX: u32 = 8;
 
 /// Target size of chunks if the format leaves the choice, decoded bytes. Large enough that the

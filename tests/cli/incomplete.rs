@@ -160,7 +160,7 @@ fn a_damaged_inner_archive_is_refused() {
     let (names, stderr) = trial.shows(&[], &archive);
     assert_eq!(names, ["x.tar", "y.tar"]);
     assert!(
-        stderr.contains("note: ") && stderr.contains("all files are archives; --recursive"),
+        stderr.contains("note: ") && stderr.contains("all files are archives; --nested"),
         "{stderr}"
     );
 }

@@ -89,7 +89,7 @@ impl Stage {
 
     fn command(&self, mut command: Command) -> Command {
         command.env("HOME", &self.home).env("XDG_CACHE_HOME", self.home.join("cache"));
-        for name in ["ARCHFS_INDEX", "ARCHFS_RECURSIVE", "ARCHFS_OFFSET"] {
+        for name in ["ARCHFS_INDEX", "ARCHFS_NESTED", "ARCHFS_OFFSET"] {
             command.env_remove(name);
         }
         command
@@ -1099,7 +1099,7 @@ fn recursive_mounts_have_a_separate_index() {
     // An index for the other mode is detected.
     fs::copy(&recursive, &stage.index).unwrap();
     let (again, said) = stage.ls();
-    assert!(said.contains("another choice of --recursive"), "{said}");
+    assert!(said.contains("another choice of --nested"), "{said}");
     assert!(again.contains("inner.tar"));
 }
 

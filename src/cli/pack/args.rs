@@ -70,7 +70,12 @@ pub(in crate::cli) struct Args {
     owner: Option<Owner>,
 
     /// Pack archives inside an archive as directories [default: if it holds only archives]
-    #[arg(long, env = "ARCHFS_RECURSIVE", value_parser = FalseyValueParser::new())]
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
     recursive: bool,
 
     /// Pack a SOURCE that is a file as one file, also an archive

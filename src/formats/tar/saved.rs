@@ -209,7 +209,7 @@ impl Saved {
         let fits = |key: &Key| {
             let Key { recursive, len, modified, file, samples } = key;
             if *recursive != self.recursive {
-                return stale("made with another choice of --recursive");
+                return stale("made with another choice of --nested");
             }
             if *len != self.identity.len || *modified != self.identity.modified {
                 return stale("the archive has changed since it was indexed");

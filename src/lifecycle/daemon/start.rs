@@ -345,7 +345,7 @@ fn report_contents(plan: &MountPlan, tree: &dyn Tree) {
         Ok(Contents::NoFiles) => log::warn!("{name}: there is no file in the archive"),
         Ok(Contents::OnlyArchives) if !plan.recursive => {
             crate::log::note(format_args!(
-                "{name}: all files are archives; --recursive shows their files"
+                "{name}: all files are archives; --nested shows their files"
             ));
         }
         Ok(_) | Err(_) => {}

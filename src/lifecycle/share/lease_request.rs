@@ -106,7 +106,7 @@ fn check_same(
             "{path}: {described} is mounted here with other options, or has changed since it was mounted"
         );
         return Err(Error::new(Kind::Busy, context).with_hint(
-            "to share it, give the same --subdir, --offset, --recursive, --partial, --allow-changes and -o",
+            "to share it, give the same --subdir, --offset, --nested, --partial, --allow-changes and -o",
         ));
     }
     let context = format!("{path}: {described} is mounted here");
