@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
@@ -17,10 +19,14 @@ pub fn resident_pages(path: &Path) -> u64 {
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-/// Drops the file from the page cache; returns whether that worked.
+/// Drops the file from the page cache; returns whether that worked. Tries for a while, because a page
+/// stays that the kernel is working on.
 pub fn forget(path: &Path) -> bool {
     let file = File::open(path).unwrap();
     file.sync_all().unwrap();
-    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    resident_pages(path) == 0
+    (0..20).any(|attempt| {
+        thread::sleep(Duration::from_millis(10) * attempt.min(1));
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        resident_pages(path) == 0
+    })
 }
