@@ -258,10 +258,7 @@ impl Report<'_> {
                 text.push_str(&format!("{count} {word}; "));
             }
         }
-        let directories = match directories {
-            1 => "1 directory".to_owned(),
-            _ => format!("{directories} directories"),
-        };
+        let directories = term::directories(directories);
         let words = [counted(files, "file"), directories, counted(links, "link")];
         text.push_str(&words.join(", "));
         if others > 0 {

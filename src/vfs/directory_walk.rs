@@ -6,32 +6,40 @@ use std::collections::HashSet;
 
 use super::Ino;
 
-/// An iterator over directories to list; directories found on the way are added.
-pub struct DirectoryWalk {
+/// An iterator over directories to list; directories found on the way are added. Each has a `Place`
+/// by which the caller knows it: by default its path from the root, without a leading slash.
+pub struct DirectoryWalk<Place = Vec<u8>> {
     seen: HashSet<Ino>,
-    waiting: Vec<(Vec<u8>, Ino)>,
+    waiting: Vec<(Place, Ino)>,
 }
 
 impl DirectoryWalk {
     /// Starts a walk at the root, whose path is empty.
     pub fn from_root() -> Self {
-        Self { seen: HashSet::from([Ino::ROOT]), waiting: vec![(Vec::new(), Ino::ROOT)] }
+        Self::from_root_at(Vec::new())
+    }
+}
+
+impl<Place> DirectoryWalk<Place> {
+    /// Starts a walk at the root, whose place is `root`.
+    pub fn from_root_at(root: Place) -> Self {
+        Self { seen: HashSet::from([Ino::ROOT]), waiting: vec![(root, Ino::ROOT)] }
     }
 
     /// Queues a directory. Returns false if it was seen before: a damaged archive may show a
     /// directory in two locations, or inside itself.
-    pub fn add(&mut self, path: Vec<u8>, ino: Ino) -> bool {
+    pub fn add(&mut self, place: Place, ino: Ino) -> bool {
         let is_new = self.seen.insert(ino);
         if is_new {
-            self.waiting.push((path, ino));
+            self.waiting.push((place, ino));
         }
         is_new
     }
 }
 
-/// Yields the path from the root, without a leading slash, and the inode number.
-impl Iterator for DirectoryWalk {
-    type Item = (Vec<u8>, Ino);
+/// Yields the place of a directory and its inode number.
+impl<Place> Iterator for DirectoryWalk<Place> {
+    type Item = (Place, Ino);
 
     fn next(&mut self) -> Option<Self::Item> {
         self.waiting.pop()

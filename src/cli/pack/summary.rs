@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::cli::term::directories;
 use crate::error::{Error, Kind, Result};
 use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
 use crate::units::{counted, format_duration, format_size};
@@ -124,12 +125,8 @@ impl<'s> Summary<'s> {
     }
 }
 
-fn in_directories(files: u64, directories: u64) -> String {
-    let directories = match directories {
-        1 => "1 directory".to_owned(),
-        count => format!("{count} directories"),
-    };
-    format!("{} in {directories}", counted(files, "file"))
+fn in_directories(files: u64, count: u64) -> String {
+    format!("{} in {}", counted(files, "file"), directories(count))
 }
 
 /// The layout of an image, and what it means for reads.
