@@ -15,6 +15,7 @@ mod completions;
 mod doctor;
 mod environment;
 mod exit;
+mod extract;
 mod gc;
 mod index;
 mod info;
@@ -50,6 +51,7 @@ Examples:
   archfs mount data.sqfs $P          (in a job script: unmounted when the script ends)
   archfs mount shard-*.tar $P        (many archives, one tree)
   archfs ls data.sqfs train          (without mounting)
+  archfs extract data.sqfs DIR       (unpack everything, in parallel)
   archfs doctor                      (can this node mount?)";
 
 #[derive(Debug, Subcommand)]
@@ -64,6 +66,7 @@ enum Command {
     Stats(stats::Args),
     Ls(ls::Args),
     Cat(cat::Args),
+    Extract(extract::Args),
     Index(index::Args),
     Verify(verify::Args),
     Pack(Box<pack::Args>),
@@ -121,6 +124,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Stats(args) => exit::status(stats::run(&args)),
         Command::Ls(args) => exit::status(ls::run(&args)),
         Command::Cat(args) => exit::status(cat::run(&args)),
+        Command::Extract(args) => exit::status(extract::run(&args)),
         Command::Index(args) => exit::status(index::run(&args)),
         Command::Verify(args) => exit::status(verify::run(&args)),
         Command::Pack(args) => exit::status(pack::run(&args)),

@@ -1,0 +1,182 @@
+//! `archfs extract`: writes the files of archives to a directory.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::builder::FalseyValueParser;
+
+use super::args::{open_watched, size, threads};
+use super::bar::Bar;
+use super::{exit, term};
+use crate::error::{Kind, Result};
+use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
+use crate::formats::OpenOptions;
+use crate::lifecycle::Interrupt;
+use crate::log::Verbosity;
+use crate::os::processors;
+use crate::progress::Progress;
+use crate::sync::Arc;
+use crate::units::{counted, format_duration, format_size};
+use crate::vfs::{Counts, Finding, Location, Severity};
+
+/// Unpack archives into a directory, in parallel
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "archfs extract [OPTIONS] ARCHIVE... DIR",
+    after_help = "\
+Examples:
+  archfs extract data.sqfs $TMPDIR/data
+  archfs extract --only train/n01440764 --only classes.txt data.tar.zst here
+
+Exit status: 0 done, 3 the archive is damaged, 1 something could not be written."
+)]
+pub(super) struct Args {
+    /// The archives; a later one wins
+    #[arg(required = true, value_name = "ARCHIVE")]
+    archives: Vec<PathBuf>,
+
+    /// The directory, which is created if it is missing
+    #[arg(required = true, value_name = "DIR")]
+    directory: PathBuf,
+
+    /// Extract only this path of the archive and what is below it; may be repeated
+    #[arg(long, value_name = "PATH")]
+    only: Vec<PathBuf>,
+
+    /// Replace files that exist [default: they are errors]
+    #[arg(long)]
+    overwrite: bool,
+
+    /// The image starts N bytes into the file (suffixes: K, M, G, T)
+    #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
+    offset: u64,
+
+    /// Extract archives inside the archive as directories
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
+    recursive: bool,
+
+    /// Extract an archive that is cut off or damaged as far as it goes
+    #[arg(long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]
+    partial: bool,
+
+    /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
+    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    index: Option<PathBuf>,
+
+    /// Threads that write [default: one for each CPU core, at least 4]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
+
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// The least number of threads. On a parallel file system, creating files is mostly waiting.
+const THREADS_MIN: usize = 4;
+
+/// Number of problems that are printed.
+const PROBLEMS_PRINTED: usize = 20;
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
+    let start = Instant::now();
+    let options = OpenOptions {
+        offset: args.offset,
+        cache_bytes: crate::cache::default_bytes(),
+        recursive: args.recursive,
+        partial: args.partial,
+        index: args.index.clone(),
+        ..OpenOptions::default()
+    };
+    let tree = open_watched(&args.archives, &options)?;
+    let interrupt = Interrupt::watch()?;
+    let only: Vec<_> = args.only.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
+    let options = ExtractOptions {
+        only: &only,
+        existing: if args.overwrite { Existing::Replace } else { Existing::Keep },
+        threads: args.threads.unwrap_or_else(|| processors::count().max(THREADS_MIN)),
+        interrupt: interrupt.flag(),
+    };
+    let progress = Arc::new(Progress::default());
+    let bar = (!args.quiet).then(|| Bar::watch(&progress));
+    let extracted = extract::extract(tree.as_ref(), &args.directory, options, &progress);
+    drop(bar);
+    let shown = args.directory.display();
+    match extracted {
+        Err(error) if error.kind() == Kind::Interrupted => {
+            let status = interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal);
+            term::show_error(&error.within(shown));
+            Ok(status)
+        }
+        Err(error) if error.kind() == Kind::NotFound => Err(error.within(args.archive_names())),
+        Err(error) => Err(error.within(shown)),
+        Ok(extracted) => Ok(args.report(&extracted, start)),
+    }
+}
+
+impl Args {
+    fn archive_names(&self) -> String {
+        match self.archives.as_slice() {
+            [archive] => archive.display().to_string(),
+            archives => counted(archives.len() as u64, "archive"),
+        }
+    }
+
+    /// Prints the result; returns the exit status.
+    fn report(&self, extracted: &Extracted, start: Instant) -> u8 {
+        let Extracted { counts, problems, existing, left_out } = extracted;
+        let shown = self.directory.display();
+        for Finding { location, what, .. } in problems.iter().take(PROBLEMS_PRINTED) {
+            let path = match location {
+                Location::Path(path) if !path.is_empty() => {
+                    self.directory.join(std::ffi::OsStr::from_bytes(path)).display().to_string()
+                }
+                _ => shown.to_string(),
+            };
+            term::print_error(&format!("{path}: {what}"));
+        }
+        let rest = problems.len().saturating_sub(PROBLEMS_PRINTED);
+        if rest > 0 {
+            term::print_error(&format!("{shown}: and {}", counted(rest as u64, "more error")));
+        }
+        if *existing > 0 {
+            term::print_hint("use --overwrite to replace files that exist, or another directory");
+        }
+        if !self.quiet {
+            for LeftOut { what, why, count, path } in left_out {
+                let (files, path) = (counted(*count, "file"), path.escape_ascii());
+                term::print_warning(&format!(
+                    "{shown}: {what} not restored for {files}, for example {path}: {why}"
+                ));
+            }
+            term::print_note(&format!("{shown}: {}", summary(*counts, start.elapsed())));
+        }
+        let is_damaged = problems.iter().any(|found| found.severity == Severity::Damage);
+        match (problems.is_empty(), is_damaged) {
+            (true, _) => 0,
+            (false, true) => 3,
+            (false, false) => 1,
+        }
+    }
+}
+
+/// What was extracted, in how long, and the rate.
+fn summary(counts: Counts, time: Duration) -> String {
+    let Counts { files, links, others, directories, bytes } = counts;
+    let mut parts = vec![counted(files, "file")];
+    for (count, noun) in [(links, "link"), (others, "other")] {
+        if count > 0 {
+            parts.push(counted(count, noun));
+        }
+    }
+    parts.extend([term::directories(directories), format_size(bytes)]);
+    let rate = (bytes as f64 / time.as_secs_f64().max(1e-3)) as u64;
+    format!("{}; {}, {}/s", parts.join(", "), format_duration(time), format_size(rate))
+}

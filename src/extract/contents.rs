@@ -1,0 +1,355 @@
+//! Writes everything but directories with several threads, in the order of the archive.
+//!
+//! A large file is split into parts, so that it keeps all threads busy. Invariants: each part is
+//! written by one thread. The threads read close to each other in the archive, so that a block that
+//! files share is decoded once. The thread that finishes last with a file completes it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::thread;
+
+use rustix::fs::{AtFlags, Mode, OFlags, ftruncate, linkat, openat, unlinkat};
+use rustix::io::Errno;
+
+use super::Existing;
+use super::attributes::{Object, restore};
+use super::directories::Unusable;
+use super::feed::{Feed, PART, Work};
+use super::listing::{Entry, Listing};
+use super::nodes;
+use super::report::{Failure, Report};
+use super::target::{OpenDirectories, OpenDirectory, Target};
+use crate::error::{Error, Kind};
+use crate::progress::Progress;
+use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::vfs::{Attr, Counts, FileKind, Scratch, SeekTarget, Tree};
+
+/// Bytes per read.
+const STEP: u32 = 1 << 20;
+
+/// What the threads share.
+#[derive(Clone, Copy)]
+pub(super) struct Contents<'w> {
+    pub(super) tree: &'w dyn Tree,
+    pub(super) listing: &'w Listing,
+    pub(super) target: &'w Target,
+    /// The directories to leave out.
+    pub(super) unusable: &'w Unusable,
+    pub(super) existing: Existing,
+    pub(super) report: &'w Report<'w>,
+    pub(super) progress: &'w Progress,
+}
+
+impl Contents<'_> {
+    /// Writes everything with `threads` threads.
+    pub(super) fn write(self, threads: usize) {
+        let feed = Feed::new(&self.listing.entries);
+        let run = || {
+            let directories = OpenDirectories::new(self.target, self.listing);
+            let scratch = Scratch::default();
+            Writer { contents: self, feed: &feed, directories, scratch }.run();
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads.max(1) {
+                // If a thread cannot be started, the others do its work.
+                let _ = thread::Builder::new().name("extract".into()).spawn_scoped(scope, run);
+            }
+            run();
+        });
+    }
+}
+
+/// A regular file that is being written.
+struct NewFile<'w> {
+    file: File,
+    directory: OpenDirectory<'w>,
+    /// All its names. It is written under the first one.
+    names: &'w [Entry],
+    attr: Attr,
+    has_failed: AtomicBool,
+}
+
+/// One thread.
+struct Writer<'w> {
+    contents: Contents<'w>,
+    feed: &'w Feed<'w, NewFile<'w>>,
+    directories: OpenDirectories<'w>,
+    scratch: Scratch,
+}
+
+/// The result of creating an inode.
+enum Created<'w> {
+    /// A regular file, still empty.
+    File(NewFile<'w>),
+    /// Anything else, complete.
+    Node,
+    /// Nothing, and that was reported.
+    LeftOut,
+}
+
+impl<'w> Writer<'w> {
+    fn run(&mut self) {
+        while let Some(work) = self.feed.next() {
+            match work {
+                Work::Inode(names) => {
+                    let created = self.create(names);
+                    match created {
+                        Created::File(new) if new.attr.size > PART => {
+                            let size = new.attr.size;
+                            self.feed.settled(Some((new, size)));
+                            continue;
+                        }
+                        _ => self.feed.settled(None),
+                    }
+                    self.finish(created, names);
+                }
+                Work::Part(new, part) => {
+                    self.write_part(&new, part, true);
+                    if let Some(new) = Arc::into_inner(new) {
+                        self.complete(new);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes a file that was created, and the other names of an inode.
+    fn finish(&mut self, created: Created<'w>, names: &'w [Entry]) {
+        match created {
+            Created::File(new) => {
+                let new = Arc::new(new);
+                self.write_part(&new, 0..new.attr.size, false);
+                if let Some(new) = Arc::into_inner(new) {
+                    self.complete(new);
+                }
+            }
+            Created::Node => self.link(names),
+            Created::LeftOut => {}
+        }
+    }
+
+    /// Creates the inode under the first of `names`.
+    fn create(&mut self, names: &'w [Entry]) -> Created<'w> {
+        let Contents { unusable, report, listing, .. } = self.contents;
+        let Some((entry, others)) = names.split_first() else { return Created::LeftOut };
+        if report.is_stopped() {
+            return Created::LeftOut;
+        }
+        if unusable.contains(entry.directory) {
+            return self.create(others);
+        }
+        self.try_create(entry, names).unwrap_or_else(|failure| {
+            for entry in names {
+                report.failed(listing.path(entry), &failure);
+            }
+            Created::LeftOut
+        })
+    }
+
+    fn try_create(&mut self, entry: &'w Entry, names: &'w [Entry]) -> Result<Created<'w>, Failure> {
+        let Contents { tree, listing, report, .. } = self.contents;
+        let failed = |what| move |errno| Failure::System(what, errno);
+        let attr = tree.attr(entry.ino).map_err(Failure::Tree)?;
+        let directory = self.directories.open(entry.directory);
+        let directory = directory.map_err(failed("cannot open its directory"))?;
+        let name = listing.name(entry);
+        let path = || listing.path(entry);
+        if attr.kind == FileKind::Regular {
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            // Extended attributes may be access control lists that allow less than the permissions.
+            let permissions = if tree.has_xattrs() { 0o600 } else { attr.permissions & 0o777 };
+            let mode = Mode::from_raw_mode(permissions.into());
+            let opened =
+                self.replacing(&directory, name, &|| openat(&directory, name, flags, mode));
+            let file = opened.map_err(cannot_create)?.into();
+            let has_failed = AtomicBool::new(false);
+            return Ok(Created::File(NewFile { file, directory, names, attr, has_failed }));
+        }
+        let target = match attr.kind {
+            FileKind::Symlink => tree.read_link(attr.ino).map_err(Failure::Tree)?,
+            _ => Vec::new(),
+        };
+        let make = || nodes::create(&directory, name, &attr, &target);
+        match self.replacing(&directory, name, &make) {
+            Err(errno @ Errno::PERM) if nodes::is_device(&attr) => {
+                report.left_out("device", &path, errno);
+                return Ok(Created::LeftOut);
+            }
+            made => made.map_err(cannot_create)?,
+        }
+        let location = openat(&directory, name, nodes::LOCATION, Mode::empty());
+        let location = location.map_err(failed("cannot open"))?;
+        let object =
+            Object::Location { location: location.as_fd(), directory: directory.as_fd(), name };
+        restore(tree, &attr, object, report, &path)?;
+        report.written(nodes::counts(&attr));
+        Ok(Created::Node)
+    }
+
+    /// Creates a name with `make`. If it is taken, the file there is removed first, if that is
+    /// wanted.
+    fn replacing<T>(
+        &self,
+        directory: &OpenDirectory<'_>,
+        name: &[u8],
+        make: &dyn Fn() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match make() {
+            Err(Errno::EXIST) if self.contents.existing == Existing::Replace => {
+                unlinkat(directory, name, AtFlags::empty())?;
+                make()
+            }
+            made => made,
+        }
+    }
+
+    /// Writes a part of a file. With `is_shared`, other threads write other parts of it.
+    fn write_part(&mut self, new: &Arc<NewFile<'w>>, part: Range<u64>, is_shared: bool) {
+        let Contents { report, listing, .. } = self.contents;
+        if new.has_failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let written = self.try_write_part(new, part, is_shared);
+        let has_failed = match written {
+            Ok(()) => report.is_stopped(),
+            Err(failure) => {
+                if !new.has_failed.swap(true, Ordering::Relaxed) {
+                    for entry in new.names {
+                        report.failed(listing.path(entry), &failure);
+                    }
+                }
+                true
+            }
+        };
+        if has_failed {
+            new.has_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn try_write_part(
+        &mut self,
+        new: &Arc<NewFile<'w>>,
+        part: Range<u64>,
+        is_shared: bool,
+    ) -> Result<(), Failure> {
+        let Contents { tree, report, progress, .. } = self.contents;
+        let (ino, size) = (new.attr.ino, new.attr.size);
+        let mut offset = part.start;
+        // Where the data at `offset` ends, and a hole begins.
+        let mut data_end = if new.has_holes() { offset } else { part.end };
+        while offset < part.end && !report.is_stopped() {
+            if offset >= data_end {
+                let data = match tree.seek(ino, offset, SeekTarget::Data) {
+                    Err(error) if error.kind() == Kind::PastEnd => size,
+                    found => found.map_err(Failure::Tree)?,
+                };
+                if data > offset {
+                    // A hole may be as large as the largest file, so it is not split into parts.
+                    if is_shared && data > part.end {
+                        self.feed.skip(new, data);
+                    }
+                    offset = data;
+                    continue;
+                }
+                let hole = tree.seek(ino, offset, SeekTarget::Hole).map_err(Failure::Tree)?;
+                data_end = hole.max(offset + 1).min(part.end);
+            }
+            let step = u32::try_from(data_end - offset).unwrap_or(STEP).min(STEP);
+            let position = || format!("from byte {offset}");
+            let bytes = tree.read(ino, offset, step, &mut self.scratch);
+            let bytes = bytes.map_err(|error| Failure::Tree(error.within(position())))?;
+            let bytes = bytes.as_slice();
+            if bytes.is_empty() {
+                let error = Error::corrupt("the file ends before its recorded size");
+                return Err(Failure::Tree(error.within(position())));
+            }
+            new.file.write_all_at(bytes, offset).map_err(cannot_write)?;
+            offset += bytes.len() as u64;
+            progress.advance(bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Sets the attributes of a file that was written, and creates its other names. Removes it if
+    /// it is not complete.
+    fn complete(&mut self, new: NewFile<'w>) {
+        let Contents { tree, listing, report, .. } = self.contents;
+        let Some(entry) = new.names.first() else { return };
+        if new.has_failed.load(Ordering::Relaxed) {
+            let _ = unlinkat(&new.directory, listing.name(entry), AtFlags::empty());
+            return;
+        }
+        let path = || listing.path(entry);
+        let restored = match new.has_holes() {
+            true => ftruncate(&new.file, new.attr.size)
+                .map_err(|errno| Failure::System("cannot extend", errno)),
+            false => Ok(()),
+        };
+        let restored = restored
+            .and_then(|()| restore(tree, &new.attr, Object::Open(new.file.as_fd()), report, &path));
+        if let Err(failure) = restored {
+            report.failed(path(), &failure);
+        }
+        report.written(Counts { files: 1, bytes: new.attr.size, ..Counts::default() });
+        let NewFile { names, file, .. } = new;
+        drop(file);
+        self.link(names);
+    }
+
+    /// Creates all names of an inode but the first, which exists.
+    fn link(&mut self, names: &'w [Entry]) {
+        let Contents { unusable, listing, report, .. } = self.contents;
+        let Some((first, others)) = names.split_first() else { return };
+        for (nth, entry) in others.iter().enumerate() {
+            if report.is_stopped() {
+                return;
+            }
+            if unusable.contains(entry.directory) {
+                continue;
+            }
+            match self.link_one(first, entry) {
+                Ok(()) if entry.is_regular => {
+                    report.written(Counts { files: 1, ..Counts::default() });
+                }
+                Ok(()) => {}
+                // Too many links, or the file system has none: a copy has the same contents.
+                Err(Errno::MLINK | Errno::PERM | Errno::XDEV | Errno::OPNOTSUPP) => {
+                    let names = &others[nth..];
+                    let created = self.create(names);
+                    return self.finish(created, names);
+                }
+                Err(errno) => report.failed(listing.path(entry), &cannot_create(errno)),
+            }
+        }
+    }
+
+    fn link_one(&mut self, first: &Entry, entry: &Entry) -> Result<(), Errno> {
+        let listing = self.contents.listing;
+        let from = self.directories.open(first.directory)?;
+        let to = self.directories.open(entry.directory)?;
+        let (old, new) = (listing.name(first), listing.name(entry));
+        self.replacing(&to, new, &|| linkat(&from, old, &to, new, AtFlags::empty()))
+    }
+}
+
+impl NewFile<'_> {
+    /// Whether it may have holes.
+    fn has_holes(&self) -> bool {
+        self.attr.allocated < self.attr.size
+    }
+}
+
+fn cannot_create(errno: Errno) -> Failure {
+    match errno {
+        Errno::EXIST => Failure::Exists,
+        errno => Failure::System("cannot create", errno),
+    }
+}
+
+fn cannot_write(error: io::Error) -> Failure {
+    Failure::System("cannot write", Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}

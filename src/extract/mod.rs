@@ -1,0 +1,154 @@
+//! Writes a tree to a directory: contents in parallel, in the order of the archive.
+//!
+//! Invariants: nothing is written outside the target, because every directory is opened by its name
+//! in the one above it and no symbolic link is followed. A file that could not be written
+//! completely is removed. Directories get their permissions and times last, when nothing in them
+//! changes any more.
+//!
+//! Memory grows with the number of names (about 60 bytes and the name), not with the bytes.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::fs::fstatvfs;
+
+use crate::error::{Error, Kind, Result};
+use crate::os::{memory, unlinked};
+use crate::progress::Progress;
+use crate::sync::AtomicBool;
+use crate::units::{Size, counted};
+use crate::vfs::{Counts, Finding, Tree};
+
+mod attributes;
+mod contents;
+mod directories;
+mod feed;
+mod listing;
+mod nodes;
+mod report;
+mod selection;
+mod target;
+
+use contents::Contents;
+use listing::Listing;
+use report::Report;
+use selection::Selection;
+use target::Target;
+
+/// How to extract a tree.
+#[derive(Clone, Copy, Debug)]
+pub struct ExtractOptions<'o> {
+    /// The paths to extract, with everything below them; all if empty.
+    pub only: &'o [Vec<u8>],
+    /// What to do with a file that exists.
+    pub existing: Existing,
+    /// Number of threads that write.
+    pub threads: usize,
+    /// Set when the work must stop.
+    pub interrupt: &'o AtomicBool,
+}
+
+/// What to do with a file that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// Keep it and report an error.
+    Keep,
+    /// Replace it.
+    Replace,
+}
+
+/// What was extracted.
+#[derive(Debug, Default)]
+pub struct Extracted {
+    /// Counts of what was written. A hard link counts as a file; its bytes count once.
+    pub counts: Counts,
+    /// The files that were not written, sorted by path.
+    pub problems: Vec<Finding>,
+    /// Number of problems that are files which exist.
+    pub existing: u64,
+    /// What this system or this user cannot set, such as the owner.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Something that was not restored, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// What it is, such as `owner`.
+    pub what: &'static str,
+    /// Why, as the system says it.
+    pub why: String,
+    /// Number of files.
+    pub count: u64,
+    /// The path of one of them.
+    pub path: Vec<u8>,
+}
+
+/// Writes `tree` to `directory`, which is created if it is missing.
+///
+/// # Errors
+/// `NotFound` if a path of `options.only` is not in the tree; `Io` if the directory cannot be used,
+/// if there is no room, or if the file system became full; `Interrupted`. Other errors are problems
+/// of single files.
+pub fn extract(
+    tree: &dyn Tree,
+    directory: &Path,
+    options: ExtractOptions<'_>,
+    progress: &Progress,
+) -> Result<Extracted> {
+    progress.begin("reading names");
+    let selection = Selection::of(tree, options.only)?;
+    let report = Report::new(options.interrupt);
+    let listing = Listing::of(tree, &selection, &report)?;
+    let target = Target::open(directory)?;
+    if options.existing == Existing::Keep {
+        check_room(target.file(), &listing).inspect_err(|_| target.give_up(directory))?;
+    }
+    progress.begin("extracting");
+    progress.expect(listing.bytes);
+    let unusable = directories::create(&listing, &target, &report);
+    let contents = Contents {
+        tree,
+        listing: &listing,
+        target: &target,
+        unusable: &unusable,
+        existing: options.existing,
+        report: &report,
+        progress,
+    };
+    contents.write(options.threads);
+    report.check_stopped()?;
+    directories::complete(tree, (&listing, &unusable), &target, &report);
+    report.check_stopped()?;
+    Ok(report.into_extracted())
+}
+
+/// Fails if the file system of `target` cannot hold the files.
+fn check_room(target: &File, listing: &Listing) -> Result<()> {
+    let failed = |error| Error::io("cannot get the free space", error);
+    let needed = listing.bytes_on_disk;
+    if let Some(free) = unlinked::free_bytes(target).map_err(failed)?.filter(|&free| free < needed)
+    {
+        return Err(does_not_fit(needed, &format!("only {} are free", Size(free))));
+    }
+    if let Some(left) = memory::headroom().filter(|left| left.bytes < needed)
+        && unlinked::is_in_memory(target)
+    {
+        let left = format!("{} {}", left.bound.leaves(), Size(left.bytes));
+        return Err(does_not_fit(needed, &format!("the directory is in memory, and {left}")));
+    }
+    let statistics = fstatvfs(target).map_err(|error| failed(error.into()))?;
+    // Some file systems have no fixed number of inodes and report 0.
+    let inodes = listing.entries.len() as u64 + listing.directories.len() as u64;
+    if statistics.f_files > 0 && statistics.f_favail < inodes {
+        let (files, free) = (counted(inodes, "file"), statistics.f_favail);
+        let context = format!("{files} do not fit: the file system has room for {free}");
+        return Err(Error::new(Kind::Io, context));
+    }
+    Ok(())
+}
+
+fn does_not_fit(needed: u64, left: &str) -> Error {
+    let context = format!("the files take {}, but {left}", Size(needed));
+    let hint = "mount the archive instead (`archfs mount`), or extract a part of it with --only";
+    Error::new(Kind::Io, context).with_hint(hint)
+}
