@@ -4,10 +4,13 @@
 
 use std::any::Any;
 
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
 /// Shows the user what is being waited for, until the returned value is dropped.
 pub type Show<'a> = &'a dyn Fn(&str) -> Box<dyn Any>;
+
+/// Shows progress to the user, until the returned value is dropped.
+pub type Watch<'a> = &'a dyn Fn(&Arc<Progress>) -> Box<dyn Any>;
 
 /// Bytes done and bytes in total. Relaxed, because nothing depends on their order.
 #[derive(Debug, Default)]

@@ -14,7 +14,6 @@ use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
 use crate::formats::OpenOptions;
 use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
-use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
@@ -78,9 +77,6 @@ pub(super) struct Args {
     quiet: bool,
 }
 
-/// The least number of threads. On a parallel file system, creating files is mostly waiting.
-const THREADS_MIN: usize = 4;
-
 /// Number of problems that are printed.
 const PROBLEMS_PRINTED: usize = 20;
 
@@ -101,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let options = ExtractOptions {
         only: &only,
         existing: if args.overwrite { Existing::Replace } else { Existing::Keep },
-        threads: args.threads.unwrap_or_else(|| processors::count().max(THREADS_MIN)),
+        threads: args.threads.unwrap_or_else(extract::usual_threads),
         interrupt: interrupt.flag(),
     };
     let progress = Arc::new(Progress::default());

@@ -33,6 +33,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             term::print_note(&format!("{}: removed an unused mount point", mount_point.display()));
         }
     }
+    for directory in cleared.extracted.iter().filter(|_| !args.quiet) {
+        term::print_note(&format!("{}: removed extracted files", directory.display()));
+    }
     let mut status = 0;
     for error in &cleared.errors {
         term::show_error(error);

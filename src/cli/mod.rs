@@ -19,6 +19,7 @@ mod extract;
 mod gc;
 mod index;
 mod info;
+mod keep_extracted;
 mod list;
 mod ls;
 mod man;
@@ -72,6 +73,8 @@ enum Command {
     Pack(Box<pack::Args>),
     Info(info::Args),
     Doctor(doctor::Args),
+    #[command(hide = true)]
+    KeepExtracted(keep_extracted::Args),
     #[command(hide = true)]
     ReadNames(read_names::Args),
     Man(man::Args),
@@ -129,6 +132,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Verify(args) => exit::status(verify::run(&args)),
         Command::Pack(args) => exit::status(pack::run(&args)),
         Command::Info(args) => exit::status(info::run(&args)),
+        Command::KeepExtracted(args) => exit::status(keep_extracted::run(&args)),
         Command::ReadNames(args) => exit::status(read_names::run(&args)),
         Command::Doctor(args) => exit::status(doctor::run(&args)),
         Command::Man(args) => exit::status(man::run(&args)),

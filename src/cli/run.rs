@@ -1,5 +1,6 @@
 //! `archfs run`: mounts, runs a command and unmounts.
 
+use std::any::Any;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,10 +8,13 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
 
+use super::bar::Bar;
 use super::{args, mistakes, mount};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{self, Outcome, Privacy, RunOptions};
+use crate::lifecycle::{self, Display, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
+use crate::progress::Progress;
+use crate::sync::Arc;
 
 /// Mount archives, run COMMAND, unmount; exits with COMMAND's status
 #[derive(Debug, clap::Args)]
@@ -29,6 +33,10 @@ pub(super) struct Args {
     /// Let COMMAND read uncompressed files from the archive itself, by a preloaded library
     #[arg(long)]
     direct: bool,
+
+    /// If this node cannot mount, extract to a directory in DIR instead; removed at the end
+    #[arg(long, value_name = "DIR", env = "ARCHFS_OR_EXTRACT")]
+    or_extract: Option<PathBuf>,
 
     /// Leave {} in the arguments of COMMAND as it is [default: replace it by the mount point that
     /// archfs chose]
@@ -67,6 +75,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     crate::log::start(plan.verbosity, None);
     let mut plan = lifecycle::resolve_descriptors(plan)?;
     let is_chosen = mount_point.is_none();
+    if args.or_extract.is_some() && !is_chosen {
+        let context = "--or-extract needs a mount point that archfs chooses";
+        let hint = "leave out MOUNTPOINT, and write {} in COMMAND or use ARCHFS_MOUNTPOINT";
+        return Err(Error::new(Kind::Usage, context).with_hint(hint));
+    }
     if is_chosen {
         plan.mountpoint = lifecycle::choose_mount_point(&plan)?;
     }
@@ -74,12 +87,16 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let daemon = |source| mount::daemon_arguments(&plan, source);
     let quiet = plan.verbosity == Verbosity::Quiet;
     let show = |message: &str| mount::wait_bar(message, quiet);
-    let options = RunOptions { privacy, is_direct: args.direct };
-    let command: Vec<_> = match is_chosen && !args.no_replace {
-        true => args.command.iter().map(|word| replaced(word, &plan.mountpoint)).collect(),
+    let watch = |progress: &Arc<Progress>| -> Box<dyn Any> {
+        Box::new((!quiet).then(|| Bar::watch(progress)))
+    };
+    let or_extract = args.or_extract.as_ref().map(args::absolute).transpose()?;
+    let options = RunOptions { privacy, is_direct: args.direct, or_extract: or_extract.as_deref() };
+    let command = |path: &Path| match is_chosen && !args.no_replace {
+        true => args.command.iter().map(|word| replaced(word, path)).collect(),
         false => args.command.clone(),
     };
-    lifecycle::run(&plan, &daemon, options, &command, &show)
+    lifecycle::run(&plan, &daemon, options, &command, Display { show: &show, watch: &watch })
 }
 
 /// The archives, and the mount point if there is one. It is the last path, unless that is a file.

@@ -13,7 +13,7 @@ use std::path::Path;
 use rustix::fs::fstatvfs;
 
 use crate::error::{Error, Kind, Result};
-use crate::os::{memory, unlinked};
+use crate::os::{memory, processors, unlinked};
 use crate::progress::Progress;
 use crate::sync::AtomicBool;
 use crate::units::{Size, counted};
@@ -81,6 +81,14 @@ pub struct LeftOut {
     pub count: u64,
     /// The path of one of them.
     pub path: Vec<u8>,
+}
+
+/// The least number of threads. On a parallel file system, creating files is mostly waiting.
+const THREADS_MIN: usize = 4;
+
+/// Number of threads by default.
+pub fn usual_threads() -> usize {
+    processors::count().max(THREADS_MIN)
 }
 
 /// Writes `tree` to `directory`, which is created if it is missing.

@@ -13,6 +13,7 @@ use crate::vfs::ViewOptions;
 mod commands;
 mod daemon;
 pub mod doctor;
+mod extracted;
 mod job_step;
 mod mount;
 mod share;
@@ -25,7 +26,8 @@ pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
 pub use commands::list::{Listed, State, list, stats};
 pub use commands::mount::{Caller, MountOutcome, mount};
-pub use commands::run::{Outcome, Privacy, RunOptions, run};
+pub use commands::run::{Outcome, run};
+pub use commands::run_options::{Display, Privacy, RunOptions};
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
 pub use daemon::archive_cache::ArchiveCacheChoice;
@@ -34,6 +36,7 @@ pub use daemon::name_readahead::lister::read_names;
 pub use daemon::signals::{ignore_others, leave_to_system_calls};
 pub use daemon::snapshot::Snapshot;
 pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
+pub use extracted::keep as keep_extracted;
 pub use job_step::{
     JobStepChoice, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
     unmount as unmount_by_step,

@@ -14,6 +14,7 @@ mod mounting;
 mod name_readahead;
 mod namespaces;
 mod opening;
+mod or_extract;
 mod private;
 mod sharing;
 mod signals;

@@ -12,9 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 use rustix::process::geteuid;
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::batch_job;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::{MountPlan, share};
@@ -25,9 +23,7 @@ use crate::os::mountinfo::{self, MountEntry};
 /// # Errors
 /// `CannotMount` if there is no directory for temporary files; `Io` if /proc cannot be read.
 pub fn choose_mount_point(plan: &MountPlan) -> Result<PathBuf> {
-    let job = batch_job::current().map(|(_, id)| id).unwrap_or_default();
-    let key = format!("{job} {}", share::identity_on_all_nodes(plan));
-    let name = format!("archfs-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()));
+    let name = share::name_on_all_nodes(plan);
     let parents = [Some("/dev/shm".into()), env::var_os("TMPDIR"), Some("/tmp".into())];
     for parent in parents.into_iter().flatten().map(PathBuf::from) {
         // The mount table has paths without symbolic links.

@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
+use crate::lifecycle::extracted;
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::share::{
     self, EXIT_TIMEOUT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
@@ -22,6 +23,8 @@ pub struct Cleared {
     pub mounts: Vec<PathBuf>,
     /// Directories that archfs had created as mount points.
     pub directories: Vec<PathBuf>,
+    /// Directories of extracted files.
+    pub extracted: Vec<PathBuf>,
     /// Errors; each concerns one mount or record.
     pub errors: Vec<Error>,
 }
@@ -65,6 +68,9 @@ pub fn gc() -> Result<Cleared> {
             Err(error) => cleared.errors.push(error),
         }
     }
+    let (removed, errors) = extracted::remove_ended();
+    cleared.extracted = removed;
+    cleared.errors.extend(errors);
     share::remove_orphan_sockets();
     Ok(cleared)
 }

@@ -3,11 +3,14 @@
 pub(super) mod chosen_mount_point;
 pub(super) mod descendants;
 pub(super) mod gc;
+mod held_files;
 pub(super) mod holder;
 pub(super) mod interrupt;
 pub(super) mod list;
 pub(super) mod mount;
+mod mount_lease;
 pub(super) mod relay;
 pub(super) mod run;
+pub(super) mod run_options;
 pub(super) mod unmount;
 pub(super) mod wait;

@@ -268,7 +268,7 @@ fn access_device() -> rustix::io::Result<()> {
 }
 
 /// Checks the device before the helper does, whose message about it is terse.
-fn check_device() -> Result<()> {
+pub(in crate::lifecycle) fn check_device() -> Result<()> {
     match access_device() {
         Ok(()) => Ok(()),
         Err(error) => Err(device::no_device(error)),

@@ -5,9 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::Xxh3;
+use rustix::process::geteuid;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::record::{self, Record};
+use crate::batch_job;
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::os::memory;
@@ -47,9 +49,17 @@ pub(super) fn identity(plan: &MountPlan) -> String {
     })
 }
 
+/// The name of a directory in which `plan` is shown. It is equal for all processes of a job on all
+/// nodes whose plans show the same.
+pub(in crate::lifecycle) fn name_on_all_nodes(plan: &MountPlan) -> String {
+    let job = batch_job::current().map(|(_, id)| id).unwrap_or_default();
+    let key = format!("{job} {}", identity_on_all_nodes(plan));
+    format!("archfs-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()))
+}
+
 /// Like `identity`, but equal on all nodes that have the archives at the same paths. Nodes number
 /// the devices of a network file system differently.
-pub(in crate::lifecycle) fn identity_on_all_nodes(plan: &MountPlan) -> String {
+fn identity_on_all_nodes(plan: &MountPlan) -> String {
     digest(plan, |path, _| {
         let real = fs::canonicalize(path);
         real.as_deref().unwrap_or(path).as_os_str().as_bytes().to_owned()

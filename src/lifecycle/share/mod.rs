@@ -14,11 +14,13 @@
 //! - `join`: takes a lease on a live mount, or the lock to mount;
 //! - `lease_request`: asks a daemon for a lease, for `join`;
 //! - `join_wait`: waits until other processes have mounted or unmounted, for `join`;
+//! - `extraction_record`: the record of a directory that `run --or-extract` made;
 //! - `peers`: other daemons that share a cache budget or an archive.
 
 use std::time::Duration;
 
 mod clean_up;
+pub(super) mod extraction_record;
 mod identity;
 mod join;
 mod join_wait;
@@ -37,7 +39,7 @@ mod state;
 pub(super) use clean_up::{
     clean_up_after_exit, detach_stale_unlocked, remove_ended_records, remove_orphan_sockets,
 };
-pub(super) use identity::{first_record, identity_on_all_nodes, real_paths};
+pub(super) use identity::{first_record, name_on_all_nodes, real_paths};
 pub(super) use join::{JoinOutcome, join_or_lock};
 pub(super) use lease::{
     Client, ClientId, DirectAnswer, HolderStatus, Leases, MountFate, Prepared, Responder, Status,
@@ -45,7 +47,7 @@ pub(super) use lease::{
 };
 pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};
 pub(super) use peers::{Peers, is_served_by_others};
-pub(super) use record::Record;
+pub(super) use record::{Record, node};
 pub(super) use record_directory::in_record_directory;
 pub(super) use record_directory_check::check_record_directory;
 pub(super) use record_snapshot::RecordSnapshot;

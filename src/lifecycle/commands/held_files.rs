@@ -1,0 +1,135 @@
+//! The files that `run` holds for its command: a mount or, on a node that cannot mount, extracted
+//! files.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
+use super::run_options::{Display, RunOptions};
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::daemon::launcher::Started;
+use crate::lifecycle::extracted::{self, Hold};
+use crate::lifecycle::mount::{fusermount, mount_point};
+use crate::lifecycle::{ConnectionSource, MountPlan};
+use crate::os::process::ProcessId;
+use crate::progress::Show;
+
+/// What `run` holds.
+pub(super) enum HeldFiles {
+    Mounted { lease: MountLease, mount_point: PathBuf },
+    Extracted(Hold),
+}
+
+/// The files of `plan`. Extracts them if this node cannot mount and `options` allow it.
+///
+/// # Errors
+/// Errors of mounting from before the daemon starts, and of extracting.
+pub(super) fn obtain(
+    plan: &MountPlan,
+    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
+    options: RunOptions<'_>,
+    display: Display<'_>,
+) -> Result<Started<HeldFiles>> {
+    let mount_point = mount_point::locate(&plan.mountpoint)?;
+    let mount = || {
+        mount_lease::obtain(&mount_point, plan, arguments, options.privacy, display.show)
+            .map(|started| started.map(|lease| (lease, mount_point.clone())))
+    };
+    let mounted = |(lease, mount_point)| HeldFiles::Mounted { lease, mount_point };
+    let Some(parent) = options.or_extract else {
+        return Ok(mount()?.map(mounted));
+    };
+    let why = match fusermount::check_device() {
+        // Mounting could only fail, and print errors.
+        Err(error) => Some(error),
+        Ok(()) => match mount() {
+            // The daemon has printed why.
+            Ok(Err(CANNOT_MOUNT)) => None,
+            Err(error) if error.kind() == Kind::CannotMount => Some(error),
+            started => return Ok(started?.map(mounted)),
+        },
+    };
+    warn_of_extraction(parent, why);
+    let hold = extracted::obtain(plan, parent, display.show, display.watch)?;
+    Ok(Ok(HeldFiles::Extracted(hold)))
+}
+
+fn warn_of_extraction(parent: &Path, why: Option<Error>) {
+    let parent = parent.display();
+    match why {
+        Some(error) => log::warn!("{error}; extracting to {parent} instead"),
+        None => log::warn!("extracting to {parent} instead"),
+    }
+}
+
+impl HeldFiles {
+    /// The directory with the files.
+    pub(super) fn path(&self) -> PathBuf {
+        match self {
+            Self::Mounted { mount_point, .. } => mount_point.clone(),
+            Self::Extracted(hold) => hold.files(),
+        }
+    }
+
+    /// The variables with which the command reads directly; none for extracted files, which it
+    /// reads directly anyway.
+    pub(super) fn direct_reads(&self) -> Environment {
+        match self {
+            Self::Mounted { lease, mount_point } => {
+                mount_lease::direct_reads(mount_point, lease.is_private)
+            }
+            Self::Extracted(_) => Environment::new(),
+        }
+    }
+
+    /// Starts the command with `spawn`.
+    pub(super) fn shared_with<T>(&self, spawn: impl FnOnce() -> T) -> T {
+        match self {
+            Self::Mounted { .. } => spawn(),
+            Self::Extracted(hold) => hold.shared_with(spawn),
+        }
+    }
+
+    /// Lets `command`, which was started with `shared_with`, keep its files if this process is
+    /// killed.
+    pub(super) fn hold_for(&mut self, command: ProcessId) {
+        if let Self::Mounted { lease, .. } = self {
+            lease.hold_for(command);
+        }
+    }
+
+    /// Gives the files back although `command` still runs, as if it had ended.
+    pub(super) fn end_before(self, command: Option<ProcessId>) {
+        let path = self.path();
+        let path = path.display();
+        match self {
+            Self::Mounted { lease, mount_point } => {
+                log::warn!("{path}: unmounting while the command runs; open files stay readable");
+                lease.end_before(command, &mount_point);
+            }
+            Self::Extracted(hold) => {
+                log::warn!(
+                    "{path}: removing the files while the command runs; open files stay readable"
+                );
+                end_hold(hold);
+            }
+        }
+    }
+
+    /// Gives the files back. Returns when they are gone, or at once if others hold them.
+    pub(super) fn end(self, show: Show<'_>) {
+        match self {
+            Self::Mounted { lease, mount_point } => lease.end(&mount_point, show),
+            Self::Extracted(hold) => {
+                let _shown = show(&format!("removing {}", hold.files().display()));
+                end_hold(hold);
+            }
+        }
+    }
+}
+
+fn end_hold(hold: Hold) {
+    if let Err(error) = hold.end() {
+        crate::log::error(&error);
+    }
+}

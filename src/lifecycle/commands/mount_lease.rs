@@ -1,0 +1,238 @@
+//! The lease of `run` on its mount: how it is obtained and given back.
+//!
+//! Without fusermount, or if nothing else works, this process mounts in a namespace that only the
+//! command sees.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::geteuid;
+
+use crate::direct;
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::commands::mount;
+use crate::lifecycle::commands::run_options::Privacy;
+use crate::lifecycle::daemon::launcher::{Launched, Started};
+use crate::lifecycle::mount::{attach, fusermount, namespace, owned_directory};
+use crate::lifecycle::share::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
+use crate::lifecycle::{ConnectionSource, MountPlan};
+use crate::os::mountinfo;
+use crate::os::process::ProcessId;
+use crate::progress::Show;
+
+/// How long to wait for the table of direct reads before the command starts, so that `run` can say
+/// that no file can be read directly. The command reads through the mount until the table is made.
+const TABLE_WAIT: Duration = Duration::from_millis(300);
+const TABLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Exit status of a daemon that is not allowed to mount (docs/CLI.md).
+pub(super) const CANNOT_MOUNT: i32 = 4;
+
+/// Variables for the environment of the command.
+pub(super) type Environment = Vec<(&'static str, OsString)>;
+
+/// The lease on the mount.
+pub(super) struct MountLease {
+    client: Client,
+    /// Whether this process mounted it, in its own mount namespace.
+    pub(super) is_private: bool,
+    /// Whether the summary of the mount is printed.
+    is_summarised: bool,
+}
+
+/// A lease on the mount of `plan`, which is mounted or shared.
+///
+/// # Errors
+/// Errors of mounting from before the daemon starts.
+pub(super) fn obtain(
+    mount_point: &Path,
+    plan: &MountPlan,
+    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
+    privacy: Privacy,
+    show: Show<'_>,
+) -> Result<Started<MountLease>> {
+    if privacy == Privacy::Private {
+        return mount_privately(mount_point, plan, arguments);
+    }
+    if !geteuid().is_root() && !fusermount::is_there() {
+        log::warn!(
+            "{}: no fusermount3 on this node; mounting in a namespace that only the command sees",
+            mount_point.display()
+        );
+        return mount_privately(mount_point, plan, arguments);
+    }
+    match mount::obtain(plan, arguments, show)? {
+        Ok((client, _)) => {
+            let is_summarised = plan.is_summarised();
+            Ok(Ok(MountLease { client, is_private: false, is_summarised }))
+        }
+        // The daemon has printed why. For example, the mount point does not belong to the user, or
+        // root in a user namespace may mount only in a mount namespace of its own.
+        Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
+            let path = mount_point.display();
+            log::warn!("{path}: mounting in a namespace that only the command sees instead");
+            mount_privately(mount_point, plan, arguments)
+        }
+        Err(status) => Ok(Err(status)),
+    }
+}
+
+/// Mounts in a mount namespace of this process, which the command inherits. The daemon stays
+/// outside, where it can remove the directory it created when the namespace has ended.
+fn mount_privately(
+    mount_point: &Path,
+    plan: &MountPlan,
+    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
+) -> Result<Started<MountLease>> {
+    let named = |error: Error| error.within(mount_point.display());
+    let mut launched =
+        Launched::start(&arguments(ConnectionSource::Private), None).map_err(named)?;
+    match launched.wait_until_opened() {
+        Ok(Ok(())) => {}
+        Ok(Err(status)) => return Ok(Err(status)),
+        Err(error) => {
+            clear_private(mount_point);
+            return Err(named(error));
+        }
+    }
+    let source = share::real_paths(plan).into_iter().next().unwrap_or_default();
+    let connection = match namespace::enter()
+        .and_then(|()| attach::mount_here(mount_point, &source, plan.access))
+    {
+        Ok(connection) => connection,
+        Err(error) => {
+            launched.give_up();
+            return Err(error);
+        }
+    };
+    let answers = match launched.hand_over(connection) {
+        Ok(()) => launched.wait_until_answers(mount_point).map_err(named),
+        Err(error) => {
+            launched.give_up();
+            Err(error)
+        }
+    };
+    if !matches!(answers, Ok(Ok(_))) {
+        // If the daemon still ran, it has removed its directory, and the mount with it.
+        let _ = attach::detach_here(mount_point);
+        clear_private(mount_point);
+    }
+    let is_summarised = plan.is_summarised();
+    Ok(answers?.map(|client| MountLease { client, is_private: true, is_summarised }))
+}
+
+/// Removes what the killed daemon of a private mount left behind.
+fn clear_private(mount_point: &Path) {
+    share::remove_ended_records(mount_point);
+    owned_directory::remove_unused(mount_point, None);
+}
+
+impl MountLease {
+    /// Lets `command` hold the mount as well, so that it keeps its files if this process is killed.
+    pub(super) fn hold_for(&mut self, command: ProcessId) {
+        let _ = self.client.watch(command);
+    }
+
+    /// Gives the lease back although `command` still runs, as if it had ended.
+    pub(super) fn end_before(mut self, command: Option<ProcessId>, mount_point: &Path) {
+        // If the daemon does not answer, `end` reports that.
+        let _ = command.map(|command| self.client.unwatch(command));
+        self.end(mount_point, &|_| Box::new(()));
+    }
+
+    /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
+    /// hold it.
+    pub(super) fn end(self, mount_point: &Path, show: Show<'_>) {
+        // Checked first, because detaching a private mount ends it.
+        let has_ended = matches!(
+            share::mount_state(mount_point),
+            Ok(MountState::Stale(_) | MountState::Ending | MountState::Free)
+        );
+        if self.is_private {
+            // Files that are still open stay readable until they are closed.
+            if let Err(error) = attach::detach_here(mount_point) {
+                crate::log::error(&error);
+            }
+        }
+        let shown = show(&format!("unmounting {}", mount_point.display()));
+        let mount_fate = self.client.leave();
+        drop(shown);
+        if let Ok(MountFate::Unmounted(summary)) = &mount_fate
+            && self.is_summarised
+        {
+            crate::log::note(format_args!("{summary}"));
+        }
+        if has_ended {
+            log::error!("{}: the mount ended before the command exited", mount_point.display());
+        }
+        // A killed daemon leaves a stale mount and its directory, or only the directory.
+        let cleared = match &mount_fate {
+            Ok(MountFate::Stays) => Ok(()),
+            Ok(MountFate::Lost) if self.is_private => {
+                clear_private(mount_point);
+                Ok(())
+            }
+            Ok(MountFate::Lost) => {
+                share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
+            }
+            // What the private mount covered is visible again, and is not ours to clear.
+            _ if self.is_private => Ok(()),
+            _ => match share::mount_state(mount_point) {
+                Ok(MountState::Stale(_)) => {
+                    share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
+                }
+                _ => Ok(()),
+            },
+        };
+        for error in [mount_fate.err(), cleared.err()].into_iter().flatten() {
+            crate::log::error(&error.within(mount_point.display()));
+        }
+    }
+}
+
+/// The variables with which the command reads directly. Warns if it cannot; it reads through the
+/// mount then.
+pub(super) fn direct_reads(mount_point: &Path, is_private: bool) -> Environment {
+    let path = mount_point.display();
+    let prepared = match is_private {
+        true => Err(Error::new(Kind::Unsupported, "the mount is private")),
+        false => prepare_direct_reads(mount_point),
+    };
+    match prepared {
+        Ok(variables) => variables,
+        Err(error) => {
+            log::warn!("{path}: --direct has no effect: {error}");
+            Vec::new()
+        }
+    }
+}
+
+fn prepare_direct_reads(mount_point: &Path) -> Result<Environment> {
+    let missing = || Error::new(Kind::NotFound, "the mount has ended");
+    let entry = mountinfo::topmost(mount_point)?.ok_or_else(missing)?;
+    let owner = entry.owner().ok_or_else(missing)?;
+    let snapshot = RecordSnapshot::of(mount_point, owner).ok_or_else(missing)?;
+    // On a connection of its own: a daemon that does not know the request ends the connection.
+    let mut client = snapshot.connect().ok_or_else(missing)?;
+    let deadline = Instant::now() + TABLE_WAIT;
+    let mut prepared = client.prepare_direct_reads()?;
+    while prepared == Prepared::NotYet && Instant::now() < deadline {
+        thread::sleep(TABLE_POLL_INTERVAL);
+        prepared = client.prepare_direct_reads()?;
+    }
+    let why = match prepared {
+        Prepared::Ready | Prepared::NotYet => None,
+        Prepared::Never => Some("no file of the mount can be read directly"),
+        Prepared::Unknown => Some("the daemon is of another version of archfs"),
+    };
+    if let Some(why) = why {
+        return Err(Error::new(Kind::Unsupported, why));
+    }
+    let device = entry.device_number().ok_or_else(missing)?;
+    let library = share::in_record_directory(direct::install)
+        .map_err(|error| Error::new(Kind::Io, "cannot store the library").with_source(error))?;
+    let inherited = |name: &str| std::env::var_os(name);
+    Ok(direct::environment(&library, device, &snapshot.socket(), inherited).into())
+}

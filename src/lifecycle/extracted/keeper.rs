@@ -1,0 +1,60 @@
+//! The process that removes extracted files when the last holder was killed.
+//!
+//! It takes no part in the ordinary end, when the last holder removes the files itself.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::fs::FlockOperation;
+use rustix::process::setsid;
+
+use super::directory::ExtractedDirectory;
+use super::hold::lock;
+use crate::error::{Error, Result};
+use crate::lifecycle::daemon::signals::ENDING;
+use crate::os::raw_signals;
+
+/// Starts a keeper of `directory`.
+///
+/// # Errors
+/// `Io` if it cannot be started.
+pub(super) fn start(directory: &ExtractedDirectory) -> Result<()> {
+    // Not in this process's group, which may be killed as a whole (`keep`). Nobody waits for the
+    // process: it usually outlives this one.
+    let started = Command::new("/proc/self/exe")
+        .arg0("archfs")
+        .args([OsStr::new("keep-extracted"), "--".as_ref(), directory.path().as_os_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    started.map(drop).map_err(|error| Error::io("cannot start a process", error))
+}
+
+/// Waits until nobody holds the files extracted to `directory`, then removes them.
+///
+/// # Errors
+/// `Io` if they cannot be removed.
+pub fn keep(directory: &Path) -> Result<()> {
+    // A batch system asks all processes of a job to end, and the holders are still there.
+    ENDING.into_iter().for_each(raw_signals::ignore);
+    let _ = setsid();
+    let _ = std::env::set_current_dir("/");
+    let Some(directory) = ExtractedDirectory::existing(directory) else { return Ok(()) };
+    // It may be removed already.
+    let Ok(holders) = directory.holders(false) else { return Ok(()) };
+    lock(&holders, FlockOperation::LockExclusive)
+        .map_err(|errno| Error::io("cannot wait for the end of the holders", errno.into()))?;
+    match is_removed(&holders) {
+        true => Ok(()),
+        false => directory.remove(holders),
+    }
+}
+
+fn is_removed(holders: &File) -> bool {
+    holders.metadata().is_ok_and(|found| found.nlink() == 0)
+}

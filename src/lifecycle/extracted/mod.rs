@@ -1,0 +1,26 @@
+//! Archives that `run --or-extract` extracted because this node cannot mount.
+//!
+//! Processes that ask for the same archives share one directory. Each of them holds a shared lock
+//! on a file in it, and so does the command of each. The kernel frees a lock when its process ends,
+//! whatever ends it. Who finds no other holder removes the directory: a process that leaves, the
+//! keeper, which is a process that only waits for the last holder, or `gc`, if the keeper was
+//! killed as well.
+//!
+//! - `directory`: the directory, its files and its removal;
+//! - `hold`: the locks;
+//! - `extraction`: the first holder extracts;
+//! - `keeper`: the process that waits.
+//!
+//! Invariant: files are removed only under an exclusive lock, so no holder loses files. The files
+//! are found only when all of them were extracted.
+
+mod directory;
+mod extraction;
+mod hold;
+mod keeper;
+
+pub use keeper::keep;
+
+pub(super) use directory::remove_ended;
+pub(super) use extraction::obtain;
+pub(super) use hold::Hold;
