@@ -4,8 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::args::OpenArgs;
 use super::bar::Bar;
+use super::open_args::OpenArgs;
 use super::term::written;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;

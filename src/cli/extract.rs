@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use clap::builder::FalseyValueParser;
 
-use super::args::{open_watched, size, threads};
+use super::args::threads;
 use super::bar::Bar;
+use super::open_args::{ContentArgs, open_watched};
 use super::{exit, term};
 use crate::error::{Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
-use crate::formats::OpenOptions;
 use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -47,26 +47,12 @@ pub(super) struct Args {
     #[arg(long)]
     overwrite: bool,
 
-    /// The image starts N bytes into the file (suffixes: K, M, G, T)
-    #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
-    offset: u64,
-
-    /// Extract archives inside the archive as directories
-    #[arg(
-        long = "nested",
-        alias = "recursive",
-        env = "ARCHFS_NESTED",
-        value_parser = FalseyValueParser::new()
-    )]
-    recursive: bool,
+    #[command(flatten)]
+    content: ContentArgs,
 
     /// Extract an archive that is cut off or damaged as far as it goes
     #[arg(long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]
     partial: bool,
-
-    /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
-    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
-    index: Option<PathBuf>,
 
     /// Threads that write [default: one for each CPU core, at least 4]
     #[arg(long, value_name = "N", value_parser = threads)]
@@ -83,15 +69,7 @@ const PROBLEMS_PRINTED: usize = 20;
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let start = Instant::now();
-    let options = OpenOptions {
-        offset: args.offset,
-        cache_bytes: crate::cache::default_bytes(),
-        recursive: args.recursive,
-        partial: args.partial,
-        index: args.index.clone(),
-        ..OpenOptions::default()
-    };
-    let tree = open_watched(&args.archives, &options)?;
+    let tree = open_watched(&args.archives, &args.content.options(args.partial))?;
     let interrupt = Interrupt::watch()?;
     let only: Vec<_> = args.only.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
     let options = ExtractOptions {

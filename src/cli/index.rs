@@ -5,7 +5,7 @@ use std::slice;
 
 use clap::builder::FalseyValueParser;
 
-use super::args::open_watched;
+use super::open_args::open_watched;
 use super::term;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{IndexPolicy, OpenOptions};

@@ -6,8 +6,8 @@
 
 use std::io::Write;
 
-use super::args::OpenArgs;
 use super::bar::Bar;
+use super::open_args::OpenArgs;
 use super::term::written;
 use crate::error::Result;
 use crate::formats;

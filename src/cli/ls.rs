@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::args::OpenArgs;
+use super::open_args::OpenArgs;
 use super::term::{name_for_output, written};
 use crate::error::Result;
 use crate::vfs::{self, Attr, Cookie, FileKind, Ino, Tree};

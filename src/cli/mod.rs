@@ -26,6 +26,7 @@ mod man;
 mod mistakes;
 mod mount;
 mod mount_helper;
+mod open_args;
 mod options;
 mod pack;
 mod read_names;

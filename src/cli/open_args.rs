@@ -1,0 +1,105 @@
+//! Opening archives without mounting them, as the arguments of several commands say.
+
+use std::path::PathBuf;
+use std::slice;
+
+use clap::builder::FalseyValueParser;
+
+use super::args::size;
+use super::bar::Bar;
+use crate::error::{Error, Kind, Result};
+use crate::formats::{self, OpenOptions};
+use crate::log::Verbosity;
+use crate::progress::Progress;
+use crate::sync::Arc;
+use crate::vfs::Tree;
+
+/// What archives contain.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct ContentArgs {
+    /// The image starts N bytes into the file (suffixes: K, M, G, T)
+    #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
+    offset: u64,
+
+    /// Show archives inside the archive as directories
+    #[arg(
+        long = "nested",
+        alias = "recursive",
+        env = "ARCHFS_NESTED",
+        value_parser = FalseyValueParser::new()
+    )]
+    recursive: bool,
+
+    /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
+    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    index: Option<PathBuf>,
+}
+
+impl ContentArgs {
+    /// The options for opening archives; `partial` as in `OpenOptions`.
+    pub(super) fn options(&self, partial: bool) -> OpenOptions {
+        OpenOptions {
+            offset: self.offset,
+            cache_bytes: crate::cache::default_bytes(),
+            recursive: self.recursive,
+            partial,
+            index: self.index.clone(),
+            ..OpenOptions::default()
+        }
+    }
+}
+
+/// The archive to open without mounting it.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct OpenArgs {
+    /// The archive
+    pub(super) archive: PathBuf,
+
+    #[command(flatten)]
+    content: ContentArgs,
+}
+
+impl OpenArgs {
+    /// Opens the archive.
+    ///
+    /// # Errors
+    /// The errors of `formats::open`.
+    pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
+        crate::log::start(Verbosity::Default, None);
+        open_watched(slice::from_ref(&self.archive), &self.options())
+    }
+
+    /// Adds the archive to an error that `path` in it caused. Also adds the path and a remedy to
+    /// damage and to failed reads, which do not name it.
+    pub(super) fn located(&self, path: &[u8], error: Error) -> Error {
+        let archive = self.archive.display().to_string();
+        if !error.is_damage() && error.kind() != Kind::Io {
+            return error.within(&archive);
+        }
+        let path = if path.is_empty() { "/".into() } else { String::from_utf8_lossy(path) };
+        let error = error.within_file(&archive, path);
+        match error.hint() {
+            None if error.is_damage() => {
+                let hint = format!("run `archfs verify {archive}` to list all damaged files");
+                error.with_hint(hint)
+            }
+            _ => error,
+        }
+    }
+
+    /// The options for opening it.
+    pub(super) fn options(&self) -> OpenOptions {
+        // To look into a damaged archive is safe: the damage is printed.
+        self.content.options(true)
+    }
+}
+
+/// Opens archives, with a bar on a terminal if that takes long.
+///
+/// # Errors
+/// The errors of `formats::open`.
+pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
+    let progress = Arc::new(Progress::default());
+    let _bar = Bar::watch(&progress);
+    formats::open(paths, options, &progress)
+}
