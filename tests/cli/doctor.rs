@@ -12,7 +12,7 @@ use crate::support::faulty::Faulty;
 use crate::support::skip::skip_part;
 use crate::support::stage::{Stage, Talker, said, stage};
 use crate::support::user::{OpenDevice, User};
-use crate::support::{archfs, run, wait_until};
+use crate::support::{HIDE_DEVICE, archfs, run, wait_until};
 
 /// A UID that no other test uses, with access to the device.
 const USER: u32 = 39;
@@ -198,10 +198,6 @@ fn is_container() -> bool {
 fn device_remedy(on_a_node: &str) -> &str {
     if is_container() { "--device /dev/fuse" } else { on_a_node }
 }
-
-/// A private /dev with fewer devices.
-const HIDE_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; mkdir $WORK/dev/shm; chmod 1777 $WORK/dev/shm; \
-     cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
 
 #[test]
 fn an_ordinary_user_can_mount_if_nothing_is_missing() {

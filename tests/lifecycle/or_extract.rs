@@ -9,11 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::mount::is_mounted;
 use crate::support::stage::{Stage, Talker, has_ended, processes_about, said, stage, stage_with};
 use crate::support::user::User;
-use crate::support::{image, run, wait_until};
-
-/// A private /dev without /dev/fuse.
-const NO_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; \
-    cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
+use crate::support::{HIDE_DEVICE, image, run, wait_until};
 
 /// A bash script of the stage, in a mount namespace that `setup` changes first.
 fn bash(stage: &Stage, setup: &str, script: &str) -> Command {
@@ -27,7 +23,7 @@ fn bash(stage: &Stage, setup: &str, script: &str) -> Command {
 }
 
 fn output(stage: &Stage, script: &str) -> Output {
-    bash(stage, NO_DEVICE, script).output().unwrap()
+    bash(stage, HIDE_DEVICE, script).output().unwrap()
 }
 
 /// The directory to extract to.
@@ -128,7 +124,7 @@ fn tasks_share_the_files_until_the_last_one_ends() {
 /// command.
 fn started(stage: &Stage) -> (Talker, PathBuf, Pid, Pid) {
     let script = "$ARCHFS run -q --or-extract local $IMAGE -- sh -c 'echo {} $PPID $$; read x; cat {}/hello'";
-    let mut shell = Talker::start(&mut bash(stage, NO_DEVICE, script));
+    let mut shell = Talker::start(&mut bash(stage, HIDE_DEVICE, script));
     let line = shell.line();
     let words: Vec<_> = line.split(' ').collect();
     let [path, parent, own] = words[..] else { panic!("{line}") };
@@ -220,7 +216,7 @@ fn a_next_run_finishes_what_a_killed_one_began() {
 fn what_does_not_fit_or_is_damaged_runs_no_command() {
     let Some(stage) = stage() else { return };
     let parent = parent(&stage);
-    let small = format!("{NO_DEVICE}; mount -t tmpfs -o size=200k none $WORK/local");
+    let small = format!("{HIDE_DEVICE}; mount -t tmpfs -o size=200k none $WORK/local");
     let script = "$ARCHFS run --or-extract local $IMAGE -- echo started; ls -A local";
     let output = bash(&stage, &small, script).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{}", said(&output));
@@ -273,7 +269,7 @@ fn an_ordinary_user_removes_directories_without_write_permission() {
     };
     let user = User::new(&stage, 39);
     let setup =
-        format!("{NO_DEVICE}; mkdir -m 700 $WORK/local; chown {0}:{0} $WORK/local", user.uid);
+        format!("{HIDE_DEVICE}; mkdir -m 700 $WORK/local; chown {0}:{0} $WORK/local", user.uid);
     let script = format!(
         "setpriv --reuid={0} --regid={0} --clear-groups {1} run --or-extract local $IMAGE -- \
          sh -c 'stat -c %a {{}}/closed; cat {{}}/closed/file; id -u'",

@@ -40,6 +40,11 @@ pub fn cache_directory() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }
 
+/// Shell commands that give a mount namespace a /dev with few devices, without /dev/fuse. They need
+/// a directory $WORK.
+pub const HIDE_DEVICE: &str = "mkdir $WORK/dev; mount -t tmpfs none $WORK/dev; mkdir $WORK/dev/shm; chmod 1777 $WORK/dev/shm; \
+     cp -a /dev/null /dev/zero /dev/urandom /dev/fd $WORK/dev; mount --move $WORK/dev /dev; rmdir $WORK/dev";
+
 /// A private directory of this test, removed at its end.
 pub fn work_directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("archfs-test-").tempdir().expect("a temporary directory")

@@ -9,14 +9,14 @@ use super::run_options::{Display, RunOptions};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::daemon::launcher::Started;
 use crate::lifecycle::extracted::{self, Hold};
-use crate::lifecycle::mount::{fusermount, mount_point};
+use crate::lifecycle::mount::fusermount;
 use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::os::process::ProcessId;
 use crate::progress::Show;
 
 /// What `run` holds.
 pub(super) enum HeldFiles {
-    Mounted { lease: MountLease, mount_point: PathBuf },
+    Mounted(MountLease),
     Extracted(Hold),
 }
 
@@ -30,15 +30,11 @@ pub(super) fn obtain(
     options: RunOptions<'_>,
     display: Display<'_>,
 ) -> Result<Started<HeldFiles>> {
-    let mount_point = mount_point::locate(&plan.mountpoint)?;
     let mount = || {
-        mount_lease::obtain(&mount_point, plan, arguments, options.privacy, display.show)
-            .map(|started| started.map(|lease| (lease, mount_point.clone())))
+        mount_lease::obtain(plan, arguments, options.privacy, display.show)
+            .map(|started| started.map(HeldFiles::Mounted))
     };
-    let mounted = |(lease, mount_point)| HeldFiles::Mounted { lease, mount_point };
-    let Some(parent) = options.or_extract else {
-        return Ok(mount()?.map(mounted));
-    };
+    let Some(parent) = options.or_extract else { return mount() };
     let why = match fusermount::check_device() {
         // Mounting could only fail, and print errors.
         Err(error) => Some(error),
@@ -46,7 +42,7 @@ pub(super) fn obtain(
             // The daemon has printed why.
             Ok(Err(CANNOT_MOUNT)) => None,
             Err(error) if error.kind() == Kind::CannotMount => Some(error),
-            started => return Ok(started?.map(mounted)),
+            started => return started,
         },
     };
     warn_of_extraction(parent, why);
@@ -66,7 +62,7 @@ impl HeldFiles {
     /// The directory with the files.
     pub(super) fn path(&self) -> PathBuf {
         match self {
-            Self::Mounted { mount_point, .. } => mount_point.clone(),
+            Self::Mounted(lease) => lease.mount_point.clone(),
             Self::Extracted(hold) => hold.files(),
         }
     }
@@ -75,9 +71,7 @@ impl HeldFiles {
     /// reads directly anyway.
     pub(super) fn direct_reads(&self) -> Environment {
         match self {
-            Self::Mounted { lease, mount_point } => {
-                mount_lease::direct_reads(mount_point, lease.is_private)
-            }
+            Self::Mounted(lease) => lease.direct_reads(),
             Self::Extracted(_) => Environment::new(),
         }
     }
@@ -85,7 +79,7 @@ impl HeldFiles {
     /// Starts the command with `spawn`.
     pub(super) fn shared_with<T>(&self, spawn: impl FnOnce() -> T) -> T {
         match self {
-            Self::Mounted { .. } => spawn(),
+            Self::Mounted(_) => spawn(),
             Self::Extracted(hold) => hold.shared_with(spawn),
         }
     }
@@ -93,7 +87,7 @@ impl HeldFiles {
     /// Lets `command`, which was started with `shared_with`, keep its files if this process is
     /// killed.
     pub(super) fn hold_for(&mut self, command: ProcessId) {
-        if let Self::Mounted { lease, .. } = self {
+        if let Self::Mounted(lease) = self {
             lease.hold_for(command);
         }
     }
@@ -103,9 +97,9 @@ impl HeldFiles {
         let path = self.path();
         let path = path.display();
         match self {
-            Self::Mounted { lease, mount_point } => {
+            Self::Mounted(lease) => {
                 log::warn!("{path}: unmounting while the command runs; open files stay readable");
-                lease.end_before(command, &mount_point);
+                lease.end_before(command);
             }
             Self::Extracted(hold) => {
                 log::warn!(
@@ -119,7 +113,7 @@ impl HeldFiles {
     /// Gives the files back. Returns when they are gone, or at once if others hold them.
     pub(super) fn end(self, show: Show<'_>) {
         match self {
-            Self::Mounted { lease, mount_point } => lease.end(&mount_point, show),
+            Self::Mounted(lease) => lease.end(show),
             Self::Extracted(hold) => {
                 let _shown = show(&format!("removing {}", hold.files().display()));
                 end_hold(hold);

@@ -4,7 +4,7 @@
 //! command sees.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::mount;
 use crate::lifecycle::commands::run_options::Privacy;
 use crate::lifecycle::daemon::launcher::{Launched, Started};
-use crate::lifecycle::mount::{attach, fusermount, namespace, owned_directory};
+use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
 use crate::lifecycle::share::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
 use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::os::mountinfo;
@@ -36,8 +36,9 @@ pub(super) type Environment = Vec<(&'static str, OsString)>;
 /// The lease on the mount.
 pub(super) struct MountLease {
     client: Client,
+    pub(super) mount_point: PathBuf,
     /// Whether this process mounted it, in its own mount namespace.
-    pub(super) is_private: bool,
+    is_private: bool,
     /// Whether the summary of the mount is printed.
     is_summarised: bool,
 }
@@ -47,12 +48,12 @@ pub(super) struct MountLease {
 /// # Errors
 /// Errors of mounting from before the daemon starts.
 pub(super) fn obtain(
-    mount_point: &Path,
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     privacy: Privacy,
     show: Show<'_>,
 ) -> Result<Started<MountLease>> {
+    let mount_point = &mount_point::locate(&plan.mountpoint)?;
     if privacy == Privacy::Private {
         return mount_privately(mount_point, plan, arguments);
     }
@@ -64,10 +65,7 @@ pub(super) fn obtain(
         return mount_privately(mount_point, plan, arguments);
     }
     match mount::obtain(plan, arguments, show)? {
-        Ok((client, _)) => {
-            let is_summarised = plan.is_summarised();
-            Ok(Ok(MountLease { client, is_private: false, is_summarised }))
-        }
+        Ok((client, _)) => Ok(Ok(MountLease::new(client, mount_point, false, plan))),
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
         Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
@@ -119,8 +117,7 @@ fn mount_privately(
         let _ = attach::detach_here(mount_point);
         clear_private(mount_point);
     }
-    let is_summarised = plan.is_summarised();
-    Ok(answers?.map(|client| MountLease { client, is_private: true, is_summarised }))
+    Ok(answers?.map(|client| MountLease::new(client, mount_point, true, plan)))
 }
 
 /// Removes what the killed daemon of a private mount left behind.
@@ -130,21 +127,40 @@ fn clear_private(mount_point: &Path) {
 }
 
 impl MountLease {
+    fn new(client: Client, mount_point: &Path, is_private: bool, plan: &MountPlan) -> Self {
+        let is_summarised = plan.is_summarised();
+        Self { client, mount_point: mount_point.to_owned(), is_private, is_summarised }
+    }
+
     /// Lets `command` hold the mount as well, so that it keeps its files if this process is killed.
     pub(super) fn hold_for(&mut self, command: ProcessId) {
         let _ = self.client.watch(command);
     }
 
+    /// The variables with which the command reads directly. Warns if it cannot; it reads through
+    /// the mount then.
+    pub(super) fn direct_reads(&self) -> Environment {
+        let prepared = match self.is_private {
+            true => Err(Error::new(Kind::Unsupported, "the mount is private")),
+            false => prepare_direct_reads(&self.mount_point),
+        };
+        prepared.unwrap_or_else(|error| {
+            log::warn!("{}: --direct has no effect: {error}", self.mount_point.display());
+            Vec::new()
+        })
+    }
+
     /// Gives the lease back although `command` still runs, as if it had ended.
-    pub(super) fn end_before(mut self, command: Option<ProcessId>, mount_point: &Path) {
+    pub(super) fn end_before(mut self, command: Option<ProcessId>) {
         // If the daemon does not answer, `end` reports that.
         let _ = command.map(|command| self.client.unwatch(command));
-        self.end(mount_point, &|_| Box::new(()));
+        self.end(&|_| Box::new(()));
     }
 
     /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
     /// hold it.
-    pub(super) fn end(self, mount_point: &Path, show: Show<'_>) {
+    pub(super) fn end(self, show: Show<'_>) {
+        let mount_point = self.mount_point.as_path();
         // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
             share::mount_state(mount_point),
@@ -188,23 +204,6 @@ impl MountLease {
         };
         for error in [mount_fate.err(), cleared.err()].into_iter().flatten() {
             crate::log::error(&error.within(mount_point.display()));
-        }
-    }
-}
-
-/// The variables with which the command reads directly. Warns if it cannot; it reads through the
-/// mount then.
-pub(super) fn direct_reads(mount_point: &Path, is_private: bool) -> Environment {
-    let path = mount_point.display();
-    let prepared = match is_private {
-        true => Err(Error::new(Kind::Unsupported, "the mount is private")),
-        false => prepare_direct_reads(mount_point),
-    };
-    match prepared {
-        Ok(variables) => variables,
-        Err(error) => {
-            log::warn!("{path}: --direct has no effect: {error}");
-            Vec::new()
         }
     }
 }

@@ -40,6 +40,7 @@ pub(super) mod launcher;
 mod log_file;
 mod mounted;
 pub(super) mod name_readahead;
+pub(super) mod opening;
 #[cfg(test)]
 mod proof;
 mod release;

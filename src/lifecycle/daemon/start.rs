@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::cache::{self, Budget};
+use crate::cache::Budget;
 use crate::error::{Error, Result};
 use crate::formats::{self, Acls, Contents, OpenOptions};
 use crate::lifecycle::mount::mount_point::{self, Mountpoint};
@@ -24,14 +24,15 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::FileStorage;
 use crate::sync::Arc;
-use crate::units::{format_duration, format_size};
-use crate::vfs::{Tree, View};
+use crate::units::format_duration;
+use crate::vfs::Tree;
 
 use super::address_space;
 use super::archive_cache::ArchiveCachePolicy;
 use super::launcher::Launcher;
 use super::log_file;
 use super::mounted::Mounted;
+use super::opening;
 use super::report::Report;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
@@ -278,25 +279,6 @@ pub(super) struct Opened {
     pub(super) preloaded: Vec<Arc<FileStorage>>,
 }
 
-/// The cache budget, bytes: as asked for, unless the job's memory limit is too low.
-fn cache_bytes(wanted: Option<u64>) -> u64 {
-    let Some(wanted) = wanted else {
-        return cache::default_bytes();
-    };
-    match cache::most_bytes() {
-        Some((most, limit)) if wanted > most => {
-            log::warn!(
-                "--cache {}: the job's memory limit is {}; using {}",
-                format_size(wanted),
-                format_size(limit),
-                format_size(most)
-            );
-            most
-        }
-        _ => wanted,
-    }
-}
-
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     if address_space::is_limited() {
         heap::use_one_heap();
@@ -304,17 +286,12 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     heap::map_large_buffers();
     let stats = Arc::new(Stats::default());
     let options = OpenOptions {
-        offset: plan.offset,
-        cache_bytes: cache_bytes(plan.cache_bytes),
-        recursive: plan.recursive,
-        partial: plan.partial,
-        index: plan.index.clone(),
         acls: match plan.access {
             Access::Owner => Acls::Shown,
             Access::Everybody => Acls::Masked,
         },
         stats: Arc::clone(&stats),
-        ..OpenOptions::default()
+        ..opening::options(plan)
     };
     let start = Instant::now();
     let files = stage::archives(plan, options.cache_bytes, progress)?;
@@ -325,10 +302,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let preloaded = stage::to_preload(plan, &files, options.cache_bytes)?;
     let tree = formats::open_files(&files, &options, progress)?;
     report_contents(plan, tree.as_ref());
-    let tree = View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
-        Some(first) => error.within(first.display()),
-        None => error,
-    })?;
+    let tree = opening::view(plan, tree)?;
     let report = Report::begin(plan, Arc::clone(&stats));
     let archive_cache = ArchiveCachePolicy::new(plan, &files, Arc::clone(&stats));
     let OpenOptions { cache_bytes, budget, .. } = options;

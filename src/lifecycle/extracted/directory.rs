@@ -4,14 +4,14 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::share::{extraction_record, node};
+use crate::lifecycle::share::{check_private, extraction_record, node, open_0600};
 use crate::os::trust;
 
 /// The files, once all of them are there.
@@ -55,8 +55,8 @@ impl ExtractedDirectory {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
         }
-        if !directory.is_own() {
-            let context = format!("{}: belongs to another user", directory.path.display());
+        if let Err(error) = check_private(&directory.path, geteuid().as_raw()) {
+            let context = format!("{}: cannot be used: {error}", directory.path.display());
             return Err(Error::new(Kind::Busy, context).with_hint("name another directory"));
         }
         Ok(directory)
@@ -64,14 +64,7 @@ impl ExtractedDirectory {
 
     /// The directory at `path`, if it is one of this user.
     pub(super) fn existing(path: &Path) -> Option<Self> {
-        let directory = Self { path: path.to_owned() };
-        directory.is_own().then_some(directory)
-    }
-
-    fn is_own(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_ok_and(|found| {
-            found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0
-        })
+        check_private(path, geteuid().as_raw()).ok().map(|()| Self { path: path.to_owned() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -139,11 +132,14 @@ impl ExtractedDirectory {
     }
 }
 
+/// Opens the file of a lock in a directory that is closed to others.
 fn open_lock(path: &Path, may_create: bool) -> io::Result<File> {
-    let flags = OFlags::NOFOLLOW.bits().cast_signed();
-    let mut options = File::options();
-    options.read(true).write(true).create(may_create).truncate(false);
-    options.mode(0o600).custom_flags(flags).open(path)
+    open_0600(path, File::options().read(true).write(true).create(may_create))
+}
+
+/// Whether the file of a lock, which is open, has been removed.
+pub(super) fn is_removed(lock: &File) -> bool {
+    lock.metadata().is_ok_and(|found| found.nlink() == 0)
 }
 
 /// Removes a directory and everything in it, also what is in directories without write permission.

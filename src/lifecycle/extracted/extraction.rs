@@ -4,20 +4,21 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::retry_on_intr;
 
 use super::directory::ExtractedDirectory;
-use super::hold::{Hold, lock};
+use super::hold::Hold;
 use super::keeper;
-use crate::cache;
 use crate::error::{Error, Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
-use crate::formats::{self, OpenOptions};
+use crate::formats;
+use crate::lifecycle::daemon::opening;
 use crate::lifecycle::{MountPlan, share};
 use crate::progress::{Progress, Show, Watch};
 use crate::sync::{Arc, AtomicBool};
 use crate::units::{counted, format_duration, format_size};
-use crate::vfs::{Finding, Location, Severity, View};
+use crate::vfs::{Finding, Location, Severity};
 
 /// A hold on the files of `plan`, in a directory below `parent`. Extracts them if no other process
 /// has. `show` displays waits for other processes, `watch` the extraction.
@@ -50,7 +51,8 @@ fn extract_once(plan: &MountPlan, hold: &Hold, show: Show<'_>, watch: Watch<'_>)
     let failed = |error| Error::io(format!("{shown}: cannot extract"), error);
     let extracting = directory.extracting().map_err(failed)?;
     let waiting = show(&format!("waiting until another process has extracted to {shown}"));
-    lock(&extracting, FlockOperation::LockExclusive).map_err(|errno| failed(errno.into()))?;
+    retry_on_intr(|| flock(&extracting, FlockOperation::LockExclusive))
+        .map_err(|errno| failed(errno.into()))?;
     drop(waiting);
     if directory.files().exists() {
         log::info!("{shown}: sharing the files that another process extracted");
@@ -73,20 +75,8 @@ fn extract_once(plan: &MountPlan, hold: &Hold, show: Show<'_>, watch: Watch<'_>)
 }
 
 fn extract(plan: &MountPlan, directory: &Path, progress: &Progress) -> Result<Extracted> {
-    let options = OpenOptions {
-        offset: plan.offset,
-        cache_bytes: plan.cache_bytes.unwrap_or_else(cache::default_bytes),
-        recursive: plan.recursive,
-        partial: plan.partial,
-        index: plan.index.clone(),
-        ..OpenOptions::default()
-    };
-    let tree = formats::open(&plan.archives, &options, progress)?;
-    let named = |error: Error| match plan.archives.first() {
-        Some(first) => error.within(first.display()),
-        None => error,
-    };
-    let tree = View::apply(tree, &plan.view).map_err(named)?;
+    let tree = formats::open(&plan.archives, &opening::options(plan), progress)?;
+    let tree = opening::view(plan, tree)?;
     let options = ExtractOptions {
         only: &[],
         existing: Existing::Keep,

@@ -4,13 +4,12 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_setfd, retry_on_intr};
 
-use super::directory::ExtractedDirectory;
+use super::directory::{ExtractedDirectory, is_removed};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::share::extraction_record;
 use crate::progress::Show;
@@ -42,9 +41,10 @@ impl Hold {
                 opened => opened.map_err(failed)?,
             };
             let waiting = show(&format!("waiting until {shown} is removed"));
-            lock(&holders, FlockOperation::LockShared).map_err(|errno| failed(errno.into()))?;
+            retry_on_intr(|| flock(&holders, FlockOperation::LockShared))
+                .map_err(|errno| failed(errno.into()))?;
             drop(waiting);
-            if holders.metadata().map_err(failed)?.nlink() == 0 {
+            if is_removed(&holders) {
                 continue;
             }
             if let Some(node) = directory.other_node() {
@@ -112,20 +112,9 @@ impl Hold {
             return Some((directory, holders));
         }
         // There are other holders, or the keeper is removing the files, which is waited for.
-        lock(&holders, FlockOperation::LockShared).ok()?;
+        retry_on_intr(|| flock(&holders, FlockOperation::LockShared)).ok()?;
         // If the keeper failed, the files are still there.
-        let is_there = holders.metadata().is_ok_and(|found| found.nlink() > 0);
-        (is_there && take()).then_some((directory, holders))
-    }
-}
-
-/// Takes a lock, however long that takes.
-pub(super) fn lock(file: &File, operation: FlockOperation) -> rustix::io::Result<()> {
-    loop {
-        match flock(file, operation) {
-            Err(Errno::INTR) => {}
-            locked => return locked,
-        }
+        (!is_removed(&holders) && take()).then_some((directory, holders))
     }
 }
 

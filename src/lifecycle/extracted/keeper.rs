@@ -3,17 +3,15 @@
 //! It takes no part in the ordinary end, when the last holder removes the files itself.
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::retry_on_intr;
 use rustix::process::setsid;
 
-use super::directory::ExtractedDirectory;
-use super::hold::lock;
+use super::directory::{ExtractedDirectory, is_removed};
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::signals::ENDING;
 use crate::os::raw_signals;
@@ -47,14 +45,10 @@ pub fn keep(directory: &Path) -> Result<()> {
     let Some(directory) = ExtractedDirectory::existing(directory) else { return Ok(()) };
     // It may be removed already.
     let Ok(holders) = directory.holders(false) else { return Ok(()) };
-    lock(&holders, FlockOperation::LockExclusive)
+    retry_on_intr(|| flock(&holders, FlockOperation::LockExclusive))
         .map_err(|errno| Error::io("cannot wait for the end of the holders", errno.into()))?;
     match is_removed(&holders) {
         true => Ok(()),
         false => directory.remove(holders),
     }
-}
-
-fn is_removed(holders: &File) -> bool {
-    holders.metadata().is_ok_and(|found| found.nlink() == 0)
 }

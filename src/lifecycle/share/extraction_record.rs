@@ -16,7 +16,7 @@ use crate::error::Result;
 
 const SUFFIX: &str = ".extracted";
 
-/// Records `directory`, which is about to be created.
+/// Records `directory`, which this process holds.
 ///
 /// # Errors
 /// `Io` if no record can be written.

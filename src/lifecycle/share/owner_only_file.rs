@@ -17,7 +17,7 @@ const MODE: u32 = 0o600;
 ///
 /// # Errors
 /// The error of the system call.
-pub(super) fn open_0600(path: &Path, options: &mut OpenOptions) -> Result<File> {
+pub(in crate::lifecycle) fn open_0600(path: &Path, options: &mut OpenOptions) -> Result<File> {
     let file = match options.mode(MODE).open(path) {
         // The process that created it has not set its mode yet, or was killed before it could.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {

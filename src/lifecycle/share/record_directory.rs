@@ -230,7 +230,10 @@ fn usual_name(uid: u32) -> String {
 
 /// Checks that `directory` belongs to `uid`, is closed to others, and is on the file system of its
 /// parent.
-fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
+///
+/// # Errors
+/// `PermissionDenied` with the reason; those of the system.
+pub(in crate::lifecycle) fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
     let opened = open_on_parent(directory)?;
     let found = fstat(&opened)?;
     let denied = |why| Err(io::Error::new(ErrorKind::PermissionDenied, why));

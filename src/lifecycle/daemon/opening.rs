@@ -1,0 +1,51 @@
+//! How the archives of a plan are opened, and the part of them that is shown.
+
+use crate::cache;
+use crate::error::Result;
+use crate::formats::OpenOptions;
+use crate::lifecycle::MountPlan;
+use crate::sync::Arc;
+use crate::units::format_size;
+use crate::vfs::{Tree, View};
+
+/// The options that say what the archives of `plan` contain, and its cache budget.
+pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
+    OpenOptions {
+        offset: plan.offset,
+        cache_bytes: cache_bytes(plan.cache_bytes),
+        recursive: plan.recursive,
+        partial: plan.partial,
+        index: plan.index.clone(),
+        ..OpenOptions::default()
+    }
+}
+
+/// The part of `tree`, the archives of `plan`, that the plan shows.
+///
+/// # Errors
+/// Those of `View::apply`.
+pub(in crate::lifecycle) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Result<Arc<dyn Tree>> {
+    View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
+        Some(first) => error.within(first.display()),
+        None => error,
+    })
+}
+
+/// The cache budget, bytes: as asked for, unless the job's memory limit is too low.
+fn cache_bytes(wanted: Option<u64>) -> u64 {
+    let Some(wanted) = wanted else {
+        return cache::default_bytes();
+    };
+    match cache::most_bytes() {
+        Some((most, limit)) if wanted > most => {
+            log::warn!(
+                "--cache {}: the job's memory limit is {}; using {}",
+                format_size(wanted),
+                format_size(limit),
+                format_size(most)
+            );
+            most
+        }
+        _ => wanted,
+    }
+}
