@@ -32,7 +32,9 @@ def time(value: Optional[Time]) -> Optional[str]:
 
 
 def words(options: Mapping[str, Value]) -> list[str]:
-    """`{"read_cost": 5, "force": True, "owner": None}` as `["--read-cost=5", "--force"]`."""
+    """`{"read_cost": 5, "force": True, "owner": None}` as `["--read-cost=5", "--force"]`. An option with a list
+    of values is repeated.
+    """
     made = []
     for name, value in options.items():
         if value is None or value is False:
@@ -40,8 +42,8 @@ def words(options: Mapping[str, Value]) -> list[str]:
         option = "--" + name.replace("_", "-")
         if value is True:
             made.append(option)
-        elif isinstance(value, (int, float)):
-            made.append(f"{option}={value}")
-        else:
-            made.append(f"{option}={os.fsdecode(value)}")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            text = str(one) if isinstance(one, (int, float)) else os.fsdecode(one)
+            made.append(f"{option}={text}")
     return made

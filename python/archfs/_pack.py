@@ -20,6 +20,7 @@ class _Always(TypedDict):
     seconds: float
     problems: int
     hidden: int
+    excluded: int
     files: int
     notes: list[str]
 
@@ -61,6 +62,9 @@ def pack(
     read_cost: Optional[Size] = None,
     block_size: Optional[Size] = None,
     files_from: Union[None, PathLike, Iterable[PathLike]] = None,
+    exclude: Iterable[str] = (),
+    exclude_from: Optional[PathLike] = None,
+    no_xattrs: bool = False,
     map: Union[None, PathLike, Mapping[str, str]] = None,
     owner: Union[None, str, int, tuple[int, int]] = None,
     recursive: bool = False,
@@ -77,8 +81,9 @@ def pack(
     `pack("train", archive="train.sqfs")`.
 
     The arguments are the options of `archfs pack` (docs/PACK.md). `files_from` is a file with one path per
-    line, or the paths themselves (a list or any iterable except str). `map` is a file of such lines, or a
-    dict of path to new path. `owner` is a number, a pair of numbers, or "UID:GID". With `keep_going`, files
+    line, or the paths themselves (a list or any iterable except str). `exclude` has patterns of gitignore,
+    and `exclude_from` is a file of them. `map` is a file of lines with a path and a new path, or a dict of
+    path to new path. `owner` is a number, a pair of numbers, or "UID:GID". With `keep_going`, files
     that cannot be packed are counted as `problems` and logged to "archfs". Without it, Error has them as
     `notes`, and no archive is written.
     """
@@ -94,6 +99,9 @@ def pack(
                 "profile": profile,
                 "read_cost": read_cost,
                 "block_size": block_size,
+                "exclude": [exclude] if isinstance(exclude, str) else list(exclude),
+                "exclude_from": exclude_from,
+                "no_xattrs": no_xattrs,
                 "owner": ":".join(str(number) for number in owner) if isinstance(owner, tuple) else owner,
                 "recursive": recursive,
                 "as_file": as_file,

@@ -29,7 +29,7 @@ pub use output::Existing;
 pub use recipe::{Compressor, Profile, Recipe};
 pub use request::{CreatedArchive, Form, PackOutcome, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
-pub use source::{FileList, OtherMounts, OutputNames, Separator, Sources};
+pub use source::{Excludes, FileList, OtherMounts, OutputNames, Separator, Sources, XattrRule};
 pub use squashfs::Layout;
 pub use tar::Members;
 

@@ -9,7 +9,7 @@ use super::catalog::{Catalog, InodeId};
 use super::output::{Existing, Output};
 use super::recipe::Recipe;
 use super::shards::{self, Sharded, Shards};
-use super::source::{self, Sources};
+use super::source::{self, Gathered, Sources};
 use super::squashfs::{self, Layout};
 use super::tar::{self, Members};
 use super::{Job, OnProblem, Problem};
@@ -64,6 +64,9 @@ pub struct PackOutcome {
     pub hidden: u64,
     /// The path of one of them, without a leading slash.
     pub hidden_path: Vec<u8>,
+    /// Number of files and directories that were excluded, not counting those below excluded
+    /// directories.
+    pub excluded: u64,
     /// Whether the run ended before contents were read, so that more files may have problems.
     pub only_listed: bool,
 }
@@ -93,31 +96,29 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Form::Tar { epoch } => Unwritten::Tar(*epoch, output()?),
         Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
-    let catalog = source::gather(&job, &request.sources)?;
-    let (hidden, hidden_path) = (catalog.hidden(), catalog.hidden_path().to_vec());
+    let Gathered { catalog, excluded } = source::gather(&job, &request.sources)?;
     let is_aborted = || request.on_problem == OnProblem::Abort && job.has_problems();
-    if is_aborted() {
-        let problems = job.into_problems();
-        return Ok(PackOutcome { archive: None, problems, hidden, hidden_path, only_listed: true });
+    let mut outcome = PackOutcome {
+        archive: None,
+        problems: Vec::new(),
+        hidden: catalog.hidden(),
+        hidden_path: catalog.hidden_path().to_vec(),
+        excluded,
+        only_listed: is_aborted(),
+    };
+    if !outcome.only_listed {
+        let (archive, unnamed) = unwritten.write(&job, &catalog, request)?;
+        if !is_aborted() {
+            job.check()?;
+            match unnamed {
+                Unnamed::One(output) => output.publish()?,
+                Unnamed::Shards(shards) => shards.publish()?,
+            }
+            outcome.archive = Some(archive);
+        }
     }
-    let (archive, unnamed) = unwritten.write(&job, &catalog, request)?;
-    if is_aborted() {
-        let problems = job.into_problems();
-        return Ok(PackOutcome {
-            archive: None,
-            problems,
-            hidden,
-            hidden_path,
-            only_listed: false,
-        });
-    }
-    job.check()?;
-    match unnamed {
-        Unnamed::One(output) => output.publish()?,
-        Unnamed::Shards(shards) => shards.publish()?,
-    }
-    let problems = job.into_problems();
-    Ok(PackOutcome { archive: Some(archive), problems, hidden, hidden_path, only_listed: false })
+    outcome.problems = job.into_problems();
+    Ok(outcome)
 }
 
 /// An archive that is not written yet, and where it goes.

@@ -1,11 +1,12 @@
 //! `archfs pack` writes archives that other programs read; each is compared with its source tree.
 //!
-//! Tests what docs/PACK.md promises: `images` and `tars` the formats, `sources` the input, `shards`
-//! WebDataset, `failures` the errors, `extract` the way back.
+//! Tests what docs/PACK.md promises: `images` and `tars` the formats, `sources` the input, `excluded`
+//! what is left out, `shards` WebDataset, `failures` the errors, `extract` the way back.
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod excluded;
 mod extract;
 mod failures;
 mod images;

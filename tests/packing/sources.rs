@@ -215,3 +215,49 @@ fn the_archive_is_not_packed_into_itself() {
     let listed = said(&["unsquashfs", "-d", "", "-lc", text(&made)]);
     assert!(!listed.contains("made.sqfs"), "{listed}");
 }
+
+#[test]
+fn standard_input_is_packed_from_a_pipe_or_a_file() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    write_all(&tree, &[("a/1", &source::noise(1, 300_000)), ("a/2", b"small"), ("b", b"")]);
+    let tar = work.path().join("tree.tar");
+    gnu_tar(&tar, &tree);
+    let expected = sum(&packed(work.path(), "expected.sqfs", &tar, &[]));
+    let later = [&[7; 512][..], &fs::read(&tar).unwrap()].concat();
+    fs::write(work.path().join("tree.tar.later"), later).unwrap();
+    let target = directory(work.path(), "target");
+    let made = target.join("made.sqfs");
+    let run_with = |script: &str, input: &Path| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(archfs().get_program()).arg(input).arg(&made);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for script in [
+        "cat \"$2\" | \"$1\" pack -qf - \"$3\"",
+        "gzip -1 < \"$2\" | \"$1\" pack -qf - \"$3\"",
+        "\"$1\" pack -qf - \"$3\" < \"$2\"",
+        // A file that something has read from already.
+        "{ dd bs=512 count=1 status=none of=/dev/null; \"$1\" pack -qf - \"$3\"; } < \"$2.later\"",
+    ] {
+        assert_eq!(run_with(script, &tar), (Some(0), String::new()), "{script}");
+        assert_eq!(sum(&made), expected, "{script}");
+        assert_eq!(names(&target), ["made.sqfs"], "{script}");
+    }
+    fs::remove_file(&made).unwrap();
+    for (script, status, message) in [
+        ("echo text | \"$1\" pack - \"$3\"", 3, "standard input: neither"),
+        ("\"$1\" pack - \"$3\" < /dev/null", 3, "standard input: is empty"),
+        ("head -c 1000 \"$2\" | \"$1\" pack - \"$3\"", 1, "standard input: "),
+        ("\"$1\" pack - - \"$3\" < \"$2\"", 2, "only one argument can be -"),
+        ("\"$1\" pack --as-file - \"$3\" < \"$2\"", 2, "--as-file"),
+        ("\"$1\" pack --map - - \"$3\" < \"$2\"", 2, "only one argument can be -"),
+    ] {
+        let (code, stderr) = run_with(script, &tar);
+        assert_eq!(code, Some(status), "{script}: {stderr}");
+        assert!(stderr.contains(message), "{script}: {stderr}");
+        assert!(!stderr.contains("add --as-file"), "{script}: {stderr}");
+        assert_eq!(names(&target), Vec::<String>::new(), "{script}");
+    }
+}

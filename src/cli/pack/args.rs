@@ -13,8 +13,8 @@ use super::super::args::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::os::processors;
 use crate::pack::{
-    Compressor, Existing, FileList, Form, Labels, OnProblem, OtherMounts, OutputNames, Owner,
-    Profile, Recipe, Request, Separator, Shards, Sources,
+    Compressor, Excludes, Existing, FileList, Form, Labels, OnProblem, OtherMounts, OutputNames,
+    Owner, Profile, Recipe, Request, Separator, Shards, Sources, XattrRule,
 };
 
 /// Make a SquashFS image or a tar for fast reads from directories, tars and images
@@ -22,12 +22,14 @@ use crate::pack::{
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs
   archfs pack ILSVRC2012_img_train.tar imagenet.sqfs          (a tar of tars: each becomes a directory)
+  archfs pack --exclude '*.tmp' --exclude .git/ project/ project.sqfs
   archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs   (lines of PATH <tab> NEW PATH)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
 Exit status: 0 done; 1 failed, or some files could not be packed (each is named).")]
 pub(in crate::cli) struct Args {
-    /// Directories, archives and files, then the archive to make: .sqfs or .tar
+    /// Directories, archives (-: from standard input) and files, then the archive to make: .sqfs or
+    /// .tar
     #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]
     paths: Vec<PathBuf>,
 
@@ -60,6 +62,19 @@ pub(in crate::cli) struct Args {
     /// Paths in the --files-from file end with NUL, not with a newline
     #[arg(short = '0', long, requires = "files_from")]
     null: bool,
+
+    /// Leave out what matches, as a line of a .gitignore file does: *.tmp, cache/, /val, !keep.tmp;
+    /// may be repeated
+    #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
+    exclude: Vec<String>,
+
+    /// Leave out what the patterns in FILE match (-: standard input), one per line; may be repeated
+    #[arg(short = 'X', long, value_name = "FILE")]
+    exclude_from: Vec<PathBuf>,
+
+    /// Leave out extended attributes
+    #[arg(long)]
+    no_xattrs: bool,
 
     /// Move files: lines of PATH, a tab and NEW PATH (a directory if it ends in /)
     #[arg(long, value_name = "FILE")]
@@ -142,6 +157,11 @@ impl Args {
             sources: Sources {
                 paths: sources.to_vec(),
                 list: self.files_from.clone().map(|path| FileList { path, separator }),
+                excludes: Excludes {
+                    files: self.exclude_from.clone(),
+                    patterns: self.exclude.clone(),
+                },
+                xattr_rule: if self.no_xattrs { XattrRule::Omit } else { XattrRule::Pack },
                 map: self.map.clone(),
                 owner: self.owner.unwrap_or_default(),
                 recursive: self.recursive,

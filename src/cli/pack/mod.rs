@@ -40,12 +40,18 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         term::print_error(&format!("{}: {}", problem.origin, problem.why));
     }
     let path = request.archive.display();
-    let PackOutcome { archive, problems, hidden, hidden_path, only_listed } = outcome;
+    let PackOutcome { archive, problems, hidden, hidden_path, excluded, only_listed } = outcome;
     if hidden > 0 && !args.quiet {
         let (files, example) = (counted(hidden, "file"), hidden_path.escape_ascii());
         term::print_note(&format!(
             "{path}: later sources hide {files} of earlier ones, for example {example}"
         ));
+    }
+    if !request.sources.excludes.is_empty() && !args.quiet {
+        term::print_note(&match excluded {
+            0 => format!("{path}: nothing matches the patterns to exclude"),
+            count => format!("{path}: excluded {}", counted(count, "path")),
+        });
     }
     let files = match problems.len() {
         1 => "1 file".to_owned(),
@@ -59,7 +65,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     };
     let summary = summary::Summary::of(&request, &archive, start.elapsed());
     if args.json {
-        let mut text = term::json_for_output(&summary.json(problems.len(), hidden)?);
+        let mut text = term::json_for_output(&summary.json(problems.len(), hidden, excluded)?);
         text.push('\n');
         written(std::io::stdout().write_all(text.as_bytes()))?;
     }

@@ -28,6 +28,7 @@ struct Row<'r> {
     seconds: f64,
     problems: usize,
     hidden: u64,
+    excluded: u64,
     #[serde(flatten)]
     rest: serde_json::Value,
 }
@@ -56,7 +57,7 @@ impl<'s> Summary<'s> {
     ///
     /// # Errors
     /// None in practice.
-    pub(super) fn json(&self, problems: usize, hidden: u64) -> Result<String> {
+    pub(super) fn json(&self, problems: usize, hidden: u64, excluded: u64) -> Result<String> {
         let (format, rest) = match self.archive {
             CreatedArchive::Image(layout) => ("squashfs", serde_json::to_value(layout)),
             CreatedArchive::Tar(members) => ("tar", serde_json::to_value(members)),
@@ -79,6 +80,7 @@ impl<'s> Summary<'s> {
             seconds: self.time.as_secs_f64(),
             problems,
             hidden,
+            excluded,
             rest,
         };
         serde_json::to_string(&row).map_err(failed)

@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::found::{FileId, Found, FoundKind};
+use super::found::{FileId, Found, FoundKind, XattrRule};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::vfs::{FileKind, Timestamp};
@@ -27,6 +27,19 @@ const HOLE_MIN: u64 = 4096;
 /// The largest list of names and the largest value of extended attributes, bytes (Linux:
 /// XATTR_LIST_MAX, XATTR_SIZE_MAX).
 const XATTR_MAX: usize = 64 << 10;
+
+/// Attributes in which Lustre keeps layouts and links (XATTR_NAME_* in lustre_idl.h).
+const LUSTRE_TRUSTED: [&[u8]; 9] = [
+    b"trusted.dmv",
+    b"trusted.fid",
+    b"trusted.hsm",
+    b"trusted.link",
+    b"trusted.lma",
+    b"trusted.lmv",
+    b"trusted.lov",
+    b"trusted.som",
+    b"trusted.version",
+];
 
 /// Opens `path` below `base`, or `base` itself if `path` is empty.
 pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
@@ -50,7 +63,11 @@ pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io
 ///
 /// # Errors
 /// `Changed` if it does not exist any more; `Io`.
-pub(super) fn examine(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
+pub(super) fn examine(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    xattr_rule: XattrRule,
+) -> Result<Found> {
     let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
         Errno::NOENT => Error::new(Kind::Changed, "removed while its directory was listed"),
         error => Error::io("cannot read the attributes", error.into()),
@@ -62,7 +79,9 @@ pub(super) fn examine(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Found> {
             link.map_err(|error| Error::io("cannot read the target of the link", error.into()))?;
         *target = link.into_bytes().into();
     }
-    found.xattrs = xattrs(directory, name)?;
+    if xattr_rule == XattrRule::Pack {
+        found.xattrs = xattrs(directory, name)?;
+    }
     Ok(found)
 }
 
@@ -129,7 +148,8 @@ fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
         Err(error) => return Err(failed(error)),
     };
     let mut set = Xattrs::new();
-    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+    let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
+    for name in names.filter(|name| !describes_storage(name)) {
         match value(&path, name) {
             Ok(value) => set.push((name.to_vec(), value)),
             // Removed since, or listed but not readable for this user.
@@ -138,6 +158,12 @@ fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
         }
     }
     Ok(set)
+}
+
+/// Whether the extended attribute `name` says where Lustre stores the file: on which servers, in
+/// which objects. Its value differs for every file and means nothing in an archive.
+fn describes_storage(name: &[u8]) -> bool {
+    name.starts_with(b"lustre.") || LUSTRE_TRUSTED.contains(&name)
 }
 
 /// The names of the extended attributes of a file, each followed by a NUL.

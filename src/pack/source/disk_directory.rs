@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, openat};
 
 use super::disk;
-use super::found::{Directory, FileId, Found, FoundKind, Listed, Source};
+use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule};
 use super::list::Wanted;
 use super::table;
 use crate::error::{Error, Kind, Result};
@@ -71,6 +71,7 @@ pub(super) struct DiskDirectory<'f> {
     /// Its own identity.
     id: FileId,
     other_mounts: OtherMounts,
+    xattr_rule: XattrRule,
     output_archive: Option<&'f OutputArchive>,
 }
 
@@ -82,6 +83,7 @@ impl<'f> DiskDirectory<'f> {
     pub(super) fn open(
         path: &Path,
         other_mounts: OtherMounts,
+        xattr_rule: XattrRule,
         output_archive: Option<&'f OutputArchive>,
     ) -> Result<(Self, Found)> {
         use std::os::unix::ffi::OsStrExt;
@@ -91,10 +93,10 @@ impl<'f> DiskDirectory<'f> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
         let id = disk::file_id(&fstat(&base).map_err(failed)?);
-        let found =
-            disk::examine(base.as_fd(), b".").map_err(|error| error.within(path.display()))?;
+        let found = disk::examine(base.as_fd(), b".", xattr_rule)
+            .map_err(|error| error.within(path.display()))?;
         let display = path.as_os_str().as_bytes().to_vec();
-        Ok((Self { base, display, id, other_mounts, output_archive }, found))
+        Ok((Self { base, display, id, other_mounts, xattr_rule, output_archive }, found))
     }
 
     /// The open directory, and its path as the user gave it.
@@ -128,11 +130,10 @@ impl<'f> DiskDirectory<'f> {
         {
             return Ok(None);
         }
-        let mut found = disk::examine(opened.as_fd(), &listed.name).map_err(|error| {
-            match (error.kind(), &directory.wanted) {
-                (Kind::Changed, Wanted::Only(_)) => Error::new(Kind::NotFound, "no such file"),
-                _ => error,
-            }
+        let found = disk::examine(opened.as_fd(), &listed.name, self.xattr_rule);
+        let mut found = found.map_err(|error| match (error.kind(), &directory.wanted) {
+            (Kind::Changed, Wanted::Only(_)) => Error::new(Kind::NotFound, "no such file"),
+            _ => error,
         })?;
         if let FoundKind::Directory { entered } = &mut found.kind {
             *entered = self.other_mounts == OtherMounts::Enter || found.id.device == self.id.device;

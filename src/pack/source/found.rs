@@ -7,6 +7,16 @@ use crate::error::Result;
 use crate::pack::catalog::{InodeId, Meta, Xattrs};
 use crate::vfs::{FileKind, joined};
 
+/// Whether extended attributes are packed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XattrRule {
+    /// They are packed, except those that describe how a file system stores the file.
+    #[default]
+    Pack,
+    /// They are left out.
+    Omit,
+}
+
 /// Identity of a file in its source: device and inode on a disk; in an archive device 0 and the
 /// inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

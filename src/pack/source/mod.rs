@@ -1,7 +1,8 @@
 //! Finds what is to be packed: directories, lists of files and archives become one catalog.
 //!
 //! `disk_directory`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits
-//! either, and `placing` fills the catalog. `list` selects files, `map` moves them.
+//! either, and `placing` fills the catalog. `list` selects files, `exclude` leaves files out, `map`
+//! moves them.
 //!
 //! Invariants: the catalog depends on the sources and their order, never on threads or on the order
 //! of a disk. What cannot be listed is reported, and the rest is packed.
@@ -17,11 +18,13 @@ use crate::error::{Error, Kind, Result};
 
 mod disk;
 mod disk_directory;
+mod exclude;
 mod found;
 mod list;
 mod map;
 mod opening;
 mod placing;
+mod stdin;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -29,6 +32,7 @@ mod tree;
 mod walk;
 
 use disk_directory::{DiskDirectory, OutputArchive};
+use exclude::Exclusions;
 use found::{Directory, Found};
 use list::{Selection, Wanted};
 use map::Map;
@@ -39,6 +43,8 @@ use tree::{Archive, ArchiveContent, VisitedDirectories};
 use walk::Walk;
 
 pub use disk_directory::{OtherMounts, OutputNames};
+pub use exclude::Excludes;
+pub use found::XattrRule;
 pub use list::{FileList, Separator};
 
 /// What is to be packed.
@@ -49,6 +55,10 @@ pub struct Sources {
     /// Selects files of the one source, or of the current directory if there is none; `None` packs
     /// everything.
     pub list: Option<FileList>,
+    /// Selects files that are left out, by their paths in the archive before `map` moves them.
+    pub excludes: Excludes,
+    /// Whether extended attributes are packed.
+    pub xattr_rule: XattrRule,
     /// A file of paths and their new paths; `-` is standard input.
     pub map: Option<PathBuf>,
     /// The owner of all files.
@@ -75,9 +85,10 @@ pub struct Sources {
 /// `Usage` and `InvalidInput` if the sources, the list or the map are unusable; `NotFound`,
 /// `Corrupt` and other errors if a source cannot be opened; `Interrupted`. A file below a source
 /// that cannot be read is a problem of the job.
-pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
+pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Gathered> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
+    let exclusions = Exclusions::read(&sources.excludes)?;
     let mut map = sources.map.as_deref().map(Map::read).transpose()?;
     let output_archive =
         sources.output.as_deref().and_then(|path| OutputArchive::new(path, sources.names));
@@ -88,7 +99,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
             .with_hint("--files-from selects files of a directory or an archive"));
     }
     job.progress.begin("listing files");
-    let filler = CatalogFiller::new(map.as_mut());
+    let filler = CatalogFiller::new(map.as_mut(), exclusions);
     let mut gathering =
         Gathering { job, selection: selection.as_ref(), filler, plain: 0, in_root: 0 };
     gathering.plain_files(&mut opened)?;
@@ -97,24 +108,38 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Catalog> {
         match opened {
             Opened::Directory(directory, found) => {
                 let name = name_in_archive(path, paths.len() == 1)?;
-                gathering.directory(name.as_deref(), directory, found)?;
+                if name.as_ref().is_none_or(|name| !gathering.filler.excludes(name, true)) {
+                    gathering.directory(name.as_deref(), directory, found)?;
+                }
             }
             Opened::Archive(archive) => gathering.archive(archive)?,
             Opened::PlainFile(file) => gathering.add_plain_file(path, file)?,
         }
     }
     let Gathering { filler, in_root, .. } = gathering;
-    filler.finish(in_root == 1, sources.owner)
+    let excluded = filler.excluded();
+    Ok(Gathered { catalog: filler.finish(in_root == 1, sources.owner)?, excluded })
+}
+
+/// What the sources contain.
+pub(crate) struct Gathered {
+    pub(crate) catalog: Catalog,
+    /// Number of files and directories that were excluded, not counting those below excluded
+    /// directories.
+    pub(crate) excluded: u64,
 }
 
 impl Sources {
     /// The paths, after all checks that need no file to be opened.
     fn checked_paths(&self) -> Result<Vec<PathBuf>> {
         let usage = |message: &str| Err(Error::new(Kind::Usage, message));
-        let is_stdin = |path: &Path| path.as_os_str() == "-";
-        let list_is_stdin = self.list.as_ref().is_some_and(|list| is_stdin(&list.path));
-        if list_is_stdin && self.map.as_deref().is_some_and(is_stdin) {
-            return usage("--files-from and --map cannot both be standard input");
+        let list = self.list.as_ref().map(|list| &list.path);
+        let inputs = self.paths.iter().chain(list).chain(&self.map).chain(&self.excludes.files);
+        if inputs.filter(|path| is_stdin(path)).count() > 1 {
+            return usage("only one argument can be -, standard input");
+        }
+        if self.as_file && self.paths.iter().any(|path| is_stdin(path)) {
+            return usage("--as-file: standard input has no name in the archive");
         }
         match (self.paths.as_slice(), &self.list) {
             ([], None) => usage("nothing to pack"),
@@ -123,6 +148,11 @@ impl Sources {
             (paths, _) => Ok(paths.to_vec()),
         }
     }
+}
+
+/// Whether `path` means standard input.
+fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 /// The name of a directory in the archive; `None` if its contents go into the root.
@@ -228,6 +258,9 @@ impl Gathering<'_, '_> {
         };
         let destination = Destination { path: b"", source: self.plain, space: 0 };
         let name = path.file_name().unwrap_or_default().as_bytes();
+        if self.filler.excludes(name, false) {
+            return Ok(());
+        }
         let key = file.key;
         let added = self.filler.add(&destination, &root, name, file.found, key);
         added.map(drop).map_err(|error| error.within(path.display()))

@@ -12,7 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use super::disk_directory::{DiskDirectory, OutputArchive, OutputNames};
 use super::found::{Found, FoundKind};
 use super::tree::Archive;
-use super::{Sources, disk};
+use super::{Sources, XattrRule, disk, is_stdin, stdin};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, Contents, FindingSink, IndexPolicy, OpenOptions};
 use crate::ordered::try_ordered;
@@ -60,10 +60,15 @@ pub(super) fn all<'s>(
     paths: &[PathBuf],
     output_archive: Option<&'s OutputArchive>,
 ) -> Result<Vec<Opened<'s>>> {
+    // `None` for standard input until it is known to be an archive.
     let mut opened = Vec::with_capacity(paths.len());
     // Indices of regular files in `opened`. They may be archives.
     let mut regular = Vec::new();
     for path in paths {
+        if is_stdin(path) {
+            opened.push(None);
+            continue;
+        }
         let failed = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 Error::new(Kind::NotFound, format!("{}: no such file", path.display()))
@@ -71,12 +76,16 @@ pub(super) fn all<'s>(
             _ => Error::io(format!("{}: cannot open", path.display()), error),
         };
         if fs::metadata(path).map_err(failed)?.is_dir() {
-            let (directory, found) =
-                DiskDirectory::open(path, sources.other_mounts, output_archive)?;
-            opened.push(Opened::Directory(directory, found));
+            let (directory, found) = DiskDirectory::open(
+                path,
+                sources.other_mounts,
+                sources.xattr_rule,
+                output_archive,
+            )?;
+            opened.push(Some(Opened::Directory(directory, found)));
             continue;
         }
-        let file = plain_file(path)?;
+        let file = plain_file(path, sources.xattr_rule)?;
         if is_output(path, output_archive) {
             let context = format!("{}: is both a source and the archive to make", path.display());
             return Err(Error::new(Kind::InvalidInput, context));
@@ -84,19 +93,30 @@ pub(super) fn all<'s>(
         if matches!(file.found.kind, FoundKind::File { .. }) {
             regular.push(opened.len());
         }
-        opened.push(Opened::PlainFile(file));
+        opened.push(Some(Opened::PlainFile(file)));
     }
     if sources.as_file {
-        return Ok(opened);
+        return Ok(opened.into_iter().flatten().collect());
     }
-    let files: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
-    let trees = trees(job, sources, &files)?;
-    for (&nth, tree) in regular.iter().zip(trees) {
+    let regular_paths: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
+    let mut files = Vec::new();
+    if !regular.is_empty() {
+        files = storage::open_files(&regular_paths, Changes::default())?;
+    }
+    if let Some(nth) = opened.iter().position(Option::is_none) {
+        files.push(Arc::new(stdin::read(job, sources.output.as_deref())?));
+        regular.push(nth);
+    }
+    let is_single = paths.len() == 1 && sources.list.is_none();
+    let must_be_archive = |nth: usize| is_single || opened[regular[nth]].is_none();
+    let trees = trees(job, sources, &files, must_be_archive)?;
+    for ((&nth, file), tree) in regular.iter().zip(&files).zip(trees) {
         if let Some(tree) = tree {
-            opened[nth] = Opened::Archive(Archive::new(tree, paths[nth].as_os_str().as_bytes()));
+            let display = file.path().as_os_str().as_bytes();
+            opened[nth] = Some(Opened::Archive(Archive::new(tree, display, sources.xattr_rule)));
         }
     }
-    Ok(opened)
+    Ok(opened.into_iter().flatten().collect())
 }
 
 /// Opens a directory that paths are relative to.
@@ -106,13 +126,13 @@ pub(super) fn open_directory(path: &Path) -> Result<OwnedFd> {
         .map_err(|error| Error::io(format!("{}: cannot open", path.display()), error.into()))
 }
 
-fn plain_file(path: &Path) -> Result<PlainFile> {
+fn plain_file(path: &Path, xattr_rule: XattrRule) -> Result<PlainFile> {
     let failed =
         |error: std::io::Error| Error::io(format!("{}: cannot read", path.display()), error);
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
-    let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name);
+    let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name, xattr_rule);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(PlainFile { path: real, found, key: 0 })
 }
@@ -123,17 +143,20 @@ fn is_output(path: &Path, output_archive: Option<&OutputArchive>) -> bool {
 }
 
 /// The tree of each file, or `None` for a file that is no archive.
+///
+/// # Errors
+/// `UnknownFormat` if `must_be_archive` is true of the index of such a file.
 fn trees(
     job: &Job<'_>,
     sources: &Sources,
-    paths: &[PathBuf],
+    files: &[Arc<FileStorage>],
+    must_be_archive: impl Fn(usize) -> bool + Sync,
 ) -> Result<Vec<Option<Arc<dyn Tree>>>> {
-    let mut trees = Vec::with_capacity(paths.len());
-    let mut unopened = Vec::with_capacity(paths.len());
-    if paths.is_empty() {
+    let mut trees = Vec::with_capacity(files.len());
+    let mut unopened = Vec::with_capacity(files.len());
+    if files.is_empty() {
         return Ok(trees);
     }
-    let files = storage::open_files(paths, Changes::default())?;
     let options = OpenOptions {
         cache_bytes: sources.cache_bytes / files.len() as u64,
         recursive: sources.recursive,
@@ -145,11 +168,10 @@ fn trees(
         ..OpenOptions::default()
     };
     let within = OpenOptions { recursive: true, ..options.clone() };
-    let is_single = sources.paths.len() == 1 && sources.list.is_none();
     let open = |nth: usize| {
         job.check()?;
         match tree(&files[nth], &options, job.progress)? {
-            None if is_single => Err(no_archive(&files[nth], &options, job.progress)),
+            None if must_be_archive(nth) => Err(no_archive(&files[nth], &options, job.progress)),
             // Unpack an archive that holds only archives, as ImageNet comes.
             Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
@@ -162,7 +184,8 @@ fn trees(
         trees.push(tree);
         unopened.push(findings.unwrap_or_default());
     })?;
-    for ((path, tree), findings) in paths.iter().zip(&trees).zip(unopened) {
+    for ((file, tree), findings) in files.iter().zip(&trees).zip(unopened) {
+        let path = file.path();
         if let Some(tree) = tree {
             losses(job, path, tree.as_ref());
         }
@@ -197,6 +220,10 @@ type Partly = (Arc<dyn Tree>, Vec<Finding>);
 fn no_archive(file: &Arc<FileStorage>, options: &OpenOptions, progress: &Progress) -> Error {
     let opened = formats::open_partly(&[Arc::clone(file)], options, progress);
     let error = opened.err().unwrap_or_else(|| Error::new(Kind::UnknownFormat, "no archive"));
+    // Options cannot help for standard input.
+    if file.path() == Path::new(stdin::NAME) {
+        return Error::new(error.kind(), error.to_string());
+    }
     let as_file = "add --as-file to pack it as one file";
     let hint = match error.hint() {
         // It is an option of other commands.

@@ -1,12 +1,13 @@
 //! Adds the files of all sources to the catalog.
 //!
-//! It keeps hard links, moves files as the map says, and chooses the attributes of the root if no
-//! single source provides them.
+//! It leaves out excluded files, keeps hard links, moves files as the map says, and chooses the
+//! attributes of the root if no single source provides them.
 //!
 //! Invariant: the result depends only on the sources and their order.
 
 use std::collections::HashMap;
 
+use super::exclude::Exclusions;
 use super::found::{Directory, FileId, Found, FoundKind};
 use super::map::Map;
 use crate::error::{Error, Kind, Result};
@@ -30,6 +31,8 @@ pub(super) struct Destination<'p> {
 pub(super) struct CatalogFiller<'m> {
     builder: Builder,
     map: Option<&'m mut Map>,
+    exclusions: Exclusions,
+    excluded: u64,
     /// Files that may have several names.
     links: HashMap<(u32, FileId), InodeId>,
     /// The newest time of the entries of the root.
@@ -41,10 +44,12 @@ pub(super) struct CatalogFiller<'m> {
 
 impl<'m> CatalogFiller<'m> {
     /// An empty catalog. `map` moves files to other paths.
-    pub(super) fn new(map: Option<&'m mut Map>) -> Self {
+    pub(super) fn new(map: Option<&'m mut Map>, exclusions: Exclusions) -> Self {
         Self {
             builder: Builder::new(default_meta(OLDEST)),
             map,
+            exclusions,
+            excluded: 0,
             links: HashMap::new(),
             newest: OLDEST,
             root: None,
@@ -61,6 +66,18 @@ impl<'m> CatalogFiller<'m> {
     pub(super) fn source(&mut self, content: Box<dyn Content>) {
         self.builder.source(content);
         self.sources += 1;
+    }
+
+    /// Whether the file at `path` in the archive is left out. Counts it if so.
+    pub(super) fn excludes(&mut self, path: &[u8], is_directory: bool) -> bool {
+        let excludes = self.exclusions.excludes(path, is_directory);
+        self.excluded += u64::from(excludes);
+        excludes
+    }
+
+    /// Number of files and directories that were left out.
+    pub(super) fn excluded(&self) -> u64 {
+        self.excluded
     }
 
     /// The directory that holds a source: the one called `name`, or the root. It gets the

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 
-use super::found::{Directory, FileId, Found, FoundKind, Listed, Source};
+use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule};
 use super::table;
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Meta, Xattrs};
@@ -30,12 +30,13 @@ pub(super) struct Archive {
     tree: Arc<dyn Tree>,
     /// Its path as the user gave it, for messages.
     display: Arc<[u8]>,
+    xattr_rule: XattrRule,
 }
 
 impl Archive {
     /// An archive at the path `display`, read through `tree`.
-    pub(super) fn new(tree: Arc<dyn Tree>, display: &[u8]) -> Self {
-        Self { tree, display: display.into() }
+    pub(super) fn new(tree: Arc<dyn Tree>, display: &[u8], xattr_rule: XattrRule) -> Self {
+        Self { tree, display: display.into(), xattr_rule }
     }
 
     /// The root of the archive.
@@ -75,7 +76,7 @@ impl Archive {
     }
 
     fn xattrs(&self, ino: Ino) -> Result<Xattrs> {
-        if !self.tree.has_xattrs() {
+        if self.xattr_rule == XattrRule::Omit || !self.tree.has_xattrs() {
             return Ok(Xattrs::new());
         }
         let names = self.tree.list_xattrs(ino)?;

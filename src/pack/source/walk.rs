@@ -16,6 +16,7 @@ use super::placing::{CatalogFiller, Destination};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::pack::Job;
+use crate::vfs::joined;
 
 /// Files that one thread examines at a time.
 const PART: usize = 1024;
@@ -141,7 +142,15 @@ impl Walk<'_, '_> {
         filler: &mut CatalogFiller<'_>,
         keep: &mut Keep<'_>,
     ) -> Option<Directory> {
+        if matches!(found, Ok(None)) {
+            return None;
+        }
         let path = directory.path_of(name);
+        let is_directory =
+            matches!(&found, Ok(Some(found)) if matches!(found.kind, FoundKind::Directory { .. }));
+        if filler.excludes(&joined(self.destination.path, &path), is_directory) {
+            return None;
+        }
         let found = match found {
             Ok(found) => found?,
             Err(error) => {

@@ -63,6 +63,17 @@ class PackTest(Stage):
         archfs.pack(self.source, image, files_from=(name for name in ["hello"]), force=True)
         self.assertEqual(archfs.info(image)["files"], 1)
 
+    def test_patterns_leave_files_out(self):
+        image = self.out("out.sqfs")
+        files = archfs.pack(self.source, image)["files"]
+        made = archfs.pack(self.source, image, exclude=["hello", "!nothing"], no_xattrs=True, force=True)
+        self.assertEqual((made["excluded"], made["files"]), (1, files - 1))
+        patterns = self.out("patterns")
+        with open(patterns, "w", encoding="utf-8") as file:
+            file.write("*\n")
+        made = archfs.pack(self.source, image, exclude="!hello", exclude_from=patterns, force=True)
+        self.assertEqual(made["files"], 1)
+
     def test_an_existing_archive_is_replaced_only_on_request(self):
         image = self.out("out.sqfs")
         archfs.pack(self.source, image)

@@ -32,7 +32,7 @@ const ALONE: &str = "ARCHFS_TEST_ALONE";
 fn attempt(sources: &Sources, threads: usize) -> (Result<Catalog>, Vec<Problem>) {
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(threads, &progress, &stop);
-    let catalog = gather(&job, sources);
+    let catalog = gather(&job, sources).map(|gathered| gathered.catalog);
     (catalog, job.into_problems())
 }
 
