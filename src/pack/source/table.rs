@@ -18,8 +18,15 @@ use super::disk;
 use super::found::{Found, FoundKind};
 use crate::error::{Error, Kind, Result};
 use crate::pack::content::Content;
-use crate::sync::{AtomicBool, Ordering};
+use crate::pack::feed::BATCH;
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 use crate::vfs::joined;
+
+/// Smallest file that stays open between its reads, bytes. Smaller files are read once.
+const HELD_MIN: u64 = BATCH;
+
+/// Number of files that stay open. Threads read different parts of the same one or two.
+const HELD: usize = 8;
 
 /// The state of a file when it was listed.
 struct Row {
@@ -52,6 +59,10 @@ pub(super) struct Table {
     /// Whether the kernel lets this user read without updating access times. Relaxed: a thread that
     /// reads an old value only tries once more.
     traceless: AtomicBool,
+    /// Large files that are being read, by key, the latest last. On a parallel file system each
+    /// open is a request to the metadata server, and a file has one batch for every MiB. Guards
+    /// only the list, and is never held with another lock.
+    held: Mutex<Vec<(u64, Arc<File>)>>,
 }
 
 impl Table {
@@ -60,7 +71,8 @@ impl Table {
         let Rows { directories, mut files, mut names, devices } = rows;
         files.shrink_to_fit();
         names.shrink_to_fit();
-        Self { base, display, directories, files, names, devices, traceless: AtomicBool::new(true) }
+        let (traceless, held) = (AtomicBool::new(true), Mutex::default());
+        Self { base, display, directories, files, names, devices, traceless, held }
     }
 
     /// The path below the base directory.
@@ -82,6 +94,29 @@ impl Table {
         row.ok_or_else(|| {
             Error::new(Kind::NotFound, format!("{key} is not a file of this directory"))
         })
+    }
+
+    /// An open file that has not changed. A large one stays open for later reads.
+    fn opened(&self, key: u64, row: &Row) -> Result<Arc<File>> {
+        if row.size <= HELD_MIN {
+            return self.open(row).map(Arc::new);
+        }
+        let found =
+            self.held.lock().iter().find(|held| held.0 == key).map(|held| Arc::clone(&held.1));
+        if let Some(file) = found {
+            self.check(row, &file)?;
+            return Ok(file);
+        }
+        let file = Arc::new(self.open(row)?);
+        let mut held = self.held.lock();
+        // Another thread may have opened it at the same time. Both descriptors are equally good.
+        if held.iter().all(|held| held.0 != key) {
+            held.push((key, Arc::clone(&file)));
+        }
+        let closed = (held.len() > HELD).then(|| held.remove(0));
+        drop(held);
+        drop(closed);
+        Ok(file)
     }
 
     /// Opens a file after checking that it has not changed.
@@ -141,7 +176,7 @@ impl Table {
 impl Content for Table {
     fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let row = self.row(key)?;
-        let file = self.open(row)?;
+        let file = self.opened(key, row)?;
         file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => self.changed(row),
             _ => self.failed(row, error),
@@ -151,7 +186,8 @@ impl Content for Table {
 
     fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
         let row = self.row(key)?;
-        let file = self.open(row)?;
+        // Other threads may move the offset of the open file, which nothing here depends on.
+        let file = self.opened(key, row)?;
         let start = match seek(&file, SeekFrom::Data(offset)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return self.check(row, &file).map(|()| None),

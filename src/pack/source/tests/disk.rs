@@ -82,6 +82,36 @@ fn extended_attributes_are_kept_as_the_kernel_lists_them() {
 }
 
 #[test]
+fn the_latest_large_files_stay_open_between_reads() {
+    const MIB: u64 = 1 << 20;
+    let work = tempfile::tempdir().unwrap();
+    let create = |name: &str, size: u64| {
+        let path = work.path().join(name);
+        File::create(&path).unwrap().set_len(size).unwrap();
+        path
+    };
+    let small = create("small", MIB);
+    let large: Vec<_> = (0..9).map(|nth| create(&format!("large{nth}"), MIB + 1)).collect();
+    let (catalog, problems) = gathered(&of(&[work.path()]));
+    assert_eq!(problems, []);
+    let read = |name: &str| {
+        let InodeKind::File { content, .. } = catalog.inode(id(&catalog, name)).kind else {
+            panic!("{name} is no file");
+        };
+        catalog.content(content).read(content.key, 0, &mut [0; 100])
+    };
+    read("small").unwrap();
+    large.iter().enumerate().for_each(|(nth, _)| read(&format!("large{nth}")).unwrap());
+    for path in [&small].into_iter().chain(&large) {
+        fs::remove_file(path).unwrap();
+    }
+    for closed in ["small", "large0"] {
+        assert_eq!(read(closed).unwrap_err().kind(), Kind::Changed, "{closed}");
+    }
+    (1..9).for_each(|nth| read(&format!("large{nth}")).unwrap());
+}
+
+#[test]
 fn a_changed_file_is_reported_and_not_read() {
     let work = tempfile::tempdir().unwrap();
     let path_to = |name: &str| work.path().join(name);
