@@ -16,6 +16,9 @@ const RUN: usize = 256;
 /// Bytes of a header.
 const HEADER: usize = 12;
 
+/// Bytes of an entry before its name.
+const ENTRY: usize = 8;
+
 /// Maximum entries of an index, whose count has 16 bits.
 const INDEX: usize = 60_000;
 
@@ -68,14 +71,28 @@ pub(super) fn write<'n>(
     }
     writer.put(&mut run)?;
     let len = writer.chain.len() - writer.start;
-    let len = u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
+    let len = checked_len(len)?;
+    let (index, index_count) = index(&writer.marks);
+    Ok(Listing { position, len, index, index_count })
+}
+
+/// Checks that a listing of these names is not certain to be too long. It also has headers, whose
+/// number depends on the layout.
+///
+/// # Errors
+/// As `write`.
+pub(super) fn check_names<'n>(names: impl Iterator<Item = &'n [u8]>) -> Result<()> {
+    checked_len(names.map(|name| (ENTRY + name.len()) as u64).sum()).map(drop)
+}
+
+/// The length of a listing as the format stores it, if it is not too long.
+fn checked_len(len: u64) -> Result<u32> {
+    u32::try_from(len).ok().filter(|&len| len <= u32::MAX - 3).ok_or_else(|| {
         Error::new(
             Kind::InvalidInput,
             "the names in a directory take more than 4 GiB, the limit of SquashFS",
         )
-    })?;
-    let (index, index_count) = index(&writer.marks);
-    Ok(Listing { position, len, index, index_count })
+    })
 }
 
 /// The start of a run in another metadata block than the run before.
@@ -205,6 +222,17 @@ mod tests {
             }
         }
         found
+    }
+
+    #[test]
+    fn names_and_entries_take_less_than_4_gib() {
+        let longest = [b'x'; 255];
+        let fitting = u64::from(u32::MAX - 3) / (ENTRY + longest.len()) as u64;
+        let names = |count: u64| (0..count).map(|_| &longest[..]);
+        check_names(names(fitting)).unwrap();
+        assert_eq!(check_names(names(fitting + 1)).unwrap_err().kind(), Kind::InvalidInput);
+        assert_eq!(checked_len((u32::MAX - 3).into()).unwrap(), u32::MAX - 3);
+        assert!(checked_len((u32::MAX - 2).into()).is_err());
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod encoders;
 mod fragments;
 mod inodes;
 mod layout;
+mod limits;
 mod metadata;
 mod report;
 mod superblock;
@@ -53,6 +54,7 @@ pub(crate) fn write(
     output: &mut Output,
 ) -> Result<Layout> {
     let files = catalog.files();
+    limits::check(catalog)?;
     let geometry = Geometry::choose(recipe, catalog, &files);
     output.append(&[0; superblock::SIZE])?;
     output.append(&superblock::options(recipe.compressor).unwrap_or_default())?;

@@ -461,6 +461,7 @@ fn too_many_owners_are_an_error_that_names_the_limit() {
     let error = write(&job, &catalog, &RECIPE, OnProblem::Continue, &mut output).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);
     assert!(error.to_string().contains("65535"), "{error}");
+    assert_eq!(output.len(), 0, "the limit is checked before anything is written");
 }
 
 #[test]
