@@ -132,6 +132,12 @@ impl Catalog {
         self.links[id.index()]
     }
 
+    /// All inodes that have a name, by number.
+    pub(crate) fn named(&self) -> impl Iterator<Item = InodeId> {
+        let all = (0..self.len()).map(|nth| InodeId(nth as u32));
+        all.filter(|&id| self.links(id) > 0)
+    }
+
     /// Number of names hidden by the same name in a later source.
     pub(crate) fn hidden(&self) -> u64 {
         self.hidden

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::catalog::{Catalog, InodeId};
+use super::catalog::Catalog;
 use super::output::{Existing, Output};
 use super::recipe::Recipe;
 use super::shards::{self, Sharded, Shards};
@@ -166,7 +166,5 @@ impl Unwritten {
 
 /// Bytes of all regular files that have a name, holes included.
 fn total_bytes(catalog: &Catalog) -> u64 {
-    let named =
-        (0..catalog.len()).map(|nth| InodeId(nth as u32)).filter(|&id| catalog.links(id) > 0);
-    named.fold(0, |sum: u64, id| sum.saturating_add(catalog.inode(id).size()))
+    catalog.named().fold(0, |sum: u64, id| sum.saturating_add(catalog.inode(id).size()))
 }

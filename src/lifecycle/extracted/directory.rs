@@ -127,7 +127,7 @@ impl ExtractedDirectory {
         let _ = fs::remove_file(self.path.join(format!("{HOLDERS}{}", node())));
         // It is not empty if another process wants to extract to it.
         let _ = fs::remove_dir(&self.path);
-        // Last: whoever waits for the lock finds that its file has no name any more.
+        // Last: a process that waits for the lock finds that its file has no name any more.
         drop(holders);
     }
 }

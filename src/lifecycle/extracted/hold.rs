@@ -23,7 +23,7 @@ pub(in crate::lifecycle) struct Hold {
 
 impl Hold {
     /// Holds the directory that `create` returns, which is called again if another process removes
-    /// the directory meanwhile. `show` displays that wait.
+    /// the directory before it is locked. `show` displays that wait.
     ///
     /// # Errors
     /// `Busy` if another node uses the directory; `Io`.
@@ -99,7 +99,7 @@ impl Hold {
         }
     }
 
-    /// The directory and its exclusive lock, if nobody else holds it.
+    /// The directory and its exclusive lock, if no other process holds it.
     fn end_for_all(self) -> Option<(ExtractedDirectory, File)> {
         let Self { directory, holders } = self;
         // Not only closed: processes that share the hold have the file open.
@@ -111,7 +111,7 @@ impl Hold {
         if take() {
             return Some((directory, holders));
         }
-        // There are other holders, or the keeper is removing the files, which is waited for.
+        // There are other holders, or the keeper is removing the files. Wait for the keeper.
         retry_on_intr(|| flock(&holders, FlockOperation::LockShared)).ok()?;
         // If the keeper failed, the files are still there.
         (!is_removed(&holders) && take()).then_some((directory, holders))

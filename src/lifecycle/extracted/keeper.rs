@@ -21,8 +21,8 @@ use crate::os::raw_signals;
 /// # Errors
 /// `Io` if it cannot be started.
 pub(super) fn start(directory: &ExtractedDirectory) -> Result<()> {
-    // Not in this process's group, which may be killed as a whole (`keep`). Nobody waits for the
-    // process: it usually outlives this one.
+    // Not in this process's group, which may be killed as a whole (`keep`). This process
+    // does not wait for it, because it usually lives longer.
     let started = Command::new("/proc/self/exe")
         .arg0("archfs")
         .args([OsStr::new("keep-extracted"), "--".as_ref(), directory.path().as_os_str()])
@@ -33,7 +33,7 @@ pub(super) fn start(directory: &ExtractedDirectory) -> Result<()> {
     started.map(drop).map_err(|error| Error::io("cannot start a process", error))
 }
 
-/// Waits until nobody holds the files extracted to `directory`, then removes them.
+/// Waits until no process holds the files extracted to `directory`, then removes them.
 ///
 /// # Errors
 /// `Io` if they cannot be removed.

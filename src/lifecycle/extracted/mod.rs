@@ -2,9 +2,8 @@
 //!
 //! Processes that ask for the same archives share one directory. Each of them holds a shared lock
 //! on a file in it, and so does the command of each. The kernel frees a lock when its process ends,
-//! whatever ends it. Who finds no other holder removes the directory: a process that leaves, the
-//! keeper, which is a process that only waits for the last holder, or `gc`, if the keeper was
-//! killed as well.
+//! whatever ends it. The last holder removes the directory. If that process was killed, the keeper
+//! does, a process that only waits for the last holder. If the keeper was killed too, `gc` does.
 //!
 //! - `directory`: the directory, its files and its removal;
 //! - `hold`: the locks;

@@ -1,6 +1,6 @@
 //! Patterns of paths that are not packed, in the syntax of gitignore(5).
 //!
-//! Invariant: nothing below an excluded directory is looked at. As with git, a pattern with `!`
+//! Invariant: an excluded directory is not entered. As with git, a pattern with `!`
 //! therefore cannot bring back a file whose directory is excluded.
 
 use std::ffi::OsStr;
@@ -64,6 +64,11 @@ impl Exclusions {
         }
         let built = builder.build();
         built.map(Self).map_err(|error| Error::new(Kind::InvalidInput, why(&error)))
+    }
+
+    /// Whether there are no patterns.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Whether `path`, whose parent is not excluded, is left out.

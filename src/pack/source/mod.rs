@@ -108,7 +108,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Gathered> {
         match opened {
             Opened::Directory(directory, found) => {
                 let name = name_in_archive(path, paths.len() == 1)?;
-                if name.as_ref().is_none_or(|name| !gathering.filler.excludes(name, true)) {
+                if name.as_ref().is_none_or(|name| !gathering.filler.excludes(b"", name, true)) {
                     gathering.directory(name.as_deref(), directory, found)?;
                 }
             }
@@ -258,7 +258,7 @@ impl Gathering<'_, '_> {
         };
         let destination = Destination { path: b"", source: self.plain, space: 0 };
         let name = path.file_name().unwrap_or_default().as_bytes();
-        if self.filler.excludes(name, false) {
+        if self.filler.excludes(b"", name, false) {
             return Ok(());
         }
         let key = file.key;

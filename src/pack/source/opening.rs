@@ -53,7 +53,7 @@ pub(super) struct PlainFile {
 ///
 /// # Errors
 /// The first error in the order of the paths. `UnknownFormat` if a single source is a file that is
-/// no archive: whoever names one file means what is in it.
+/// no archive, because the user of a single file means what is in it.
 pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,

@@ -68,9 +68,12 @@ impl<'m> CatalogFiller<'m> {
         self.sources += 1;
     }
 
-    /// Whether the file at `path` in the archive is left out. Counts it if so.
-    pub(super) fn excludes(&mut self, path: &[u8], is_directory: bool) -> bool {
-        let excludes = self.exclusions.excludes(path, is_directory);
+    /// Whether the file at `path` below `parent`, a directory of the archive, is left out. Counts
+    /// it if so.
+    pub(super) fn excludes(&mut self, parent: &[u8], path: &[u8], is_directory: bool) -> bool {
+        // Usually there are no patterns, and then each file costs no path.
+        let excludes = !self.exclusions.is_empty()
+            && self.exclusions.excludes(&joined(parent, path), is_directory);
         self.excluded += u64::from(excludes);
         excludes
     }

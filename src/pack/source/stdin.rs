@@ -33,24 +33,22 @@ const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// # Errors
 /// `Usage` if it is a terminal; `Interrupted`; `Io`, also if the directory of `archive` is full.
 pub(super) fn read(job: &Job<'_>, archive: Option<&Path>) -> Result<FileStorage> {
-    let failed = |error: io::Error| Error::io(format!("{NAME}: cannot read"), error);
     let input = stdio::stdin();
     if isatty(input) {
         return Err(Error::new(Kind::Usage, format!("{NAME}: is a terminal"))
             .with_hint("archfs pack - train.sqfs < train.tar"));
     }
-    let mut input = File::from(input.as_fd().try_clone_to_owned().map_err(failed)?);
-    let is_regular = input.metadata().map_err(failed)?.is_file();
-    if !(is_regular && input.stream_position().map_err(failed)? == 0) {
+    let mut input = File::from(input.as_fd().try_clone_to_owned().map_err(cannot_read)?);
+    let is_regular = input.metadata().map_err(cannot_read)?.is_file();
+    if !(is_regular && input.stream_position().map_err(cannot_read)? == 0) {
         input = copied(job, input, archive.map_or(Path::new("."), parent_of))?;
     }
-    FileStorage::of(input, PathBuf::from(NAME)).map_err(failed)
+    FileStorage::of(input, PathBuf::from(NAME)).map_err(cannot_read)
 }
 
 /// A copy of the rest of `input`, in an unlinked file in `directory`.
 fn copied(job: &Job<'_>, mut input: File, directory: &Path) -> Result<File> {
     job.progress.begin("reading standard input");
-    let cannot_read = |error: io::Error| Error::io(format!("{NAME}: cannot read"), error);
     let cannot_write = |error: io::Error| {
         let context = format!("{}: cannot copy {NAME} to it", directory.display());
         Error::io(context, error)
@@ -76,4 +74,8 @@ fn copied(job: &Job<'_>, mut input: File, directory: &Path) -> Result<File> {
     }
     copy.seek(SeekFrom::Start(0)).map_err(cannot_write)?;
     Ok(copy)
+}
+
+fn cannot_read(error: io::Error) -> Error {
+    Error::io(format!("{NAME}: cannot read"), error)
 }

@@ -16,7 +16,6 @@ use super::placing::{CatalogFiller, Destination};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::pack::Job;
-use crate::vfs::joined;
 
 /// Files that one thread examines at a time.
 const PART: usize = 1024;
@@ -142,17 +141,15 @@ impl Walk<'_, '_> {
         filler: &mut CatalogFiller<'_>,
         keep: &mut Keep<'_>,
     ) -> Option<Directory> {
-        if matches!(found, Ok(None)) {
-            return None;
-        }
+        let found = found.transpose()?;
         let path = directory.path_of(name);
         let is_directory =
-            matches!(&found, Ok(Some(found)) if matches!(found.kind, FoundKind::Directory { .. }));
-        if filler.excludes(&joined(self.destination.path, &path), is_directory) {
+            matches!(&found, Ok(found) if matches!(found.kind, FoundKind::Directory { .. }));
+        if filler.excludes(self.destination.path, &path, is_directory) {
             return None;
         }
         let found = match found {
-            Ok(found) => found?,
+            Ok(found) => found,
             Err(error) => {
                 self.problem(&path, &wanted, &error);
                 return None;

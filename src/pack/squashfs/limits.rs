@@ -3,7 +3,7 @@
 //! The writers of the tables check the same limits again, and those that depend on the layout.
 
 use crate::error::Result;
-use crate::pack::catalog::{Catalog, InodeId, InodeKind};
+use crate::pack::catalog::{Catalog, InodeKind};
 
 use super::directories;
 use super::tables::Owners;
@@ -14,9 +14,7 @@ use super::tables::Owners;
 /// `InvalidInput` if one of them cannot be stored; the message names the limit.
 pub(super) fn check(catalog: &Catalog) -> Result<()> {
     let mut owners = Owners::default();
-    let named =
-        (0..catalog.len()).map(|nth| InodeId(nth as u32)).filter(|&id| catalog.links(id) > 0);
-    for id in named {
+    for id in catalog.named() {
         let inode = catalog.inode(id);
         owners.number(inode.meta.uid)?;
         owners.number(inode.meta.gid)?;
