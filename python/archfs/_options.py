@@ -16,7 +16,7 @@ Size = Union[int, str]
 Time = Union[int, float, str]
 """Seconds, or a text such as "90s", "15m" or "2h"."""
 
-Value = Union[None, bool, int, float, str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+Value = Union[None, bool, int, float, PathLike, list[str]]
 
 
 def path(value: PathLike) -> str:

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::sync::{Arc, Condvar, Mutex};
 use crate::vfs::{self, Ino, Tree};
 
-/// FailureLog that wait for their paths. More are logged with inode numbers.
+/// Failures that wait for their paths. More are logged with inode numbers.
 const WAITING_MAX: usize = 1024;
 
 /// Equal failures of one file that wait. The log drops further ones anyway.

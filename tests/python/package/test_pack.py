@@ -96,14 +96,14 @@ class PackTest(Stage):
         self.assertIn("not there", "".join(told.output))
 
     def test_on_a_terminal_the_bar_is_drawn_and_other_lines_are_in_the_exception(self):
-        """A stand-in that draws a progress bar like archfs, so that the test is short."""
+        """A stand-in that writes like archfs, each line at once, so that the test is short."""
         program = os.path.join(self.work, "program")
         with open(program, "w", encoding="utf-8") as file:
             file.write(
                 "#!/bin/sh\n[ -t 2 ] || exit 9\nstty size <&2 >&2\n"
                 "printf '\\r\\033[2Karchfs: packing ### 30%%' >&2\n"
                 "printf '\\r\\033[2K' >&2\n"
-                "printf 'archfs[n1]: ' >&2; printf 'error: it: failed\\n' >&2\n"
+                "printf 'archfs[n1]: error: it: failed\\n' >&2\n"
                 "printf 'archfs[n1]: hint: do something\\n' >&2\nexit 1\n"
             )
         os.chmod(program, 0o755)

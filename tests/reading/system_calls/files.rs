@@ -13,7 +13,7 @@ use rustix::termios::tcgetattr;
 use super::{BLOCK, requests, with_mount};
 use crate::support::mount::{CleanUp, Mounted};
 use crate::support::stage::Talker;
-use crate::support::{archfs, image, run, skip_without_mounts, source, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, wait_until, work_directory};
 
 /// > **open** reaches archfs only once: the kernel remembers that later opens need no request.
 #[test]
@@ -125,14 +125,17 @@ fn a_damaged_block_gives_eio_and_the_bytes_around_it_are_correct() {
         file.read_exact_at(&mut found, start as u64).unwrap();
         assert!(found == bytes[start..start + BLOCK], "the bytes at {start}");
     }
-    let log = fs::read_to_string(log).unwrap();
+    // The request is answered before the path for the message is known.
+    let read_log = || fs::read_to_string(&log).unwrap();
+    wait_until("the log names the block", || read_log().contains("data block at 0x"));
+    let log = read_log();
     assert!(log.contains("image.sqfs: "), "{log}");
-    let (_, mount_point) = log.split_once("data block at 0x").expect(&log);
-    let digits = mount_point.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
-    let mount_point = usize::from_str_radix(digits, 16).unwrap();
+    let (_, block) = log.split_once("data block at 0x").expect(&log);
+    let digits = block.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap();
+    let block = usize::from_str_radix(digits, 16).unwrap();
     // After the first of three blocks, and not in the third.
     let third = (tables - 96) / 3;
-    assert!((96 + third / 2..=middle).contains(&mount_point), "{mount_point:#x}: {log}");
+    assert!((96 + third / 2..=middle).contains(&block), "{block:#x}: {log}");
 }
 
 /// > Opening for writing fails with EROFS.
