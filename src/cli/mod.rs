@@ -118,6 +118,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     match cli.command {
         Command::Mount(args) => {
             crate::lifecycle::ignore_others();
+            crate::lifecycle::receive_in_order();
             exit::status(mount::run(&args))
         }
         Command::Run(args) => exit::status_of_run(run::run(&args)),

@@ -33,7 +33,7 @@ pub use commands::wait::wait;
 pub use daemon::archive_cache::ArchiveCacheChoice;
 pub use daemon::end_policy::Lifetime;
 pub use daemon::name_readahead::lister::read_names;
-pub use daemon::signals::{ignore_others, leave_to_system_calls};
+pub use daemon::signals::{ignore_others, leave_to_system_calls, receive_in_order};
 pub use daemon::snapshot::Snapshot;
 pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
 pub use extracted::keep as keep_extracted;

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -40,10 +41,15 @@ fn send(process: Pid, signal: i32) {
 
 /// The signals in `field` of /proc/PID/status.
 fn signals_in(field: &str, process: Pid) -> Vec<i32> {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    signals_of(field, Path::new(&format!("/proc/{process}"))).unwrap()
+}
+
+/// As `signals_in`, for the directory of a process or a thread; `None` if it has ended.
+fn signals_of(field: &str, task: &Path) -> Option<Vec<i32>> {
+    let status = fs::read_to_string(task.join("status")).ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix(field))?;
     let mask = u64::from_str_radix(mask.trim_start_matches(':').trim(), 16).unwrap();
-    (1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
+    Some((1..=64).filter(|signal| mask >> (signal - 1) & 1 == 1).collect())
 }
 
 /// Sends each of the signals and checks that the process is alive and its mount readable
@@ -373,6 +379,31 @@ fn a_mount_step_survives_scancel_signal_and_ends_with_the_job() {
             script.end();
         }
     }
+}
+
+/// With two, each may handle one of SIGCONT and SIGTERM, and SIGTERM may come first.
+#[test]
+fn in_a_job_one_thread_receives_the_signals_of_slurm() {
+    const SLURM: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGCONT];
+    let receivers = |process: Pid| {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        // A thread may have ended in the meantime.
+        let masks = threads.filter_map(|thread| signals_of("SigBlk", &thread.ok()?.path()));
+        masks.filter(|blocked| *blocked != SLURM).count()
+    };
+    let Some(stage) = stage_as_user() else { return };
+    let task = "$ARCHFS run -q $IMAGE mount -- bash -c \
+                'echo $PPID; grep SigBlk /proc/self/status; until [ -e done ]; do sleep 0.01; done'";
+    let mut step = step(&stage, task);
+    let run = Pid::from_raw(step.line().parse().unwrap()).unwrap();
+    assert_eq!(step.line(), "SigBlk:\t0000000000000000", "of the command");
+    // Threads that `run` started before are short.
+    wait_until("one thread of run receives them", || receivers(run) == 1);
+    // With threads that read.
+    stage.assert_readable();
+    assert_eq!(receivers(stage.daemon()), 1);
+    fs::write(stage.work.path().join("done"), "").unwrap();
+    assert_eq!(step.end(), Some(0));
 }
 
 #[test]

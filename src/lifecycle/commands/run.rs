@@ -21,6 +21,7 @@ use crate::lifecycle::commands::held_files::{self, HeldFiles};
 use crate::lifecycle::commands::mount_lease::Environment;
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::commands::run_options::{Display, RunOptions};
+use crate::lifecycle::daemon::signals;
 use crate::lifecycle::{ConnectionSource, Lifetime, MountPlan};
 use crate::os::process::ProcessId;
 use crate::os::raw_signals::Mask;
@@ -73,6 +74,8 @@ pub fn run(
         Ok(held) => held,
         Err(status) => return Ok(Outcome::NotMounted(status)),
     };
+    // Only now, because a process with threads cannot enter a user namespace.
+    signals::receive_in_order();
     relay.catch_ending_signals()?;
     // Orphans of the command become children of this process, which can then find them.
     let _ = set_child_subreaper(Some(rustix::process::getpid()));

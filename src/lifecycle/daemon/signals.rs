@@ -8,7 +8,8 @@
 //! process that comes after the signal must not get a lease on a mount that is ending. So the
 //! signal also sets a flag, before the daemon's loop continues. SIGTERM and SIGHUP start a grace
 //! period, so they use another pipe. In a Slurm job SIGINT and SIGCONT use that pipe as well,
-//! because their senders and their order matter there (`slurm_end`).
+//! because their senders and their order matter there (`slurm_end`), and one thread receives them
+//! (`receive_in_order`).
 //!
 //! All other signals that would end a process are ignored (`ignore_others`). A batch system sends
 //! them to every process of a job, and they mean nothing to the daemon.
@@ -52,6 +53,9 @@ const OTHERS: [i32; 12] = [
 
 /// Signals that ask archfs to end.
 pub(in crate::lifecycle) const ENDING: [i32; 3] = [SIGTERM, SIGHUP, SIGINT];
+
+/// Signals that say in a Slurm job whether it ends (`slurm_end`).
+const SENT_BY_SLURM: [i32; 4] = [SIGTERM, SIGHUP, SIGINT, SIGCONT];
 
 /// What happened since the last call of `WakeSources::take`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,6 +123,16 @@ pub fn ignore_others() {
     Mask::clear();
 }
 
+/// In a Slurm job, makes this process handle the signals whose order matters in the order in which
+/// they were sent. Call this before any thread is started that lives as long as the mount.
+///
+/// Otherwise, of two signals that arrive together, two threads may handle one each, in any order.
+pub fn receive_in_order() {
+    if SlurmEnd::is_in_job() {
+        raw_signals::receive_in_one_thread(&SENT_BY_SLURM);
+    }
+}
+
 /// The signals that this process ignores now.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::lifecycle) struct IgnoredNow(u64);
@@ -165,7 +179,7 @@ pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, Sess
     }
     ioctl_fionbio(&reader, true).map_err(|error| failed(error.into()))?;
     let signals: &[i32] = match slurm {
-        Some(_) => &[SIGTERM, SIGHUP, SIGINT, SIGCONT],
+        Some(_) => &SENT_BY_SLURM,
         None => &[SIGTERM, SIGHUP],
     };
     let received = SignalReceiver::new(signals.iter().copied().filter(|signal| handles(*signal)))?;

@@ -48,7 +48,12 @@ pub(in crate::lifecycle) struct SlurmEnd {
 impl SlurmEnd {
     /// `None` outside of a Slurm job.
     pub(in crate::lifecycle) fn watch() -> Option<Self> {
-        std::env::var_os("SLURM_JOB_ID").map(|_| Self::default())
+        Self::is_in_job().then(Self::default)
+    }
+
+    /// Whether this process belongs to a Slurm job.
+    pub(in crate::lifecycle) fn is_in_job() -> bool {
+        std::env::var_os("SLURM_JOB_ID").is_some()
     }
 
     /// Whether this signal means that the job ends. SIGCONT alone does not, because Slurm also

@@ -22,6 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::environment::{Job, is_removed};
 use crate::error::{Error, Kind, Result};
 use crate::os::process;
+use crate::os::raw_signals::Mask;
 
 /// How long to wait for a process to end.
 const TERM_LIMIT: Duration = Duration::from_secs(2);
@@ -77,6 +78,7 @@ impl Srun {
         // A process group of its own: srun must not get Ctrl-C and other signals to the group of
         // the script, because it would pass them on.
         command.process_group(0).current_dir("/");
+        Mask::none().pass_to(&mut command);
         let mut child = command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 Error::new(Kind::CannotMount, "srun: not found in PATH")
