@@ -50,6 +50,7 @@ fn without_hidden(command: &Command) -> Command {
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let mut visible = Command::new(leaked(command.get_name()))
         .args(arguments.cloned())
+        .disable_help_flag(command.is_disable_help_flag_set())
         .visible_aliases(command.get_visible_aliases().map(leaked))
         .subcommands(command.get_subcommands().filter(|it| !it.is_hide_set()).map(without_hidden));
     if let Some(about) = command.get_about() {

@@ -106,6 +106,18 @@ fn print(label: Label, text: &str) {
     let _ = std::io::stderr().write_all(line(label, text).as_bytes());
 }
 
+/// Columns if standard output is no terminal or does not know its size.
+const DEFAULT_COLUMNS: usize = 80;
+
+/// Columns of the terminal.
+pub(super) fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
+    match size.map_or(0, |size| usize::from(size.ws_col)) {
+        0 => DEFAULT_COLUMNS,
+        columns => columns,
+    }
+}
+
 /// A name for standard output: unchanged into a pipe, escaped on a terminal.
 pub(super) fn name_for_output(name: &[u8]) -> Vec<u8> {
     if std::io::stdout().is_terminal() {

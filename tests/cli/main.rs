@@ -8,5 +8,6 @@ mod bad_input;
 mod doctor;
 mod incomplete;
 mod info;
+mod ls;
 mod mistakes;
 mod pages;

@@ -4,6 +4,7 @@
 //! at most 30 lines.
 
 use super::advice;
+use crate::cli::term::columns;
 use crate::formats::{Image, Info, Layout, Shares, TarLayout};
 use crate::log::printable;
 use crate::units::{counted, format_size};
@@ -11,8 +12,7 @@ use crate::units::{counted, format_size};
 /// Columns of the labels.
 const LABEL: usize = 13;
 
-/// Default number of columns, and the limits.
-const DEFAULT_WIDTH: usize = 80;
+/// Limits of the width.
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=100;
 
 /// Binary digits of the sizes in a row of the table: one row for sizes below 1 KiB, then one for
@@ -23,12 +23,9 @@ const ROW: u32 = 2;
 /// The last row has all larger files, from 1 GiB on.
 const LAST_ROW: u32 = 31;
 
-/// Columns of the terminal.
+/// The width of the output.
 pub(super) fn width() -> usize {
-    let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
-    let columns = size.map_or(0, |size| usize::from(size.ws_col));
-    let columns = if columns == 0 { DEFAULT_WIDTH } else { columns };
-    columns.clamp(*WIDTHS.start(), *WIDTHS.end())
+    columns().clamp(*WIDTHS.start(), *WIDTHS.end())
 }
 
 /// The lines for the archive at the path `archive`.
