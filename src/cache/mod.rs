@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Result;
 use crate::os::processors;
-use crate::stats::{CacheCounts, CacheKind, Stats};
+use crate::stats::{CacheCounts, CacheKind, LoadClock, Stats};
 use crate::sync::{Arc, Mutex};
 
 mod archive_order;
@@ -159,7 +159,8 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
             match turn {
                 Turn::Lead(flight) => {
                     let leader = Leader { shard, key, flight, landed: false };
-                    return load().map(|value| leader.land(value));
+                    let clock = LoadClock::start();
+                    return load().map(|value| leader.land(value, &clock));
                 }
                 Turn::Wait(flight) => {
                     if let Some(value) = flight.wait() {
@@ -253,9 +254,10 @@ struct Leader<'c, K: Copy + Eq + Hash, V: Cached> {
 }
 
 impl<K: Copy + Eq + Hash, V: Cached> Leader<'_, K, V> {
-    fn land(mut self, value: V) -> V {
+    fn land(mut self, value: V, clock: &LoadClock) -> V {
         self.landed = true;
-        let evicted = self.shard.lock().land(self.key, value.clone());
+        let decoding = clock.decoding();
+        let evicted = self.shard.lock().land(self.key, value.clone(), decoding);
         // Freed here, outside the lock.
         drop(evicted);
         self.flight.land(value.clone());
@@ -365,9 +367,9 @@ mod tests {
         load(100).unwrap();
         let loaded_bytes = 9 * (1024 - 128);
         let held_bytes = 8 * 1024;
-        let counts =
-            CacheCounts { hits: 1, loads: 9, waits: 0, evictions: 1, loaded_bytes, held_bytes };
-        assert_eq!(cache.counts(), counts);
+        let counts = cache.counts();
+        assert_eq!((counts.hits, counts.loads, counts.waits, counts.evictions), (1, 9, 0, 1));
+        assert_eq!((counts.loaded_bytes, counts.held_bytes), (loaded_bytes, held_bytes));
         load(0).unwrap();
         assert_eq!(cache.counts().hits, 2, "0 was used after 1 and stays");
         load(1).unwrap();

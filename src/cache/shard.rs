@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::time::Duration;
 
 use lru::LruCache;
 
@@ -53,9 +54,11 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         Turn::Lead(flight)
     }
 
-    /// Ends the load of `key` with a value; returns the evicted values for the caller to free.
-    pub(super) fn land(&mut self, key: K, value: V) -> Vec<V> {
+    /// Ends the load of `key`, which decoded for `decoding`, with a value; returns the evicted values
+    /// for the caller to free.
+    pub(super) fn land(&mut self, key: K, value: V, decoding: Duration) -> Vec<V> {
         self.flights.remove(&key);
+        self.counts.decode_ns += u64::try_from(decoding.as_nanos()).unwrap_or(u64::MAX);
         self.counts.loaded_bytes += value.decoded_len();
         let weight = value.weight().saturating_add(ENTRY_OVERHEAD);
         if weight > self.capacity || value.is_used_up() {

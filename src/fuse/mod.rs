@@ -189,7 +189,7 @@ impl Filesystem for ArchiveFilesystem {
             let is_answered = outcome.is_ok();
             match outcome {
                 Ok(bytes) => {
-                    request.hand_out(bytes.as_slice().len());
+                    request.hand_out(offset, bytes.as_slice().len());
                     reply.data(bytes.as_slice());
                 }
                 Err(error) => reply.error(self.errno(&request, ino, &error)),

@@ -29,6 +29,8 @@ pub struct CacheCounts {
     pub evictions: u64,
     /// Decoded bytes loaded.
     pub loaded_bytes: u64,
+    /// Time of the loads that succeeded, without reading the archive.
+    pub decode_ns: u64,
     /// Memory in use now, in bytes.
     pub held_bytes: u64,
 }
@@ -49,6 +51,7 @@ impl Sum for CacheCounts {
             waits: sum.waits + one.waits,
             evictions: sum.evictions + one.evictions,
             loaded_bytes: sum.loaded_bytes + one.loaded_bytes,
+            decode_ns: sum.decode_ns + one.decode_ns,
             held_bytes: sum.held_bytes + one.held_bytes,
         })
     }

@@ -28,12 +28,14 @@ const BUCKETS: usize = (LONGEST_BITS - PARTS_BITS + 1) as usize * PARTS;
 pub(super) struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     longest: AtomicU64,
+    sum: AtomicU64,
 }
 
 impl Histogram {
     pub(super) fn record(&self, duration: Duration) {
         let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(nanoseconds, Ordering::Relaxed);
         // Nearly always false, and then the cache line is not written.
         if nanoseconds > self.longest.load(Ordering::Relaxed) {
             self.longest.fetch_max(nanoseconds, Ordering::Relaxed);
@@ -43,7 +45,8 @@ impl Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: [const { AtomicU64::new(0) }; BUCKETS], longest: AtomicU64::new(0) }
+        let [longest, sum] = [const { AtomicU64::new(0) }; 2];
+        Self { buckets: [const { AtomicU64::new(0) }; BUCKETS], longest, sum }
     }
 }
 
@@ -52,6 +55,7 @@ impl Default for Histogram {
 pub struct Latencies {
     buckets: Box<[u64; BUCKETS]>,
     longest: u64,
+    sum: u64,
 }
 
 impl Latencies {
@@ -76,17 +80,23 @@ impl Latencies {
         (self.count() > 0).then(|| Duration::from_nanos(self.longest))
     }
 
+    /// All durations together, exact up to 584 years.
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum)
+    }
+
     pub(super) fn add(&mut self, histogram: &Histogram) {
         for (sum, count) in self.buckets.iter_mut().zip(&histogram.buckets) {
             *sum += count.load(Ordering::Relaxed);
         }
         self.longest = self.longest.max(histogram.longest.load(Ordering::Relaxed));
+        self.sum = self.sum.wrapping_add(histogram.sum.load(Ordering::Relaxed));
     }
 }
 
 impl Default for Latencies {
     fn default() -> Self {
-        Self { buckets: Box::new([0; BUCKETS]), longest: 0 }
+        Self { buckets: Box::new([0; BUCKETS]), longest: 0, sum: 0 }
     }
 }
 

@@ -16,11 +16,13 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 
 mod alarm;
 mod caches;
+mod clock;
 mod histogram;
 #[cfg(all(test, feature = "model"))]
 mod model;
 
 pub use caches::{CacheCounts, CacheKind};
+pub use clock::LoadClock;
 pub use histogram::Latencies;
 
 use alarm::Alarm;
@@ -138,8 +140,10 @@ struct Stripe {
     requests: [AtomicU64; Operation::ALL.len()],
     faults: AtomicU64,
     bytes: AtomicU64,
+    files_started: AtomicU64,
     archive_reads: AtomicU64,
     archive_bytes: AtomicU64,
+    archive_read_ns: AtomicU64,
     lookups: Histogram,
     reads: Histogram,
 }
@@ -152,10 +156,14 @@ pub struct Totals {
     pub faults: u64,
     /// Bytes of files returned to readers.
     pub bytes: u64,
+    /// Reads at the start of a file.
+    pub files_started: u64,
     /// Reads of the archive files.
     pub archive_reads: u64,
     /// Bytes requested by those reads.
     pub archive_bytes: u64,
+    /// Time that those reads took.
+    pub archive_read_ns: u64,
     /// Latency of lookups, from receiving the request to the reply.
     pub lookups: Latencies,
     /// Latency of reads, measured in the same way.
@@ -200,11 +208,13 @@ impl Stats {
         self.alarm.on_event();
     }
 
-    /// Counts one read of `bytes` bytes from an archive file.
-    pub fn archive_read(&self, bytes: usize) {
+    /// Counts one read of `bytes` bytes from an archive file. Its time is measured until the guard
+    /// is dropped.
+    pub fn begin_archive_read(&self, bytes: usize) -> ArchiveRead<'_> {
         let stripe = self.stripe();
         stripe.archive_reads.fetch_add(1, Ordering::Relaxed);
         stripe.archive_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        ArchiveRead { stripe, start: Instant::now() }
     }
 
     /// Registers `source` for the counters of a cache of `kind`.
@@ -287,6 +297,8 @@ impl Stats {
             totals.bytes += stripe.bytes.load(Ordering::Relaxed);
             totals.archive_reads += stripe.archive_reads.load(Ordering::Relaxed);
             totals.archive_bytes += stripe.archive_bytes.load(Ordering::Relaxed);
+            totals.archive_read_ns += stripe.archive_read_ns.load(Ordering::Relaxed);
+            totals.files_started += stripe.files_started.load(Ordering::Relaxed);
             totals.lookups.add(&stripe.lookups);
             totals.reads.add(&stripe.reads);
         }
@@ -364,9 +376,12 @@ impl Pending<'_> {
         self.stripe.faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts bytes of a file that are about to be returned.
-    pub fn hand_out(&self, bytes: usize) {
+    /// Counts bytes of a file from `offset` on that are about to be returned.
+    pub fn hand_out(&self, offset: u64, bytes: usize) {
         self.stripe.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        if offset == 0 && bytes > 0 {
+            self.stripe.files_started.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -375,6 +390,23 @@ impl Drop for Pending<'_> {
         if let Some((histogram, start)) = &self.clock {
             histogram.record(start.elapsed());
         }
+    }
+}
+
+/// A read of an archive file in progress.
+#[derive(Debug)]
+#[must_use = "dropped when the bytes have been read"]
+pub struct ArchiveRead<'s> {
+    stripe: &'s Stripe,
+    start: Instant,
+}
+
+impl Drop for ArchiveRead<'_> {
+    fn drop(&mut self) {
+        let time = self.start.elapsed();
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.stripe.archive_read_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+        clock::add_reading(time);
     }
 }
 
@@ -403,11 +435,11 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..EACH {
                         let read = stats.begin(Operation::Read);
-                        read.hand_out(3);
+                        read.hand_out(0, 3);
                         drop(read);
                         stats.begin(Operation::Lookup).meet_fault();
                         stats.count(Operation::Other);
-                        stats.archive_read(5);
+                        drop(stats.begin_archive_read(5));
                     }
                 });
             }
@@ -421,6 +453,9 @@ mod tests {
         assert_eq!((totals.all_requests(), stats.requests()), (3 * all, 3 * all));
         assert_eq!((totals.bytes, totals.faults), (3 * all, all));
         assert_eq!((totals.archive_reads, totals.archive_bytes), (all, 5 * all));
+        assert_eq!(totals.files_started, all);
+        assert!(totals.archive_read_ns > 0);
+        assert!(totals.reads.sum() >= totals.reads.longest().unwrap());
         assert_eq!((totals.reads.count(), totals.lookups.count()), (all, all));
     }
 

@@ -1,4 +1,4 @@
-//! Counts the reads of an archive, including failed ones.
+//! Counts and times the reads of an archive, including failed ones.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::os::file_position::FilePosition;
 use crate::stats::Stats;
 use crate::sync::Arc;
 
-/// Passes reads to `inner` and counts them.
+/// Passes reads to `inner`, counts and times them.
 pub struct Metered {
     inner: Arc<dyn Storage>,
     stats: Arc<Stats>,
@@ -27,12 +27,12 @@ impl Storage for Metered {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        self.stats.archive_read(buffer.len());
+        let _read = self.stats.begin_archive_read(buffer.len());
         self.inner.read_exact_at(buffer, offset)
     }
 
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        self.stats.archive_read(buffer.len());
+        let _read = self.stats.begin_archive_read(buffer.len());
         self.inner.read_contents_at(buffer, offset)
     }
 

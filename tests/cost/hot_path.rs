@@ -55,7 +55,7 @@ fn requests(tree: &dyn Tree, stats: &Stats, scratch: &mut Scratch) -> (usize, us
         for (offset, size) in [(0, 4096), (130_000, 10_000), (attr.size - 10, 4096)] {
             let request = stats.begin(Operation::Read);
             let len = tree.read(attr.ino, offset, size, scratch).unwrap().as_slice().len();
-            request.hand_out(len);
+            request.hand_out(1, len);
             bytes += len;
         }
     }

@@ -39,6 +39,8 @@ pub struct Snapshot {
     requests: BTreeMap<&'static str, u64>,
     /// Faults of the archive or of reading it. The log has each of them.
     faults: u64,
+    /// Reads at the start of a file.
+    files_started: u64,
     /// File contents that readers received.
     served_bytes: u64,
     /// Reads of `run --direct` that needed no request, and the bytes that they returned.
@@ -47,6 +49,7 @@ pub struct Snapshot {
     /// Reads from the archives, including those of opening.
     archive_reads: u64,
     archive_bytes: u64,
+    archive_read_ns: u64,
     lookup_latency: Percentiles,
     read_latency: Percentiles,
     metadata_cache: CacheCounts,
@@ -63,6 +66,8 @@ struct Percentiles {
     p90_ns: Option<u64>,
     p99_ns: Option<u64>,
     max_ns: Option<u64>,
+    /// All of them together.
+    total_ns: u64,
 }
 
 impl Snapshot {
@@ -82,11 +87,13 @@ impl Snapshot {
             peak_memory_bytes: peak_memory(),
             requests: by_operation.into_iter().chain([("total", totals.all_requests())]).collect(),
             faults: totals.faults,
+            files_started: totals.files_started,
             served_bytes: totals.bytes,
             direct_reads: totals.direct.reads,
             direct_bytes: totals.direct.bytes,
             archive_reads: totals.archive_reads,
             archive_bytes: totals.archive_bytes,
+            archive_read_ns: totals.archive_read_ns,
             lookup_latency: Percentiles::of(&totals.lookups),
             read_latency: Percentiles::of(&totals.reads),
             metadata_cache: totals.metadata,
@@ -148,6 +155,7 @@ impl Percentiles {
             p90_ns: nanoseconds(latencies.percentile(90)),
             p99_ns: nanoseconds(latencies.percentile(99)),
             max_ns: nanoseconds(latencies.longest()),
+            total_ns: nanoseconds(Some(latencies.sum())).unwrap_or(u64::MAX),
         }
     }
 }
@@ -221,7 +229,7 @@ mod tests {
         let stats = Stats::default();
         for _ in 0..3 {
             let read = stats.begin(Operation::Read);
-            read.hand_out(1 << 20);
+            read.hand_out(0, 1 << 20);
             read.meet_fault();
         }
         let snapshot = Snapshot {
