@@ -54,8 +54,8 @@ impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
         Turn::Lead(flight)
     }
 
-    /// Ends the load of `key`, which decoded for `decoding`, with a value; returns the evicted values
-    /// for the caller to free.
+    /// Ends the load of `key`, which decoded for `decoding`, with a value; returns the evicted
+    /// values for the caller to free.
     pub(super) fn land(&mut self, key: K, value: V, decoding: Duration) -> Vec<V> {
         self.flights.remove(&key);
         self.counts.decode_ns += u64::try_from(decoding.as_nanos()).unwrap_or(u64::MAX);

@@ -119,9 +119,19 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
     stats_json: Option<PathBuf>,
 
-    /// Print a summary line when the mount ends
-    #[arg(long, env = "ARCHFS_STATS", value_parser = FalseyValueParser::new())]
-    stats: bool,
+    /// Print a summary when the mount ends: a line, or with run a chart
+    #[arg(
+        long,
+        value_name = "line|chart",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "no",
+        hide_default_value = true,
+        default_missing_value = "line",
+        value_parser = summary,
+        env = "ARCHFS_STATS"
+    )]
+    pub(super) stats: Summary,
 
     /// Print how it was mounted, how long each step took, and details of errors
     #[arg(short, long, conflicts_with = "quiet")]
@@ -208,7 +218,7 @@ impl MountArgs {
             threads: self.threads,
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
-            stats: self.stats,
+            stats: self.stats != Summary::None,
             verbosity: match (self.quiet, self.verbose) {
                 (true, _) => Verbosity::Quiet,
                 (false, true) => Verbosity::Verbose,
@@ -350,6 +360,28 @@ pub(super) fn size(text: &str) -> Result<u64> {
 /// The errors of `parse_time`.
 pub(super) fn time(text: &str) -> Result<Duration> {
     parse_time(text)
+}
+
+/// The summary that is printed when a mount ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Summary {
+    None,
+    Line,
+    Chart,
+}
+
+/// Parses the form of a summary for clap. The words for yes and no are those of other variables.
+///
+/// # Errors
+/// `Usage` for any other word.
+fn summary(text: &str) -> Result<Summary> {
+    match text.to_lowercase().as_str() {
+        "" | "0" | "n" | "no" | "f" | "false" | "off" => Ok(Summary::None),
+        "line" | "1" | "y" | "yes" | "t" | "true" | "on" => Ok(Summary::Line),
+        "chart" => Ok(Summary::Chart),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a kind of summary"))
+            .with_hint("give line or chart")),
+    }
 }
 
 /// Parses a number of threads for clap.

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
 
+use super::args::Summary;
 use super::bar::Bar;
-use super::{args, mistakes, mount};
+use super::{args, mistakes, mount, stats};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Display, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
@@ -83,9 +84,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if is_chosen {
         plan.mountpoint = lifecycle::choose_mount_point(&plan)?;
     }
+    let quiet = plan.verbosity == Verbosity::Quiet;
+    let has_chart = args.mount.stats == Summary::Chart && !quiet;
+    // In its place.
+    plan.stats &= !has_chart;
     let privacy = if args.private { Privacy::Private } else { Privacy::Default };
     let daemon = |source| mount::daemon_arguments(&plan, source);
-    let quiet = plan.verbosity == Verbosity::Quiet;
     let show = |message: &str| mount::wait_bar(message, quiet);
     let watch = |progress: &Arc<Progress>| -> Box<dyn Any> {
         Box::new((!quiet).then(|| Bar::watch(progress)))
@@ -96,7 +100,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         true => args.command.iter().map(|word| replaced(word, path)).collect(),
         false => args.command.clone(),
     };
-    lifecycle::run(&plan, &daemon, options, &command, Display { show: &show, watch: &watch })
+    let display = Display {
+        show: &show,
+        watch: &watch,
+        chart: has_chart.then_some(&|json: &str| stats::print_chart(json)),
+    };
+    lifecycle::run(&plan, &daemon, options, &command, display)
 }
 
 /// The archives, and the mount point if there is one. It is the last path, unless that is a file.

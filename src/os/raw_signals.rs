@@ -19,8 +19,8 @@ impl Mask {
     /// The mask that blocks `signals`.
     fn of(signals: &[i32]) -> Self {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: the pointer is to a set in this stack frame, which the first call initializes. For
-        // a number that is not a signal, the other calls return an error.
+        // SAFETY: the pointer is to a set in this stack frame, which the first call initializes.
+        // For a number that is not a signal, the other calls return an error.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in signals {
@@ -71,9 +71,9 @@ impl Mask {
 }
 
 /// Starts a thread that receives the `signals` to this process; this thread, and those that it
-/// starts later, have them blocked. So the handlers run in the order in which the signals were sent,
-/// or SIGCONT first. Programs inherit the mask (`Mask::pass_to`). Does nothing if no thread can be
-/// started.
+/// starts later, have them blocked. So the handlers run in the order in which the signals were
+/// sent, or SIGCONT first. Programs inherit the mask (`Mask::pass_to`). Does nothing if no thread
+/// can be started.
 pub(crate) fn receive_in_one_thread(signals: &[i32]) {
     let wait_for_signals = || {
         Mask::clear();

@@ -3,14 +3,18 @@
 //! docs/STATS.md explains the keys.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{CleanUp, is_mounted, unmount};
+use crate::support::skip::skip;
 use crate::support::{archfs, image, run, skip_without_user_mounts, source, work_directory};
 
 /// Files of several sizes: empty, less than a page, several blocks, several requests.
@@ -77,14 +81,14 @@ fn a_live_mount_reports_the_same_numbers() {
     let Some(stage) = stage() else { return };
     stage.mount(&["-q"], &stage.stats);
     stage.read_all();
-    let stats = |options: &[&str]| {
-        let output = run(archfs().arg("stats").args(options).arg(&stage.mount_point));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let stats = |options: &[&str]| stats_of(&stage.mount_point, options);
     let live: Value = serde_json::from_str(&stats(&["--json"])).unwrap();
     let bytes = SIZES.iter().sum::<usize>();
     assert_eq!(number(&live, &["served_bytes"]), bytes as u64);
-    assert!(stats(&[]).contains(&format!("\nserved_bytes {bytes}\n")));
+    let text = stats(&[]);
+    let title = format!("data.sqfs at {}, mounted ", stage.mount_point.display());
+    assert!(text.starts_with(&title), "{text}");
+    assert!(text.contains("\n  total       5 files, 2.3 MiB, "), "{text}");
     stage.unmount();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(keys(&live), keys(&stage.written()));
@@ -110,11 +114,15 @@ fn the_numbers_match_the_requests() {
         assert_eq!(number(&stats, &["served_bytes"]), bytes as u64, "{stats}");
         let not_empty = SIZES.iter().filter(|size| **size > 0).count();
         assert!(number(&stats, &["requests", "read"]) >= not_empty as u64, "{stats}");
+        assert_eq!(number(&stats, &["files_started"]), not_empty as u64, "{stats}");
         assert_eq!(number(&stats, &["requests", "lookup"]), SIZES.len() as u64 + 1, "{stats}");
         assert_eq!(number(&stats, &["faults"]), 0, "{stats}");
         let [p50, p90, p99, max] = ["p50_ns", "p90_ns", "p99_ns", "max_ns"]
             .map(|key| number(&stats["read_latency"], &[key]));
         assert!(0 < p50 && p50 <= p90 && p90 <= p99 && p99 <= max, "{stats}");
+        assert!(number(&stats["read_latency"], &["total_ns"]) >= max, "{stats}");
+        assert!(number(&stats, &["archive_read_ns"]) > 0, "{stats}");
+        assert!(number(&stats, &["data_cache", "decode_ns"]) > 0, "{stats}");
         assert!(number(&stats, &["data_cache", "loads"]) >= 16, "{stats}");
         assert!(number(&stats, &["data_cache", "loaded_bytes"]) >= bytes as u64, "{stats}");
         assert!(number(&stats, &["metadata_cache", "hits"]) > 0, "{stats}");
@@ -127,6 +135,166 @@ fn the_numbers_match_the_requests() {
         reads.push(number(&stats, &["requests", "read"]));
     }
     assert_eq!(reads[0], reads[1], "further passes come from the page cache");
+}
+
+/// The output of `archfs stats OPTIONS MOUNTPOINT`.
+fn stats_of(mount_point: &Path, options: &[&str]) -> String {
+    let output = run(archfs().arg("stats").args(options).arg(mount_point));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The archive hangs for most of the life of the mount, then a mount decodes one block after another.
+#[test]
+fn the_bottleneck_is_what_readers_wait_for() {
+    let Some(stage) = stage() else { return };
+    let storage = Faulty::new(&stage.archive, &stage.work.path().join("storage"));
+    let hung = stage.work.path().join("hung");
+    let _clean_up = CleanUp(hung.clone());
+    run(archfs().args(["mount", "--keep", "-q"]).arg(storage.file()).arg(&hung));
+    storage.set(Fault::Hanging);
+    let path = hung.join("5");
+    let reader = thread::spawn(move || fs::read(path).unwrap().len());
+    thread::sleep(Duration::from_secs(3));
+    storage.set(Fault::None);
+    assert_eq!(reader.join().unwrap(), SIZES[5]);
+    let text = stats_of(&hung, &[]);
+    assert!(text.contains("\n  Storage is the bottleneck: "), "{text}");
+    unmount(&hung);
+
+    let text: Vec<u8> =
+        source::noise(1, 24 << 20).into_iter().map(|byte| b'a' + byte % 16).collect();
+    let source = stage.work.path().join("text");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("text"), text).unwrap();
+    let options = ["-comp", "xz", "-b", "1M"];
+    let slow = image::make(stage.work.path(), "slow.sqfs", &source, &options);
+    run(archfs().args(["mount", "--keep", "-q"]).args([&slow, &stage.mount_point]));
+    assert_eq!(fs::read(stage.mount_point.join("text")).unwrap().len(), 24 << 20);
+    let text = stats_of(&stage.mount_point, &[]);
+    assert!(text.contains("\n  Decoding is the bottleneck: "), "{text}");
+}
+
+#[test]
+fn a_watch_shows_rates_until_the_mount_ends() {
+    let Some(stage) = stage() else { return };
+    stage.mount(&["-q"], &stage.stats);
+    let mut watch = archfs();
+    watch.args(["stats", "--watch", "--interval", "1s"]).arg(&stage.mount_point);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    assert!(line().contains(": 0 B/s, 0.0 files/s, no reads; "));
+    stage.read_all();
+    // Perhaps the files were read during two looks.
+    let rates = [line(), line()].map(|line| {
+        let rate = line.split_once(" files/s").unwrap().0.rsplit(' ').next().unwrap().to_owned();
+        rate.parse::<f64>().unwrap()
+    });
+    let sum: f64 = rates.iter().sum();
+    assert!((2.0..=6.0).contains(&sum), "5 files in about a second: {rates:?}");
+    stage.unmount();
+    while lines.next().is_some() {}
+    assert!(watch.wait().unwrap().success());
+    // None is left, or none of this name ever was.
+    let none = archfs().args(["stats", "--watch"]).arg(&stage.mount_point).output().unwrap();
+    assert_eq!(none.status.code(), Some(5));
+    stage.mount(&["-q"], &stage.stats);
+    assert_eq!(stats_of(&stage.mount_point, &["-w", "--count", "1"]).lines().count(), 1);
+    // A terminal gets bars, each in place of the one before.
+    let mut script = Command::new("script");
+    let line = "stty cols 80 rows 30; $ARCHFS stats -w --interval 1s --count 2 \"$MOUNT_POINT\"";
+    script.args(["-qec", line, "/dev/null"]).env("ARCHFS", env!("CARGO_BIN_EXE_archfs"));
+    let shown = run(script.env("MOUNT_POINT", &stage.mount_point)).stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    assert_eq!(shown.matches("  storage     .....").count(), 2, "{shown}");
+    assert!(shown.contains("\x1b[2K"), "{shown}");
+}
+
+/// The parsers of Prometheus' Python client, as the reference for the format.
+#[test]
+fn a_parser_of_openmetrics_reads_the_numbers() {
+    const PARSES: &str = "\
+import json, sys
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics
+text = sys.stdin.read()
+# The collector of text files uses the older format.
+assert len(list(parser.text_string_to_metric_families(text))) > 20
+for family in openmetrics.text_string_to_metric_families(text):
+    assert family.documentation and family.type != 'unknown', family
+    for sample in family.samples:
+        print(json.dumps([sample.name, sample.labels, sample.value]))
+";
+    let python = Path::new("/usr/bin/python3");
+    let has_parser = Command::new(python).args(["-c", "import prometheus_client"]).output();
+    if !has_parser.is_ok_and(|output| output.status.success()) {
+        return skip("prometheus_client is not installed");
+    }
+    let Some(stage) = stage() else { return };
+    let other = stage.work.path().join("other \"\\ mount");
+    let _clean_up = CleanUp(other.clone());
+    stage.mount(&["-q"], &stage.stats);
+    run(archfs().args(["mount", "--keep", "-q"]).args([&stage.archive, &other]));
+    stage.read_all();
+    let both = [&stage.mount_point, &other];
+    let text = run(archfs().args(["stats", "--openmetrics"]).args(both)).stdout;
+    let mut parser = Command::new(python);
+    parser.args(["-c", PARSES]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = parser.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&text).unwrap();
+    let parsed = child.wait_with_output().unwrap();
+    assert!(parsed.status.success(), "{}", String::from_utf8_lossy(&text));
+    let samples: Vec<Value> = String::from_utf8(parsed.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let value = |name: &str, mount_point: &Path, key: &str, label: &str| {
+        let sample = samples.iter().find(|sample| {
+            sample[0] == name
+                && sample[1]["mountpoint"] == mount_point.to_str().unwrap()
+                && (key.is_empty() || sample[1][key] == label)
+        });
+        sample.unwrap_or_else(|| panic!("{name} {label}"))[2].as_f64().unwrap()
+    };
+    let bytes = SIZES.iter().sum::<usize>() as f64;
+    assert_eq!(value("archfs_served_bytes_total", &stage.mount_point, "", ""), bytes);
+    assert_eq!(value("archfs_served_bytes_total", &other, "", ""), 0.0);
+    let live: Value = serde_json::from_str(&stats_of(&stage.mount_point, &["--json"])).unwrap();
+    let p99 = value("archfs_read_latency_seconds", &stage.mount_point, "quantile", "0.99");
+    let expected = number(&live["read_latency"], &["p99_ns"]) as f64 / 1e9;
+    assert!((p99 - expected).abs() < 1e-9, "{p99} {expected}");
+    for (name, keys) in [
+        ("archfs_read_latency_seconds_count", ["requests", "read"]),
+        ("archfs_cache_loads_total", ["data_cache", "loads"]),
+    ] {
+        let (key, label) = if name.contains("cache") { ("cache", "data") } else { ("", "") };
+        let found = value(name, &stage.mount_point, key, label);
+        assert_eq!(found, number(&live, &keys) as f64, "{name}");
+    }
+}
+
+#[test]
+fn run_prints_a_chart_if_asked_for() {
+    let Some(stage) = stage() else { return };
+    let ran = |options: &[&str], variable: &str| {
+        let mut run = archfs();
+        run.arg("run").args(options).args([&stage.archive, &stage.mount_point]);
+        run.args(["--", "cat"]).arg(stage.mount_point.join("5")).env("ARCHFS_STATS", variable);
+        let output = run.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, chart) = ran(&["--stats=chart"], "");
+    assert_eq!(status, Some(0));
+    let line = format!("data.sqfs at {}, mounted ", stage.mount_point.display());
+    assert!(chart.starts_with(&line) && !chart.contains("served"), "{chart}");
+    assert!(chart.contains("\n  total       1 file, 1.9 MiB, "), "{chart}");
+    assert_eq!(ran(&[], "chart").1.lines().count(), chart.lines().count());
+    assert_eq!(ran(&["--quiet"], "chart").1, "");
+    for (variable, is_line) in [("line", true), ("1", true), ("no", false), ("0", false)] {
+        assert_eq!(ran(&[], variable).1.contains("note: served data.sqfs"), is_line, "{variable}");
+    }
+    assert_eq!(ran(&["--stats=bars"], "").0, Some(122));
 }
 
 #[test]

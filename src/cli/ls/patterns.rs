@@ -47,6 +47,7 @@ impl Pattern {
     pub(super) fn parse(pattern: &[u8]) -> Result<Self> {
         let shown = String::from_utf8_lossy(pattern);
         let failed = |why: &str| Error::new(Kind::Usage, format!("{shown}: {why}"));
+        let part = |name| Part::name(name).map_err(|error| failed(&error.kind().to_string()));
         let text = std::str::from_utf8(pattern).map_err(|_| failed("a pattern must be UTF-8"))?;
         let mut parts = Vec::new();
         for component in text.split('/').filter(|component| !matches!(*component, "" | ".")) {
@@ -54,14 +55,12 @@ impl Pattern {
             match component {
                 "**" if is_repeated => {}
                 "**" => parts.push(Part::Any),
-                name => {
-                    parts.push(Part::name(name).map_err(|error| failed(&error.kind().to_string()))?)
-                }
+                name => parts.push(part(name)?),
             }
         }
         // What is below a directory does not include the directory itself.
         if matches!(parts.last(), Some(Part::Any)) {
-            parts.push(Part::name("*").map_err(|error| failed(&error.kind().to_string()))?);
+            parts.push(part("*")?);
         }
         Ok(Self(parts))
     }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
-use super::run_options::{Display, RunOptions};
+use super::run_options::{Chart, Display, RunOptions};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::daemon::launcher::Started;
 use crate::lifecycle::extracted::{self, Hold};
@@ -111,9 +111,9 @@ impl HeldFiles {
     }
 
     /// Gives the files back. Returns when they are gone, or at once if others hold them.
-    pub(super) fn end(self, show: Show<'_>) {
+    pub(super) fn end(self, show: Show<'_>, chart: Option<Chart<'_>>) {
         match self {
-            Self::Mounted(lease) => lease.end(show),
+            Self::Mounted(lease) => lease.end(show, chart),
             Self::Extracted(hold) => {
                 let _shown = show(&format!("removing {}", hold.files().display()));
                 end_hold(hold);

@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use crate::direct;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::mount;
-use crate::lifecycle::commands::run_options::Privacy;
+use crate::lifecycle::commands::run_options::{Chart, Privacy};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
 use crate::lifecycle::share::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
@@ -154,12 +154,12 @@ impl MountLease {
     pub(super) fn end_before(mut self, command: Option<ProcessId>) {
         // If the daemon does not answer, `end` reports that.
         let _ = command.map(|command| self.client.unwatch(command));
-        self.end(&|_| Box::new(()));
+        self.end(&|_| Box::new(()), None);
     }
 
     /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
-    /// hold it.
-    pub(super) fn end(self, show: Show<'_>) {
+    /// hold it. If it is unmounted, `chart` gets its statistics.
+    pub(super) fn end(mut self, show: Show<'_>, chart: Option<Chart<'_>>) {
         let mount_point = self.mount_point.as_path();
         // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
@@ -172,9 +172,16 @@ impl MountLease {
                 crate::log::error(&error);
             }
         }
+        // The daemon answers this only before it is left.
+        let stats = chart.and_then(|_| self.client.stats().ok());
         let shown = show(&format!("unmounting {}", mount_point.display()));
         let mount_fate = self.client.leave();
         drop(shown);
+        if let (Some(chart), Some(stats), Ok(MountFate::Unmounted(_))) =
+            (chart, &stats, &mount_fate)
+        {
+            chart(stats);
+        }
         if let Ok(MountFate::Unmounted(summary)) = &mount_fate
             && self.is_summarised
         {

@@ -96,7 +96,7 @@ pub fn run(
         display.show,
     );
     if let Some(held) = held {
-        held.end(display.show);
+        held.end(display.show, display.chart);
     }
     outcome
 }

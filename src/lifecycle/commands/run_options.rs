@@ -31,4 +31,9 @@ pub struct Display<'d> {
     pub show: Show<'d>,
     /// The progress of extracting.
     pub watch: Watch<'d>,
+    /// Takes the statistics of a mount that has ended, as JSON; `None` if they are not wanted.
+    pub chart: Option<Chart<'d>>,
 }
+
+/// Shows statistics.
+pub(crate) type Chart<'d> = &'d dyn Fn(&str);

@@ -1,0 +1,117 @@
+//! `archfs stats`: the counters of live mounts.
+//!
+//! `reading` parses what a daemon reports and computes rates; `screen` and `openmetrics` present
+//! it; `watch` repeats it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::args::time;
+use super::bar::Bar;
+use super::term;
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::{self, State};
+use crate::log::Verbosity;
+use reading::Reading;
+
+mod openmetrics;
+mod reading;
+mod screen;
+mod watch;
+
+/// Show what live mounts do: throughput, waits, caches, and what limits the readers
+#[derive(Debug, clap::Args)]
+#[command(after_help = "docs/STATS.md explains the bars and each counter.
+
+Examples:
+  archfs stats
+  archfs stats --watch /dev/shm/$USER-data
+  archfs stats --json /dev/shm/$USER-data | jq .read_latency
+  archfs stats --openmetrics > archfs.prom")]
+pub(super) struct Args {
+    /// Mount points [default: all your mounts on this node]
+    mountpoint: Vec<PathBuf>,
+
+    /// Show rates every --interval, until the mounts end
+    #[arg(short, long, conflicts_with_all = ["json", "openmetrics"])]
+    watch: bool,
+
+    /// Time between two looks at the counters
+    #[arg(long, value_name = "T", value_parser = time, default_value = "2s", requires = "watch")]
+    interval: Duration,
+
+    /// End after that many looks
+    #[arg(long, value_name = "N", requires = "watch")]
+    count: Option<u64>,
+
+    /// Print one JSON object a line, as --stats-json writes it
+    #[arg(long)]
+    json: bool,
+
+    /// Print the text format of OpenMetrics, for Prometheus and its node exporter
+    #[arg(long, conflicts_with = "json")]
+    openmetrics: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<u8> {
+    crate::log::start(Verbosity::Default, None);
+    if args.watch {
+        return watch::run(args);
+    }
+    let mut texts = Vec::new();
+    for mount_point in mount_points(&args.mountpoint)? {
+        match json(&mount_point) {
+            Ok(json) => texts.push(json),
+            // Without names, a mount may end in the meantime.
+            Err(error) if args.mountpoint.is_empty() && error.kind() == Kind::NotMounted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let readings = || texts.iter().map(|json| Reading::parse(json)).collect::<Result<Vec<_>>>();
+    let text = if args.json {
+        texts.iter().map(|json| term::json_for_output(json.trim_end()) + "\n").collect()
+    } else if args.openmetrics {
+        openmetrics::text(&readings()?)
+    } else {
+        let blocks: Vec<_> = readings()?.iter().map(screen::totals).collect();
+        blocks.iter().map(|lines| lines.join("\n") + "\n").collect::<Vec<_>>().join("\n")
+    };
+    term::written(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(0)
+}
+
+/// Prints the chart of a mount that has ended to standard error.
+pub(super) fn print_chart(json: &str) {
+    let text = match Reading::parse(json) {
+        Ok(reading) => screen::totals(&reading).join("\n") + "\n",
+        Err(error) => return term::show_error(&error),
+    };
+    // If standard error is closed, there is no other place for it.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// The mount points `given`, or those of all live mounts of this user.
+///
+/// # Errors
+/// `NotMounted` if there are none; `Io`.
+fn mount_points(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    if !given.is_empty() {
+        return Ok(given.to_vec());
+    }
+    let all = lifecycle::list()?.into_iter().filter(|listed| listed.state == State::Alive);
+    let found: Vec<_> = all.map(|listed| listed.mount_point).collect();
+    if found.is_empty() {
+        let error = Error::new(Kind::NotMounted, "no mount of yours on this node");
+        return Err(error.with_hint("run `archfs list` to see stale mounts"));
+    }
+    Ok(found)
+}
+
+/// The JSON of the daemon at `mount_point`.
+fn json(mount_point: &Path) -> Result<String> {
+    let bar = Bar::wait(&format!("waiting for the daemon of {}", mount_point.display()));
+    let json = lifecycle::stats(mount_point);
+    drop(bar);
+    json
+}
