@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
+use console::measure_text_width;
 use serde::Serialize;
 
 use super::bar::Bar;
@@ -52,14 +53,14 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let bar = Bar::wait("asking the daemons of your mounts");
     let all = lifecycle::list();
     drop(bar);
-    for listed in all? {
-        if args.json {
-            let row = serde_json::to_string(&row(&listed))
-                .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
-            text.push_str(&term::json_for_output(&row));
-        } else {
-            text.push_str(&line(&listed));
-        }
+    let all = all?;
+    if !args.json {
+        text = table(&all);
+    }
+    for listed in all.iter().filter(|_| args.json) {
+        let row = serde_json::to_string(&row(listed))
+            .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
+        text.push_str(&term::json_for_output(&row));
         text.push('\n');
     }
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
@@ -86,25 +87,49 @@ fn row(listed: &Listed) -> Row {
 /// How a mount without an end is described.
 const KEPT: &str = "kept until unmount";
 
-fn line(listed: &Listed) -> String {
+/// Holders that a row names.
+const NAMED: usize = 3;
+
+/// The rows of `all` under their titles, in columns; empty without mounts.
+fn table(all: &[Listed]) -> String {
+    const TITLES: [&str; 5] = ["MOUNT POINT", "STATE", "DAEMON", "HELD BY", "ARCHIVES"];
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![TITLES.map(str::to_owned)];
+    rows.extend(all.iter().map(cells));
+    let width = |column: usize| rows.iter().map(|row| measure_text_width(&row[column])).max();
+    let widths: Vec<_> = (0..TITLES.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &[String; 5]| {
+        let padded = row.iter().zip(&widths).map(|(cell, width)| {
+            let missing = width.saturating_sub(measure_text_width(cell));
+            format!("{cell}{}", " ".repeat(missing))
+        });
+        let line: Vec<_> = padded.collect();
+        format!("{}\n", line.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+fn cells(listed: &Listed) -> [String; 5] {
     let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
     let archive = archives.first().map(|path| path.display().to_string()).unwrap_or_default();
-    let more = match archives.len() {
-        0 | 1 => String::new(),
-        count => format!(" and {} more", count - 1),
+    let archives = match archives.len() {
+        0 | 1 => archive,
+        count => format!("{archive} and {} more", count - 1),
     };
-    let daemon = daemon.map_or("-".to_owned(), |pid| pid.to_string());
-    let mut held: Vec<_> = holders.iter().map(|(pid, name)| format!("{pid} ({name})")).collect();
+    let mut held: Vec<_> =
+        holders.iter().take(NAMED).map(|(pid, name)| format!("{pid} ({name})")).collect();
+    if holders.len() > NAMED {
+        held.push(format!("{} more", holders.len() - NAMED));
+    }
     if *kept {
         held.push(KEPT.to_owned());
     }
-    let held = match held.as_slice() {
-        [] => "no holders".to_owned(),
-        [first, ..] if first == KEPT => KEPT.to_owned(),
-        _ => format!("held by {}", held.join(", ")),
-    };
-    let mount_point = mount_point.display();
-    printable(&format!("{mount_point}: {archive}{more}; daemon {daemon}; {held}; {}", name(*state)))
+    let held = if held.is_empty() { "-".to_owned() } else { held.join(", ") };
+    let daemon = daemon.map_or("-".to_owned(), |pid| pid.to_string());
+    let mount_point = mount_point.display().to_string();
+    [mount_point, name(*state).to_owned(), daemon, held, archives].map(|cell| printable(&cell))
 }
 
 fn name(state: State) -> &'static str {
@@ -113,5 +138,42 @@ fn name(state: State) -> &'static str {
         State::Stale => "stale",
         State::Silent => "silent",
         State::Unknown => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_aligned_and_name_few_holders() {
+        let listed = |mount_point: &str, holders: usize, kept, state| Listed {
+            mount_point: mount_point.into(),
+            archives: vec!["/x/a.sqfs".into(); holders.max(1)],
+            daemon: (holders > 0).then_some(7),
+            holders: (0..holders).map(|nth| (100 + nth as i32, "cat".to_owned())).collect(),
+            kept,
+            state,
+        };
+        let all = [
+            listed("/m", 0, false, State::Stale),
+            listed("/m\u{e9}\u{1b}", 2, true, State::Alive),
+            listed("/many", 5, false, State::Silent),
+        ];
+        let expected = "\
+MOUNT POINT  STATE   DAEMON  HELD BY                                    ARCHIVES
+/m           stale   -       -                                          /x/a.sqfs
+/m\u{e9}\\u{1b}    alive   7       100 (cat), 101 (cat), kept until unmount   /x/a.sqfs and 1 more
+/many        silent  7       100 (cat), 101 (cat), 102 (cat), 2 more    /x/a.sqfs and 4 more
+";
+        let table = table(&all);
+        let words =
+            |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        assert_eq!(words(&table), words(expected));
+        let at = |word: &str, line: &str| line.split(word).next().map(measure_text_width);
+        let lines: Vec<_> = table.lines().collect();
+        let column = at("ARCHIVES", lines[0]);
+        assert!(lines[1..].iter().all(|line| at("/x/a", line) == column), "{table}");
+        assert_eq!(super::table(&[]), "");
     }
 }

@@ -69,7 +69,7 @@ fn records_are_kept_only_in_a_private_directory_of_the_user() {
             done(owner, "timeout 20 $ARCHFS mount -q --keep $IMAGE mount");
             assert_eq!(others(), 1, "{how}");
         }
-        assert!(done(owner, "$ARCHFS list").contains("; alive"), "{how}");
+        assert!(done(owner, "$ARCHFS list").contains("  alive  "), "{how}");
         done(owner, "timeout 20 $ARCHFS gc && cat mount/hello && timeout 20 $ARCHFS unmount mount");
         wait_until("nothing is left", || !owner.mount_point.exists() && others() == 0);
         done(owner, "timeout 20 $ARCHFS run -q --private $IMAGE mount -- cat mount/hello");
