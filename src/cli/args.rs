@@ -21,27 +21,36 @@ use crate::log::Verbosity;
 use crate::units::{parse_size, parse_time};
 use crate::vfs::ViewOptions;
 
-/// What to mount, where and how.
+/// Headings of the options of mount and run in --help.
+pub(super) const ARCHIVE: &str = "Archive";
+pub(super) const MEMORY: &str = "Memory";
+pub(super) const LIFETIME: &str = "Lifetime";
+pub(super) const SLURM: &str = "Slurm";
+pub(super) const LOGGING: &str = "Logging";
+
+/// What to mount, where and how. `-h` shows the options that most users need.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
-    /// One or more archives, then the directory to mount them on, which is created if missing
-    #[arg(value_names = ["ARCHIVE", "MOUNTPOINT"], num_args = 1.., required = true)]
+    /// One or more archives, then the directory to mount them on; it is created if missing, and
+    /// `run` chooses one if none is given
+    #[arg(value_name = "PATH", num_args = 1.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
     /// Options as in fstab: offset=, subdir=, uid=, gid=, allow_other, allow_changes, ...
-    #[arg(short = 'o', value_name = "OPTS")]
+    #[arg(help_heading = ARCHIVE, hide_short_help = true, short = 'o', value_name = "OPTS")]
     options: Vec<String>,
 
     /// Show only this directory of the archive
-    #[arg(long, value_name = "PATH", env = "ARCHFS_SUBDIR")]
+    #[arg(help_heading = ARCHIVE, long, value_name = "PATH", env = "ARCHFS_SUBDIR")]
     subdir: Option<OsString>,
 
     /// The image starts N bytes into the file (suffixes: K, M, G, T)
-    #[arg(long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
+    #[arg(help_heading = ARCHIVE, hide_short_help = true, long, value_name = "N", value_parser = size, env = "ARCHFS_OFFSET")]
     offset: Option<u64>,
 
     /// Show archives inside an archive as directories (ImageNet's tar of tars)
     #[arg(
+        help_heading = ARCHIVE,
         long = "nested",
         alias = "recursive",
         env = "ARCHFS_NESTED",
@@ -50,33 +59,35 @@ pub(super) struct MountArgs {
     recursive: bool,
 
     /// Mount an archive that is cut off or damaged as far as it goes [default: refuse it]
-    #[arg(long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]
+    #[arg(help_heading = ARCHIVE, hide_short_help = true, long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]
     partial: bool,
 
     /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
-    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
+    #[arg(help_heading = ARCHIVE, hide_short_help = true, long, value_name = "FILE", env = "ARCHFS_INDEX")]
     index: Option<PathBuf>,
 
     /// Memory for decompressed blocks [default: a quarter of the job's memory, an eighth if the job
     /// has 256M or less; at most 16G and a third of the memory left]
-    #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
+    #[arg(help_heading = MEMORY, long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
     /// Free the cache after this time without a request; 0: never
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
     cache_idle: Duration,
 
     /// Copy the archives to DIR on this node first, for example /dev/shm; removed with the mount
-    #[arg(long, value_name = "DIR", env = "ARCHFS_STAGE")]
+    #[arg(help_heading = MEMORY, long, value_name = "DIR", env = "ARCHFS_STAGE")]
     stage: Option<PathBuf>,
 
     /// Read the archives into the page cache in the background
-    #[arg(long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
+    #[arg(help_heading = MEMORY, long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
 
     /// Whether what was served stays in the page cache of the archives as well [default: drop it
     /// where archives and served data do not both fit into the job's memory]
     #[arg(
+        help_heading = MEMORY,
+        hide_short_help = true,
         long,
         value_name = "WHEN",
         default_value = "auto",
@@ -87,40 +98,41 @@ pub(super) struct MountArgs {
 
     /// Do not read all names ahead when processes look up many [default: read them if the job's
     /// memory has room]
-    #[arg(long, env = "ARCHFS_NO_NAME_READAHEAD", value_parser = FalseyValueParser::new())]
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, env = "ARCHFS_NO_NAME_READAHEAD", value_parser = FalseyValueParser::new())]
     no_name_readahead: bool,
 
     /// Keep serving an archive that was rewritten in place [default: reads fail with EIO]
-    #[arg(long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
+    #[arg(help_heading = ARCHIVE, hide_short_help = true, long, env = "ARCHFS_ALLOW_CHANGES", value_parser = FalseyValueParser::new())]
     allow_changes: bool,
 
     /// Threads that answer requests [default: two for each CPU core, 32 to 256]
-    #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
     /// Keep serving for this time after SIGTERM while the mount is in use (suffixes: s, m, h)
     /// [default: 20s; in Slurm at most two thirds of KillWait]
-    #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
+    #[arg(help_heading = LIFETIME, hide_short_help = true, long, value_name = "TIME", value_parser = time, env = "ARCHFS_GRACE")]
     grace: Option<Duration>,
 
     /// Stay mounted for this time after the last holder exits
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
+    #[arg(help_heading = LIFETIME, hide_short_help = true, long, value_name = "TIME", value_parser = time, default_value = "0", env = "ARCHFS_LINGER")]
     linger: Duration,
 
     /// Unmount after this time without a read, if no file is open
-    #[arg(long, value_name = "TIME", value_parser = time, env = "ARCHFS_IDLE_TIMEOUT")]
+    #[arg(help_heading = LIFETIME, hide_short_help = true, long, value_name = "TIME", value_parser = time, env = "ARCHFS_IDLE_TIMEOUT")]
     idle_timeout: Option<Duration>,
 
     /// Append the daemon's log to this file
-    #[arg(long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
+    #[arg(help_heading = LOGGING, hide_short_help = true, long, value_name = "FILE", env = "ARCHFS_LOG_FILE")]
     log_file: Option<PathBuf>,
 
     /// Write the counters of the mount (requests, bytes, latencies, memory) to this file at unmount
-    #[arg(long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
+    #[arg(help_heading = LOGGING, hide_short_help = true, long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
     stats_json: Option<PathBuf>,
 
     /// Print a summary when the mount ends: a line, or with run a chart
     #[arg(
+        help_heading = LOGGING,
         long,
         value_name = "line|chart",
         num_args = 0..=1,
@@ -134,11 +146,11 @@ pub(super) struct MountArgs {
     pub(super) stats: Summary,
 
     /// Print how it was mounted, how long each step took, and details of errors
-    #[arg(short, long, conflicts_with = "quiet")]
+    #[arg(help_heading = LOGGING, short, long, conflicts_with = "quiet")]
     verbose: bool,
 
     /// Print only errors and warnings
-    #[arg(short, long)]
+    #[arg(help_heading = LOGGING, short, long)]
     pub(super) quiet: bool,
 }
 

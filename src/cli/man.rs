@@ -125,7 +125,9 @@ fn page(command: &Command) -> Result<Vec<u8>> {
 fn render(command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
     let name = page_name(command);
     let version = concat!("archfs ", env!("CARGO_PKG_VERSION"));
-    let man = Man::new(command.clone().display_name(name.clone()))
+    // clap_mangen leaves out the text of what -h does not show.
+    let complete = command.clone().mut_args(|argument| argument.hide_short_help(false));
+    let man = Man::new(complete.display_name(name.clone()))
         .title(name.to_uppercase())
         .source(version)
         .manual("archfs");

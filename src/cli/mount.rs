@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use super::args::{LIFETIME, SLURM};
 use super::bar::Bar;
 use super::{args, exit, term};
 use crate::error::{Error, Kind, Result};
@@ -23,24 +24,26 @@ pub(super) struct Args {
     mount: args::MountArgs,
 
     /// Unmount when process PID exits [default: the batch script, else the calling process]
-    #[arg(long, value_name = "PID", conflicts_with = "keep")]
+    #[arg(help_heading = LIFETIME, long, value_name = "PID", conflicts_with = "keep")]
     until_pid: Option<i32>,
 
     /// Stay mounted until `archfs unmount`
-    #[arg(long)]
+    #[arg(help_heading = LIFETIME, long)]
     keep: bool,
 
     /// Stay in the foreground until SIGTERM, SIGINT, SIGHUP or `archfs unmount`
-    #[arg(long, short)]
+    #[arg(help_heading = LIFETIME, hide_short_help = true, long, short)]
     foreground: bool,
 
     /// Write the line "ready" to this descriptor when files can be read
-    #[arg(long, value_name = "N")]
+    #[arg(help_heading = LIFETIME, hide_short_help = true, long, value_name = "N")]
     ready_fd: Option<u32>,
 
     /// Run the daemon as a step of the Slurm job, so that Slurm ends it in order [default: in a
     /// batch script, where Slurm tracks processes by control groups]
     #[arg(
+        help_heading = SLURM,
+        hide_short_help = true,
         long,
         value_name = "WHEN",
         default_value = "auto",
@@ -50,7 +53,7 @@ pub(super) struct Args {
     job_step: JobStepName,
 
     /// Mount on every node of the Slurm job; return when all mounts can be read
-    #[arg(long, conflicts_with_all = ["foreground", "until_pid"])]
+    #[arg(help_heading = SLURM, long, conflicts_with_all = ["foreground", "until_pid"])]
     all_nodes: bool,
 
     /// mount(8) calls, or another program that takes archfs for a mount helper

@@ -41,7 +41,7 @@ pub(super) struct Args {
 
     /// Leave {} in the arguments of COMMAND as it is [default: replace it by the mount point that
     /// archfs chose]
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     no_replace: bool,
 
     /// The command; ARCHFS_MOUNTPOINT in its environment is the mount point

@@ -154,6 +154,7 @@ fn every_command_has_a_manual_page_with_the_usual_sections() {
         }
         assert!(page.contains("EXIT STATUS"), "{name}");
         assert!(page.is_ascii(), "{name}");
+        assert!(!page.contains("\n\n.TP\n"), "an option without a text: {name}: {page}");
         // Hidden options and steps are not documented.
         for hidden in ["daemon=", "\\-\\-daemon", "\\-\\-step", "help(1)"] {
             assert!(!page.contains(hidden), "{name}: {hidden}");
@@ -167,6 +168,16 @@ fn every_command_has_a_manual_page_with_the_usual_sections() {
             assert!(page.contains(&shown), "{name}: {option}");
         }
     }
+    // -h is short, and says where the other options are.
+    for command in ["mount", "run"] {
+        let short = run(archfs().args([command, "-h"]).env("COLUMNS", "100")).stdout;
+        let short = String::from_utf8(short).unwrap();
+        assert!(short.lines().count() < 60 && short.contains("see more with '--help'"), "{short}");
+        for heading in ["Archive:", "Memory:", "Lifetime:", "Logging:"] {
+            assert!(help(&[command]).contains(&format!("\n{heading}\n")), "{command}: {heading}");
+        }
+    }
+    assert!(help(&["mount"]).contains("\nSlurm:\n"));
     let mount = fs::read_to_string(directory.join("archfs-mount.1")).unwrap();
     assert!(mount.contains("ARCHFS_CACHE") && mount.contains("Mount archives"));
 }
