@@ -4,10 +4,12 @@
         ...
     root = archfs.mount_until_exit("data.sqfs")     # unmounted when this process ends, however it ends
     archfs.pack("directory", archive="data.sqfs")
+    archfs.ls("data.sqfs", "train/*")               # no mount
 
 The program archfs, which is part of this package, does the work. See docs/PYTHON.md.
 """
 
+from ._archive import Entry, Verified, extract, ls, open, read, verify
 from ._errors import (
     CannotMount,
     DamagedArchive,
@@ -21,6 +23,7 @@ from ._errors import (
 from ._executable import executable
 from ._info import ArchiveInfo, info
 from ._mount import Mount, mount, mount_until_exit
+from ._mounts import Listed, list, unmount, wait
 from ._options import PathLike, Size, Time
 from ._pack import PackSummary, pack
 
@@ -28,8 +31,10 @@ __all__ = [
     "ArchiveInfo",
     "CannotMount",
     "DamagedArchive",
+    "Entry",
     "Error",
     "ExecutableNotFound",
+    "Listed",
     "MissingFile",
     "Mount",
     "NotMounted",
@@ -39,9 +44,18 @@ __all__ = [
     "Time",
     "TimedOut",
     "UsageError",
+    "Verified",
     "executable",
+    "extract",
     "info",
+    "list",
+    "ls",
     "mount",
     "mount_until_exit",
+    "open",
     "pack",
+    "read",
+    "unmount",
+    "verify",
+    "wait",
 ]

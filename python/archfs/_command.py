@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     """The result of a run."""
 
     status: int
-    output: str
+    output: bytes
     lines: list[Line]
 
 
@@ -143,8 +143,8 @@ def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
         finally:
             os.close(ours)
         output.seek(0)
-        text = output.read().decode(errors="replace")
-    return Outcome(process.wait(), text, _lines(messages))
+        written = output.read()
+    return Outcome(process.wait(), written, _lines(messages))
 
 
 def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, error_output: int) -> None:

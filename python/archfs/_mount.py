@@ -72,6 +72,8 @@ class Mount:
         return numbers
 
     def __enter__(self) -> Path:
+        if self.closed:
+            raise UsageError(f"{self._path}: this Mount was unmounted", "call archfs.mount again", 2)
         return self._path
 
     def __exit__(

@@ -29,6 +29,17 @@ def packs(size: archfs.Size) -> float:
     return count / made["seconds"]
 
 
+def reads(archive: Path) -> list[str]:
+    names: list[str] = [entry["path"] for entry in archfs.ls(archive, "train", b"val", descend=True)]
+    data: bytes = archfs.read(archive, names[0]) + archfs.open(archive, names[1]).read()
+    verified: archfs.Verified = archfs.verify(archive, threads=2)
+    archfs.extract(archive, "more.tar", "out", only=[b"train"], overwrite=True)
+    archfs.wait("/mnt", timeout=5)
+    archfs.unmount(b"/mnt", lazy=True)
+    mounts: list[archfs.Listed] = archfs.list()
+    return [*names, str(data), verified["status"], *(mount["mountpoint"] for mount in mounts)]
+
+
 def fails() -> Optional[str]:
     try:
         archfs.mount("a")
