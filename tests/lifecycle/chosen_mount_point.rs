@@ -52,8 +52,8 @@ fn tasks_with_the_same_archives_share_a_mount() {
     // Each waits until the other has mounted, so that both see both holders.
     stage.fifo("first");
     stage.fifo("second");
-    let script = "$ARCHFS run $IMAGE -- sh -c 'echo > first; read x < second; $ARCHFS list | grep -c {}:; echo {}' &
-        $ARCHFS run ./link -- sh -c 'read x < first; echo > second; $ARCHFS list | grep -c {}:; echo {}'
+    let script = "$ARCHFS run $IMAGE -- sh -c 'echo > first; read x < second; $ARCHFS list | grep -c \"^{} \"; echo {}' &
+        $ARCHFS run ./link -- sh -c 'read x < first; echo > second; $ARCHFS list | grep -c \"^{} \"; echo {}'
         wait";
     std::os::unix::fs::symlink(&stage.image, stage.work.path().join("link")).unwrap();
     let output = stage.bash(script).env("SLURM_JOB_ID", job(&stage)).output().unwrap();

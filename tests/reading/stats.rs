@@ -231,7 +231,7 @@ for family in openmetrics.text_string_to_metric_families(text):
         return skip("prometheus_client is not installed");
     }
     let Some(stage) = stage() else { return };
-    let other = stage.work.path().join("other \"\\ mount");
+    let other = stage.work.path().join("other\"mount\"");
     let _clean_up = CleanUp(other.clone());
     stage.mount(&["-q"], &stage.stats);
     run(archfs().args(["mount", "--keep", "-q"]).args([&stage.archive, &other]));
