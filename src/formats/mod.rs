@@ -37,6 +37,7 @@ mod info;
 mod inside;
 mod limits;
 mod opening;
+mod slow_reads;
 mod squashfs;
 mod tar;
 mod verify;
@@ -75,6 +76,8 @@ pub struct OpenOptions {
     pub findings: FindingSink,
     /// Counts reads from the archives and what the caches do.
     pub stats: Arc<Stats>,
+    /// Whether the log gets a note if reads in random order will be slow.
+    pub notes_slow_reads: bool,
 }
 
 /// Where findings go.

@@ -12,6 +12,7 @@ use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::inside::{self, NestedFile};
 use super::limits::{CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
+use super::slow_reads::SlowReads;
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Allowance, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
@@ -107,6 +108,13 @@ impl Format {
             Self::Tar(tar) => tar.describe(),
         }
     }
+
+    fn slow_reads(&self) -> Option<SlowReads> {
+        match self {
+            Self::Image(image) => image.slow_reads(),
+            Self::Tar(tar) => tar.slow_reads(),
+        }
+    }
 }
 
 /// The parameters for opening one archive.
@@ -154,6 +162,14 @@ impl Opening<'_> {
         if let Some(Part { format, .. }) = parts.first() {
             let (format, time) = (format.describe(), format_duration(start.elapsed()));
             log::info!("{name}: {format}; opened in {time}");
+        }
+        if self.options.notes_slow_reads {
+            // Of an archive and those inside it, one note is enough.
+            let slow = parts.iter().find_map(|part| part.format.slow_reads());
+            if let Some(slow) = slow {
+                let pack = format!("`archfs pack {name} new.sqfs`");
+                crate::log::note(format_args!("{name}: {slow}; {pack} makes a faster image"));
+            }
         }
         Ok(parts)
     }

@@ -11,3 +11,4 @@ mod info;
 mod ls;
 mod mistakes;
 mod pages;
+mod slow_reads;

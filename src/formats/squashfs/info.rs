@@ -16,6 +16,7 @@ use super::metadata::Cursor;
 use crate::error::Result;
 use crate::formats::bytes::{index, length};
 use crate::formats::info::{Costs, Fragments, Image, Info, Kinds, Layout, Shares, Sizes};
+use crate::formats::slow_reads::SlowReads;
 use crate::progress::Progress;
 use crate::units::format_size;
 
@@ -32,6 +33,29 @@ impl SquashFs {
     pub(crate) fn describe(&self) -> String {
         let (codec, block) = (self.superblock.codec.name(), self.superblock.block_size);
         format!("SquashFS image, {codec}, blocks of {}", format_size(block.into()))
+    }
+
+    /// Whether a read of a small file decompresses a large fragment block with many others. Looks
+    /// at a few of the blocks: what does not compress is stored uncompressed, and costs nothing.
+    pub(crate) fn slow_reads(&self) -> Option<SlowReads> {
+        const SAMPLES: u32 = 16;
+        let count = self.superblock.fragment_count;
+        let slow = SlowReads::of_parts(
+            self.superblock.block_size.into(),
+            count.into(),
+            self.superblock.inode_count.into(),
+        )?;
+        let step = usize::try_from(count.div_ceil(SAMPLES)).unwrap_or(usize::MAX);
+        let samples = (0..count).step_by(step.max(1));
+        let (mut compressed, mut others) = (0_u32, 0_u32);
+        for fragment in samples {
+            // Damage is reported when it is read.
+            match self.fragments.block(Tail { fragment, offset: 0 }).ok()? {
+                Extent::Compressed { .. } => compressed = compressed.saturating_add(1),
+                _ => others = others.saturating_add(1),
+            }
+        }
+        (compressed > others).then_some(slow)
     }
 
     fn count_inodes(&self, progress: &Progress) -> Result<Info> {

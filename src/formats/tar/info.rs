@@ -8,9 +8,23 @@ use std::ops::ControlFlow;
 use super::Tar;
 use super::index::Content;
 use crate::error::Result;
+use crate::formats::bytes::length;
 use crate::formats::info::{Compressed, Costs, Info, Kinds, Layout, Sizes, TarLayout};
+use crate::formats::slow_reads::SlowReads;
 
 impl Tar {
+    /// Whether the archive is compressed such that a read decompresses many files, or all.
+    pub(crate) fn slow_reads(&self) -> Option<SlowReads> {
+        let bytes = self.storage.len();
+        match self.compressed.as_ref()?.chunks() {
+            None => SlowReads::of_spool(bytes),
+            Some(chunks) => {
+                let (chunks, files) = (length(chunks), u64::from(self.index.len()));
+                SlowReads::of_parts(bytes.checked_div(chunks)?, chunks, files)
+            }
+        }
+    }
+
     /// The statistics of this archive.
     ///
     /// # Errors

@@ -291,6 +291,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
             Access::Everybody => Acls::Masked,
         },
         stats: Arc::clone(&stats),
+        notes_slow_reads: true,
         ..opening::options(plan)
     };
     let start = Instant::now();
