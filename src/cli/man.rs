@@ -42,13 +42,17 @@ const COMMON_VARIABLES: [(&str, &str); 2] = [
 ];
 
 /// The FILES section of every page.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     ("/dev/fuse", "The FUSE device. Mounting needs it, with mode 0666."),
     (
         "ARCHIVE.archfs-index",
         "The saved index of a tar. In ~/.cache/archfs if that file cannot be written.",
     ),
     ("/tmp/archfs-UID", "Records of your mounts. Removed with the last mount."),
+    (
+        "/etc/archfs.conf, ~/.config/archfs.conf",
+        "Defaults of options, one KEY = VALUE a line. KEY is the name of a variable without ARCHFS_.",
+    ),
     ("/etc/fuse.conf", "The line user_allow_other permits -o allow_other."),
 ];
 

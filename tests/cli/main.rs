@@ -5,6 +5,7 @@
 mod support;
 
 mod bad_input;
+mod config;
 mod doctor;
 mod incomplete;
 mod info;
