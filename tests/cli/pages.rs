@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use crate::support::skip::skip_part;
@@ -207,6 +208,26 @@ fn groff_and_man_accept_the_pages() {
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             assert!(text.contains("EXAMPLES") || text.contains("E\u{8}E"), "{page:?}: {text}");
         }
+    }
+}
+
+/// systemd checks sections, keys, names and paths.
+#[test]
+fn systemd_accepts_the_units() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/systemd");
+    let units = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let units: Vec<_> = units.collect();
+    assert_eq!(units.len(), 2);
+    let verified = Command::new("systemd-analyze").arg("verify").args(&units).output();
+    let Ok(verified) = verified else { return skip_part("systemd-analyze is not installed") };
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success() && said.is_empty(), "{said}");
+    for unit in units {
+        let text = fs::read_to_string(&unit).unwrap();
+        let point = text.lines().find_map(|line| line.strip_prefix("Where=")).unwrap();
+        let suffix = unit.extension().unwrap().to_str().unwrap();
+        let name = format!("{}.{suffix}", point.trim_start_matches('/').replace('/', "-"));
+        assert_eq!(unit.file_name().unwrap(), &*name);
     }
 }
 
