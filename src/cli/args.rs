@@ -211,6 +211,7 @@ impl MountArgs {
                 gid: options.gid,
             },
             access: options.access,
+            no_exec: options.no_exec,
             lifetime: Lifetime {
                 grace: self.grace,
                 linger: self.linger,
@@ -276,6 +277,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         index,
         view: ViewOptions { subdir, uid, gid },
         access,
+        no_exec,
         lifetime: Lifetime { grace, linger, idle },
         cache_bytes,
         cache_idle,
@@ -337,6 +339,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     match access {
         Access::Owner => {}
         Access::Everybody => arguments.push("-oallow_other".into()),
+    }
+    if *no_exec {
+        arguments.push("-onoexec".into());
     }
     match verbosity {
         Verbosity::Quiet => arguments.push("--quiet".into()),
@@ -440,6 +445,7 @@ mod tests {
                 gid: Some(u32::MAX - 1),
             },
             access: Access::Everybody,
+            no_exec: true,
             lifetime: Lifetime {
                 grace: Some(Duration::ZERO),
                 linger: Duration::from_secs(1),

@@ -14,6 +14,7 @@ pub(super) struct MountOptions {
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) access: Access,
+    pub(super) no_exec: bool,
     pub(super) allow_changes: bool,
     pub(super) idle: Option<Duration>,
 }
@@ -42,6 +43,8 @@ impl MountOptions {
             ("subdir", Some(value)) => self.subdir = Some(value.to_owned()),
             ("uid", Some(value)) => self.uid = Some(number(option, value)?),
             ("gid", Some(value)) => self.gid = Some(number(option, value)?),
+            ("noexec", None) => self.no_exec = true,
+            ("exec", None) => self.no_exec = false,
             ("allow_other", None) => self.access = Access::Everybody,
             // Of squashfuse, in seconds; 0 means never.
             ("timeout", Some(value)) => {
@@ -77,7 +80,6 @@ impl MountOptions {
                 | "group"
                 | "sync"
                 | "async"
-                | "exec"
                 | "default_permissions",
                 None,
             ) => {}
@@ -85,9 +87,16 @@ impl MountOptions {
                 let context = format!("-o {name}: archfs always mounts ro,nosuid,nodev");
                 return Err(Error::new(Kind::Usage, context).with_hint("leave it out"));
             }
+            // libfuse checks each request. The kernel opens files of archfs without a request.
+            ("allow_root", None) => {
+                let context =
+                    "-o allow_root: archfs cannot keep users out of what the kernel caches";
+                let hint = "use allow_other, or mount as root";
+                return Err(Error::new(Kind::Usage, context).with_hint(hint));
+            }
             _ => {
                 return Err(Error::new(Kind::Usage, format!("-o {option}: no such option"))
-                    .with_hint("use offset=, subdir=, uid=, gid=, allow_other, allow_changes, ro, nosuid or nodev"));
+                    .with_hint("use offset=, subdir=, uid=, gid=, allow_other, allow_changes, noexec, ro, nosuid or nodev"));
             }
         }
         Ok(())
@@ -114,7 +123,7 @@ mod tests {
     #[test]
     fn accepts_options_of_other_programs() {
         let options = parse(
-            "ro,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
+            "ro,exec,noexec,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
              x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,\
              timeout=90,debug",
         );
@@ -125,10 +134,12 @@ mod tests {
             uid: Some(7),
             gid: Some(8),
             access: Access::Everybody,
+            no_exec: true,
             allow_changes: true,
             idle: Some(Duration::from_secs(90)),
         };
         assert_eq!(options, expected);
+        assert!(!parse("noexec,exec").unwrap().no_exec);
         assert_eq!(parse("timeout=0").unwrap().idle, None);
         assert_eq!(parse("").unwrap(), MountOptions::default());
     }
@@ -140,6 +151,7 @@ mod tests {
             "suid",
             "dev",
             "big_writes",
+            "allow_root",
             "offset",
             "offset=x",
             "uid=-1",

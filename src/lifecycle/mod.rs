@@ -75,6 +75,8 @@ pub struct MountPlan {
     pub view: ViewOptions,
     /// Which users may access the mount.
     pub access: Access,
+    /// Whether the kernel refuses to execute files of the mount.
+    pub no_exec: bool,
     /// How long it stays mounted.
     pub lifetime: Lifetime,
     /// Memory for decoded blocks, bytes; `None` for the default.
@@ -110,6 +112,11 @@ impl MountPlan {
         self.stats || self.verbosity == Verbosity::Verbose
     }
 
+    /// What the kernel forbids on its mount.
+    fn restrictions(&self) -> Restrictions {
+        Restrictions { access: self.access, no_exec: self.no_exec }
+    }
+
     /// A plan for tests: `archive` at `mountpoint`, without any option.
     #[cfg(test)]
     pub(crate) fn without_options(archive: PathBuf, mountpoint: PathBuf) -> Self {
@@ -122,6 +129,7 @@ impl MountPlan {
             index: None,
             view: ViewOptions::default(),
             access: Access::Owner,
+            no_exec: false,
             lifetime: Lifetime::default(),
             cache_bytes: None,
             cache_idle: None,
@@ -137,6 +145,13 @@ impl MountPlan {
             verbosity: Verbosity::Default,
         }
     }
+}
+
+/// What the kernel forbids on a mount, apart from writing, set-uid programs and devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Restrictions {
+    pub(crate) access: Access,
+    pub(crate) no_exec: bool,
 }
 
 /// Which users may access a mount.

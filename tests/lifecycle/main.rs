@@ -16,6 +16,7 @@ mod namespaces;
 mod opening;
 mod or_extract;
 mod private;
+mod restrictions;
 mod sharing;
 mod signals;
 mod stage;

@@ -97,7 +97,7 @@ fn mount_privately(
     }
     let source = share::real_paths(plan).into_iter().next().unwrap_or_default();
     let connection = match namespace::enter()
-        .and_then(|()| attach::mount_here(mount_point, &source, plan.access))
+        .and_then(|()| attach::mount_here(mount_point, &source, plan.restrictions()))
     {
         Ok(connection) => connection,
         Err(error) => {

@@ -65,7 +65,7 @@ impl Mounted {
             lock.write(&record)
         })?;
         let source = source(&record.archives);
-        let attached = Attached::new(mount_point, &source, plan.access, &lock);
+        let attached = Attached::new(mount_point, &source, plan.restrictions(), &lock);
         if attached.is_err() {
             // A helper may have mounted before it was killed.
             lock.detach_stale(mount_point)?;

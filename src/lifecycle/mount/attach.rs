@@ -16,10 +16,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
 
 use crate::error::{Error, Kind, Result, reason};
-use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{PROBE_TIMEOUT, device, fusermount};
+use crate::lifecycle::{Access, Restrictions};
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
 use crate::os::probe;
 use crate::sync::{AtomicBool, Ordering};
@@ -46,16 +46,17 @@ impl Attached {
     pub(in crate::lifecycle) fn new(
         mount_point: &Path,
         source: &Path,
-        access: Access,
+        restrictions: Restrictions,
         lock: &impl AsFd,
     ) -> Result<(Self, OwnedFd)> {
         let start = Instant::now();
         let (connection, directory, how) = if geteuid().is_root() {
-            let (connection, directory) = mount_as_root(mount_point, source, access)?;
+            let (connection, directory) = mount_as_root(mount_point, source, restrictions)?;
             (connection, Some(directory), "directly")
         } else {
             let directory = ParentDirectory::new(mount_point).and_then(|parent| parent.directory());
-            let connection = fusermount::mount(mount_point, source, access, duplicate(lock)?)?;
+            let connection =
+                fusermount::mount(mount_point, source, restrictions, duplicate(lock)?)?;
             (connection, directory.ok(), "with fusermount")
         };
         match mountinfo::topmost(mount_point)? {
@@ -267,10 +268,10 @@ fn detach_moved(directory: &OwnedFd) {
 pub(in crate::lifecycle) fn mount_here(
     mount_point: &Path,
     source: &Path,
-    access: Access,
+    restrictions: Restrictions,
 ) -> Result<OwnedFd> {
     let start = Instant::now();
-    let (connection, _) = mount_as_root(mount_point, source, access)?;
+    let (connection, _) = mount_as_root(mount_point, source, restrictions)?;
     log_mounted(mount_point, "in a namespace", start);
     Ok(connection)
 }
@@ -292,7 +293,11 @@ pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
 }
 
 /// Returns the daemon's end of the connection, and the directory that the mount covers.
-fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(OwnedFd, OwnedFd)> {
+fn mount_as_root(
+    mount_point: &Path,
+    source: &Path,
+    restrictions: Restrictions,
+) -> Result<(OwnedFd, OwnedFd)> {
     let device = device::open()?;
     let directory = ParentDirectory::new(mount_point)
         .and_then(|parent| parent.directory())
@@ -305,10 +310,11 @@ fn mount_as_root(mount_point: &Path, source: &Path, access: Access) -> Result<(O
         geteuid().as_raw(),
         getegid().as_raw()
     );
-    if access == Access::Everybody {
+    if restrictions.access == Access::Everybody {
         options.push_str(",allow_other,default_permissions");
     }
-    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    let mut flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    flags.set(MountFlags::NOEXEC, restrictions.no_exec);
     let options = std::ffi::CString::new(options).unwrap_or_default();
     let target = parent_directory::path_of(&directory);
     match mount(source, target, TYPE, flags, Some(options.as_c_str())) {

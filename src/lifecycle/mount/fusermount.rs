@@ -32,9 +32,9 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::error::{Error, Kind, Result, reason};
-use crate::lifecycle::Access;
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::device;
+use crate::lifecycle::{Access, Restrictions};
 use crate::os::mountinfo;
 use crate::os::scm_rights;
 use crate::os::trust;
@@ -61,7 +61,7 @@ const ATTEMPTS: usize = 10;
 pub(in crate::lifecycle) fn mount(
     mount_point: &Path,
     source: &Path,
-    access: Access,
+    restrictions: Restrictions,
     lock: OwnedFd,
 ) -> Result<OwnedFd> {
     check_device()?;
@@ -78,7 +78,7 @@ pub(in crate::lifecycle) fn mount(
     let mut child = helper
         .command()
         .arg("-o")
-        .arg(options(source, access))
+        .arg(options(source, restrictions))
         .arg("--")
         .arg(mount_point)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
@@ -137,9 +137,12 @@ pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<(
 }
 
 /// The options for the helper. A backslash escapes a comma or backslash in a name.
-fn options(source: &Path, access: Access) -> OsString {
+fn options(source: &Path, restrictions: Restrictions) -> OsString {
     let mut bytes = b"ro,nosuid,nodev,subtype=archfs".to_vec();
-    if access == Access::Everybody {
+    if restrictions.no_exec {
+        bytes.extend(b",noexec");
+    }
+    if restrictions.access == Access::Everybody {
         bytes.extend(b",allow_other,default_permissions");
     }
     bytes.extend(b",fsname=");
@@ -320,7 +323,7 @@ mod tests {
 
     #[test]
     fn escapes_commas_and_backslashes() {
-        let options = options(Path::new("/a,b\\c d.sqfs"), Access::Owner);
+        let options = options(Path::new("/a,b\\c d.sqfs"), Restrictions::default());
         assert_eq!(options, "ro,nosuid,nodev,subtype=archfs,fsname=/a\\,b\\\\c d.sqfs");
     }
 

@@ -68,7 +68,8 @@ fn identity_on_all_nodes(plan: &MountPlan) -> String {
 
 /// A digest of what the mount of a plan shows. `file` identifies an archive.
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
-    let MountPlan { archives, offset, recursive, partial, view, access, allow_changes, .. } = plan;
+    let MountPlan { archives, offset, recursive, partial, view, .. } = plan;
+    let MountPlan { access, no_exec, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid } = view;
     let mut digest = Xxh3::new();
     for path in archives {
@@ -85,7 +86,7 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
         }
     }
     let options = format!(
-        "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {allow_changes}"
+        "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {no_exec} {allow_changes}"
     );
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
