@@ -103,7 +103,13 @@ fn text_of(path: &Path) -> Option<String> {
     let shown = path.display().to_string();
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+        // PermissionDenied: HOME is that of another user.
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied
+            ) =>
+        {
             return None;
         }
         Err(error) => {
