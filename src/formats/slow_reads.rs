@@ -6,19 +6,13 @@ use std::fmt;
 
 use crate::units::format_size;
 
-/// Why reads are slow.
+/// A read of a small file decompresses what holds many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SlowReads {
-    /// The archive has no places to start decompressing. All of it, so many bytes, is decompressed
-    /// to a temporary file first.
-    Spooled(u64),
-    /// A read of a small file decompresses what holds many.
-    Shared {
-        /// Bytes that it decompresses.
-        decoded: u64,
-        /// Files in them on average.
-        files: u64,
-    },
+pub(super) struct SlowReads {
+    /// Bytes that it decompresses.
+    decoded: u64,
+    /// Files in them on average.
+    files: u64,
 }
 
 impl SlowReads {
@@ -27,7 +21,7 @@ impl SlowReads {
     const BYTES: u64 = 512 << 10;
     const FILES: u64 = 16;
 
-    /// An archive that decompresses to less is in the cache, or in the temporary file, soon.
+    /// An archive that decompresses to less is in the cache soon.
     const TOTAL: u64 = 64 << 20;
 
     /// For `count` parts of `decoded` bytes each that hold `files` files together.
@@ -36,30 +30,19 @@ impl SlowReads {
         let is_slow = decoded >= Self::BYTES
             && files >= Self::FILES
             && decoded.saturating_mul(count) >= Self::TOTAL;
-        is_slow.then_some(Self::Shared { decoded, files })
-    }
-
-    /// For an archive that decompresses to `bytes` bytes in a temporary file.
-    pub(super) fn of_spool(bytes: u64) -> Option<Self> {
-        (bytes >= Self::TOTAL).then_some(Self::Spooled(bytes))
+        is_slow.then_some(Self { decoded, files })
     }
 }
 
 impl fmt::Display for SlowReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Spooled(bytes) => write!(
-                f,
-                "each mount first decompresses all of it, {}, to a temporary file",
-                format_size(*bytes)
-            ),
-            Self::Shared { decoded, files } => write!(
-                f,
-                "reads in random order are slow: each decompresses {}, which holds about {files} \
-                 files",
-                format_size(*decoded)
-            ),
-        }
+        let Self { decoded, files } = self;
+        let decoded = format_size(*decoded);
+        write!(
+            f,
+            "reads in random order are slow: each decompresses {decoded}, which holds about {files} \
+             files"
+        )
     }
 }
 
@@ -71,13 +54,11 @@ mod tests {
     fn parts_are_slow_if_they_are_large_and_hold_many_files() {
         let (bytes, files) = (SlowReads::BYTES, SlowReads::FILES);
         let count = SlowReads::TOTAL / bytes;
-        let slow = Some(SlowReads::Shared { decoded: bytes, files });
+        let slow = Some(SlowReads { decoded: bytes, files });
         assert_eq!(SlowReads::of_parts(bytes, count, files * count), slow);
         assert_eq!(SlowReads::of_parts(bytes - 1, count + 1, files * (count + 1)), None);
         assert_eq!(SlowReads::of_parts(bytes, count, files * count - 1), None);
         assert_eq!(SlowReads::of_parts(bytes, count - 1, files * count), None);
         assert_eq!(SlowReads::of_parts(bytes, 0, files), None);
-        assert_eq!(SlowReads::of_spool(SlowReads::TOTAL - 1), None);
-        assert!(SlowReads::of_spool(SlowReads::TOTAL).is_some());
     }
 }

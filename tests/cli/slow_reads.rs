@@ -37,15 +37,7 @@ fn archives_that_are_read_slowly_are_named_once() {
     let compressed = |name: &str, program: &str| {
         let path = work.path().join(name);
         let out = File::create(&path).unwrap();
-        assert!(
-            Command::new(program)
-                .args(["-1c", "-T1"])
-                .arg(&tar)
-                .stdout(out)
-                .status()
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new(program).arg("-1c").arg(&tar).stdout(out).status().unwrap().success());
         path
     };
     let large_blocks =
@@ -54,7 +46,10 @@ fn archives_that_are_read_slowly_are_named_once() {
         (image("large.sqfs", &text, &["-b", "1M"]), Some(large_blocks)),
         (image("usual.sqfs", &text, &[]), None),
         (image("noise.sqfs", &noise, &["-b", "1M"]), None),
-        (compressed("data.tar.xz", "xz"), Some("each mount first decompresses all of it, 7")),
+        (
+            compressed("data.tar.gz", "gzip"),
+            Some("reads in random order are slow: each decompresses "),
+        ),
         (tar.clone(), None),
     ] {
         let mount_point = work.path().join("mount");

@@ -13,16 +13,12 @@ use crate::formats::info::{Compressed, Costs, Info, Kinds, Layout, Sizes, TarLay
 use crate::formats::slow_reads::SlowReads;
 
 impl Tar {
-    /// Whether the archive is compressed such that a read decompresses many files, or all.
+    /// Whether a read decompresses many files. `compressed::first_pass` warns of archives that are
+    /// decompressed to a temporary file.
     pub(crate) fn slow_reads(&self) -> Option<SlowReads> {
-        let bytes = self.storage.len();
-        match self.compressed.as_ref()?.chunks() {
-            None => SlowReads::of_spool(bytes),
-            Some(chunks) => {
-                let (chunks, files) = (length(chunks), u64::from(self.index.len()));
-                SlowReads::of_parts(bytes.checked_div(chunks)?, chunks, files)
-            }
-        }
+        let chunks = length(self.compressed.as_ref()?.chunks()?);
+        let mean = self.storage.len().checked_div(chunks)?;
+        SlowReads::of_parts(mean, chunks, self.index.len().into())
     }
 
     /// The statistics of this archive.
