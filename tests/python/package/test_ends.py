@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 
 from stage import Stage, mounted, wait_until
@@ -104,6 +105,11 @@ class EndTest(Stage):
         )
         self.line(process)
         process.send_signal(signal.SIGINT)
+        # Python swallows an interrupt that arrives while it collects an object, such as a Popen. Reading all
+        # lines keeps the pipe from filling up.
+        timer = threading.Timer(10, process.send_signal, [signal.SIGINT])
+        timer.start()
+        self.addCleanup(timer.cancel)
         self.assertIn("interrupted", self.finished(process))
         self.assert_gone_soon(self.mount_point)
 
