@@ -16,6 +16,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::term;
 use crate::error::reason;
+use crate::os::base_directory::base_directory;
 use crate::os::trust;
 
 /// The file of the site.
@@ -44,7 +45,7 @@ struct Setting {
 ///
 /// # Errors
 /// Those of clap.
-pub(super) fn parse(command: &Command, arguments: &[OsString]) -> clap::error::Result<ArgMatches> {
+pub(super) fn parse(command: Command, arguments: &[OsString]) -> clap::error::Result<ArgMatches> {
     let called = arguments.get(1).and_then(|name| command.find_subcommand(name));
     let takes_any =
         called.is_some_and(|called| called.get_arguments().any(|it| it.get_env().is_some()));
@@ -53,10 +54,10 @@ pub(super) fn parse(command: &Command, arguments: &[OsString]) -> clap::error::R
         !word.as_bytes().starts_with(b"--daemon=") && word.as_bytes() != b"--step-task"
     };
     let mut settings = match takes_any && arguments.iter().all(is_user) {
-        true => read(command),
+        true => read(&command),
         false => Vec::new(),
     };
-    loop {
+    while !settings.is_empty() {
         let parsed = with_defaults(command.clone(), &settings).try_get_matches_from(arguments);
         let Err(error) = &parsed else { return parsed };
         // What the user wrote is reported as usual.
@@ -70,6 +71,7 @@ pub(super) fn parse(command: &Command, arguments: &[OsString]) -> clap::error::R
             &format!("{value:?} is not a value of {}; the line is ignored", option(&variable)),
         );
     }
+    command.try_get_matches_from(arguments)
 }
 
 /// The settings of both files, without those that an environment variable outranks.
@@ -92,10 +94,7 @@ fn read(command: &Command) -> Vec<Setting> {
 }
 
 fn users_file() -> Option<PathBuf> {
-    let absolute =
-        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let directory = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
-    directory.map(|directory| directory.join(NAME))
+    base_directory("XDG_CONFIG_HOME", ".config").map(|directory| directory.join(NAME))
 }
 
 /// The text of a file, if there is one that no other user can write.
@@ -164,9 +163,6 @@ fn is_set_by(argument: &Arg, variable: &str) -> bool {
 
 /// `command` with the settings as defaults of its subcommands.
 fn with_defaults(command: Command, settings: &[Setting]) -> Command {
-    if settings.is_empty() {
-        return command;
-    }
     command.mut_subcommands(|subcommand| {
         subcommand.mut_args(|argument| {
             let mut found = settings.iter().filter(|it| is_set_by(&argument, &it.variable));

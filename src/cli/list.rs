@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::bar::Bar;
 use super::term;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::lifecycle::{self, Listed, State};
 use crate::log::{Verbosity, printable};
 
@@ -49,20 +49,17 @@ struct HolderRow {
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(Verbosity::Default, None);
-    let mut text = String::new();
     let bar = Bar::wait("asking the daemons of your mounts");
     let all = lifecycle::list();
     drop(bar);
     let all = all?;
-    if !args.json {
-        text = table(&all);
-    }
-    for listed in all.iter().filter(|_| args.json) {
-        let row = serde_json::to_string(&row(listed))
-            .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
-        text.push_str(&term::json_for_output(&row));
-        text.push('\n');
-    }
+    let text = match args.json {
+        true => all
+            .iter()
+            .map(|listed| Ok(term::json_line(&row(listed))? + "\n"))
+            .collect::<Result<_>>()?,
+        false => table(&all),
+    };
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(0)
 }

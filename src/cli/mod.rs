@@ -103,7 +103,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         return exit::status(Err(error));
     }
     let command = environment::without_foreign_paths(Cli::command(), arguments);
-    let parsed = config::parse(&command, arguments);
+    let parsed = config::parse(command, arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {

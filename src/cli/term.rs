@@ -6,6 +6,7 @@
 use std::io::{IsTerminal, Write};
 
 use clap::error::{ContextKind, ContextValue};
+use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
 use crate::log::{Label, is_obeyed, line, printable, text_of};
@@ -146,6 +147,16 @@ pub(super) fn json_for_output(json: &str) -> String {
     json.chars()
         .map(|c| if is_obeyed(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() })
         .collect()
+}
+
+/// `value` as JSON for standard output, without a line end.
+///
+/// # Errors
+/// `Io` if it cannot be expressed.
+pub(super) fn json_line(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value)
+        .map(|json| json_for_output(&json))
+        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))
 }
 
 /// Checks the result of a write to standard output. A reader that closed the pipe is no error.

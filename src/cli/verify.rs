@@ -290,9 +290,7 @@ fn path_of(finding: &Finding) -> Option<&[u8]> {
 }
 
 fn line(out: &mut impl Write, row: &impl Serialize) -> Result<()> {
-    let mut text = serde_json::to_string(row)
-        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
-    text = term::json_for_output(&text);
+    let mut text = term::json_line(row)?;
     text.push('\n');
     written(out.write_all(text.as_bytes()))
 }

@@ -2,6 +2,7 @@
 //!
 //! Imports only `error` and `sync`.
 
+pub(crate) mod base_directory;
 pub mod control_group;
 pub mod directory;
 pub mod file_position;

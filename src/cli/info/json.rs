@@ -8,16 +8,14 @@ use serde::Serialize;
 
 use super::advice;
 use crate::cli::term;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::formats::{Compressed, Cost, Image, Info, Layout, TarLayout};
 
 /// One object on one line for the archive at the path `archive`.
 pub(super) fn object(archive: &str, info: &Info) -> Result<String> {
     let advice = Some(advice::sentences(archive, info));
     let row = Row { archive: Some(archive), advice, ..Row::of(info) };
-    let text = serde_json::to_string(&row)
-        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
-    Ok(term::json_for_output(&text) + "\n")
+    Ok(term::json_line(&row)? + "\n")
 }
 
 #[derive(Serialize)]

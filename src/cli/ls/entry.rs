@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 
-use crate::cli::term::{hex_if_not_utf8, json_for_output, name_for_output};
-use crate::error::{Error, Kind, Result};
+use crate::cli::term::{self, hex_if_not_utf8, name_for_output};
+use crate::error::Result;
 use crate::units::format_size;
 use crate::vfs::{self, Attr, FileKind};
 
@@ -80,9 +80,7 @@ pub(super) fn json_line(attr: &Attr, path: &[u8], target: Option<&[u8]>) -> Resu
         target: target.map(|target| String::from_utf8_lossy(target).into_owned()),
         target_hex: target.and_then(hex_if_not_utf8),
     };
-    let row = serde_json::to_string(&row)
-        .map_err(|error| Error::new(Kind::Io, "cannot write JSON").with_source(error))?;
-    Ok(json_for_output(&row).into_bytes())
+    term::json_line(&row).map(String::into_bytes)
 }
 
 /// Local time in the format of `tar -tv`; seconds since 1970 for a year beyond 9999.

@@ -135,8 +135,10 @@ impl Listing<'_> {
             attr => attr.map_err(|error| self.args.open.located(path, error))?,
         };
         // As ls(1), which follows a link to a directory unless the link itself is of interest.
-        let attr = match vfs::resolve_through(self.tree, path) {
-            Ok(target) if target.kind == FileKind::Directory && self.follows_links() => target,
+        let follows = attr.kind == FileKind::Symlink && self.follows_links();
+        let target = follows.then(|| vfs::resolve_through(self.tree, path));
+        let attr = match target {
+            Some(Ok(target)) if target.kind == FileKind::Directory => target,
             _ => attr,
         };
         let mut found = Found { ino: attr.ino, kind: attr.kind, path: trimmed(path), name_at: 0 };

@@ -35,6 +35,7 @@ use super::index::{
     Allowance, FileKey, FinishedTree, Hash, Index, IndexFile, IndexOptions, Key, MAGIC,
 };
 use crate::error::{Error, Kind, Result};
+use crate::os::base_directory::base_directory;
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
 use crate::os::trust;
@@ -404,10 +405,7 @@ fn sample(archive: &dyn Storage, offset: u64) -> Result<Hash> {
 
 /// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.
 fn cache_directory() -> Option<PathBuf> {
-    let absolute =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(parent.join("archfs"))
+    base_directory("XDG_CACHE_HOME", ".cache").map(|parent| parent.join("archfs"))
 }
 
 /// Opens the cache directory. Creates it if needed, and denies others access. Rejects a directory

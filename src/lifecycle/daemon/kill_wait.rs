@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::lifecycle::daemon::slurm_end::SlurmEnd;
 use crate::os::process::timespec;
 use crate::sync::{Arc, OnceLock};
 
@@ -34,7 +35,7 @@ impl KillWait {
     /// In a Slurm job, looks up KillWait in the background and calls `answered` once it is known.
     pub(in crate::lifecycle) fn look_up(answered: impl FnOnce() + Send + 'static) -> Self {
         let kill_wait = Self::default();
-        if std::env::var_os("SLURM_JOB_ID").is_none() {
+        if !SlurmEnd::is_in_job() {
             return kill_wait;
         }
         let answer = Arc::clone(&kill_wait.0);
