@@ -100,16 +100,19 @@ fn a_log_gets_lines_about_waits_of_more_than_five_seconds() {
         "archfs: error: {mount_point}: not mounted before the timeout\n\
          archfs: hint: run `archfs list` to see your mounts on this node\n"
     );
-    for (timeout, lines) in [("2s", &[][..]), ("6s", &[": 5.0 s so far", ": ended after 6."])] {
+    for (timeout, lines) in [("2s", &[][..]), ("6s", &[["", " so far"], ["ended after ", ""]])] {
         let output =
             archfs().args(["wait", "--timeout", timeout]).arg(&stage.mount_point).output().unwrap();
         assert_eq!(output.status.code(), Some(6));
         let said = said(&output);
         let notes = said.strip_suffix(&error).unwrap_or_else(|| panic!("{said}"));
         assert_eq!(notes.lines().count(), lines.len(), "{said}");
-        for (found, expected) in notes.lines().zip(lines) {
-            let expected = format!("archfs: note: waiting for a mount at {mount_point}{expected}");
-            assert!(found.starts_with(&expected), "{said}");
+        for (found, [before, after]) in notes.lines().zip(lines) {
+            let before = format!("archfs: note: waiting for a mount at {mount_point}: {before}");
+            let time = found.strip_prefix(&before).and_then(|time| time.strip_suffix(after));
+            let seconds = time.and_then(|time| time.strip_suffix(" s")?.parse::<f64>().ok());
+            // A busy machine prints each line late, and starts to measure late.
+            assert!(seconds.is_some_and(|seconds| (5.0..20.0).contains(&seconds)), "{said}");
         }
     }
 }
