@@ -11,6 +11,7 @@ pub mod kernel_file;
 pub mod memory;
 pub mod mountinfo;
 pub mod new_file;
+pub(crate) mod own_program;
 pub mod page_aligned;
 pub mod page_cache;
 pub(crate) mod peer_credentials;

@@ -14,9 +14,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -25,6 +25,7 @@ use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::inherited;
 use crate::lifecycle::share::{Client, MountLock};
+use crate::os::own_program;
 use crate::os::process::ProcessId;
 use crate::os::scm_rights;
 
@@ -53,9 +54,7 @@ impl Launched {
             Some(lock) => Stdio::from(lock.duplicate()?),
             None => Stdio::null(),
         };
-        let process = Command::new("/proc/self/exe")
-            .arg0("archfs")
-            .args(arguments)
+        let process = own_program::command(arguments)
             .stdin(stdin)
             .stdout(OwnedFd::from(theirs))
             .spawn()

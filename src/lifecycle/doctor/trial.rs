@@ -11,7 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -20,6 +20,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::mount_parents::{MountParent, MountParentState};
 use crate::error::{Error, Kind, Result, reason};
 use crate::log::{Label, parse_line};
+use crate::os::own_program;
 use crate::os::process::ProcessId;
 
 /// How long one process may take.
@@ -95,7 +96,7 @@ impl Trial {
         };
         let (archive, mount_point) = (&setup.archive, &setup.mount_point);
         let check =
-            || [vec![OsString::from("/proc/self/exe")], (steps.check)(mount_point)].concat();
+            || [vec![OsString::from(own_program::PATH)], (steps.check)(mount_point)].concat();
         Self {
             mount: setup.try_to_mount(steps),
             run: attempt(&(steps.run)(archive, mount_point, check())),
@@ -167,8 +168,8 @@ fn attempt(arguments: &[OsString]) -> Tried {
     // A file instead of a pipe, because a process that keeps a pipe open would block the reader.
     let said = memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     let mut said = File::from(said);
-    let mut command = Command::new("/proc/self/exe");
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut command = own_program::command(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(said.try_clone().map_err(failed)?);
     // Options of the user would change the trial.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_option(name)) {

@@ -2,10 +2,7 @@
 //!
 //! It takes no part in the ordinary end, when the last holder removes the files itself.
 
-use std::ffi::OsStr;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
@@ -14,6 +11,7 @@ use rustix::process::setsid;
 use super::directory::{ExtractedDirectory, is_removed};
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::signals::ENDING;
+use crate::os::own_program;
 use crate::os::raw_signals;
 
 /// Starts a keeper of `directory`.
@@ -23,13 +21,7 @@ use crate::os::raw_signals;
 pub(super) fn start(directory: &ExtractedDirectory) -> Result<()> {
     // Not in this process's group, which may be killed as a whole (`keep`). This process
     // does not wait for it, because it usually lives longer.
-    let started = Command::new("/proc/self/exe")
-        .arg0("archfs")
-        .args([OsStr::new("keep-extracted"), "--".as_ref(), directory.path().as_os_str()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
+    let started = own_program::silent(["keep-extracted", "--"]).arg(directory.path()).spawn();
     started.map(drop).map_err(|error| Error::io("cannot start a process", error))
 }
 

@@ -15,8 +15,7 @@
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -24,6 +23,7 @@ use rustix::fd::OwnedFd;
 
 use super::mounted::Mounted;
 use crate::os::memory;
+use crate::os::own_program;
 use crate::os::process::ProcessId;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -179,13 +179,10 @@ impl Listing {
         let device = mount.device_number().ok_or(std::io::ErrorKind::NotFound)?;
         let (connection, theirs) = UnixStream::pair()?;
         connection.set_nonblocking(true)?;
-        let process = Command::new("/proc/self/exe")
-            .arg0("archfs")
-            .args(["read-names".as_ref(), "--".as_ref(), mount.mount_point().as_os_str()])
+        let process = own_program::silent(["read-names", "--"])
+            .arg(mount.mount_point())
             .arg(device.to_string())
             .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
             .spawn()?;
         Ok(Self { process, connection, started: Instant::now() })
     }
