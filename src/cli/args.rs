@@ -36,6 +36,10 @@ pub(super) struct MountArgs {
     #[arg(value_name = "PATH", num_args = 1.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
+    /// archfs was called as squashfuse or squashfuse_ll. `pgrep -f` finds a daemon by this name.
+    #[arg(hide = true, long = "squashfuse_ll")]
+    pub(super) is_squashfuse: bool,
+
     /// Options as in fstab: offset=, subdir=, uid=, gid=, allow_other, allow_changes, ...
     #[arg(help_heading = ARCHIVE, hide_short_help = true, short = 'o', value_name = "OPTS")]
     options: Vec<String>,
@@ -163,6 +167,14 @@ enum ArchiveCacheName {
 }
 
 impl MountArgs {
+    /// The named pipe that `-o notify_pipe=` names, as an absolute path.
+    ///
+    /// # Errors
+    /// `Usage` for a wrong `-o`; `Io` if there is no working directory.
+    pub(super) fn notify_pipe(&self) -> Result<Option<PathBuf>> {
+        MountOptions::parse(&self.options)?.notify_pipe.as_ref().map(absolute).transpose()
+    }
+
     /// The plan that the arguments describe. Its last path is the mount point.
     ///
     /// # Errors
@@ -216,6 +228,7 @@ impl MountArgs {
                 grace: self.grace,
                 linger: self.linger,
                 idle: self.idle_timeout.or(options.idle),
+                detaches_on_signal: self.is_squashfuse,
             },
             cache_bytes: self.cache,
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
@@ -278,7 +291,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         view: ViewOptions { subdir, uid, gid },
         access,
         no_exec,
-        lifetime: Lifetime { grace, linger, idle },
+        lifetime: Lifetime { grace, linger, idle, detaches_on_signal },
         cache_bytes,
         cache_idle,
         stage,
@@ -313,6 +326,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
     add("--stats-json=", stats_json.clone().map(OsString::from));
+    if *detaches_on_signal {
+        arguments.push("--squashfuse_ll".into());
+    }
     if *recursive {
         arguments.push("--nested".into());
     }
@@ -450,6 +466,7 @@ mod tests {
                 grace: Some(Duration::ZERO),
                 linger: Duration::from_secs(1),
                 idle: Some(Duration::from_secs(7200)),
+                detaches_on_signal: true,
             },
             cache_bytes: Some(1),
             cache_idle: Some(Duration::from_secs(90)),

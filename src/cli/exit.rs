@@ -18,7 +18,7 @@ const RUN_OFFSET: u8 = 120;
 const FAILED: u8 = 1;
 
 /// The status of a usage error.
-const USAGE: u8 = 2;
+pub(super) const USAGE: u8 = 2;
 
 /// The exit status of a subcommand. An error is shown.
 pub(super) fn status(result: Result<u8>) -> ExitCode {

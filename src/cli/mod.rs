@@ -27,11 +27,13 @@ mod man;
 mod mistakes;
 mod mount;
 mod mount_helper;
+mod notify;
 mod open_args;
 mod options;
 mod pack;
 mod read_names;
 mod run;
+mod squashfuse;
 mod stack;
 mod stats;
 mod term;
@@ -79,16 +81,29 @@ enum Command {
     KeepExtracted(keep_extracted::Args),
     #[command(hide = true)]
     ReadNames(read_names::Args),
+    #[command(hide = true)]
+    Notify(notify::Args),
     Man(man::Args),
     Completions(completions::Args),
 }
 
 /// Runs `archfs` with `arguments`, which start with the program name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let arguments = arguments.into_iter().collect();
-    stack::with_enough(|| match mount_helper::translated(arguments, is_subcommand) {
-        Some(arguments) => run_with(&arguments),
-        None => ExitCode::SUCCESS,
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    stack::with_enough(|| match squashfuse::translated(&arguments) {
+        Some(squashfuse::Request::Run(arguments)) => run_with(&arguments),
+        Some(squashfuse::Request::Help) => {
+            print!("{}", squashfuse::USAGE);
+            ExitCode::SUCCESS
+        }
+        Some(squashfuse::Request::Usage) => {
+            eprint!("{}", squashfuse::USAGE);
+            ExitCode::from(exit::USAGE)
+        }
+        None => match mount_helper::translated(arguments, is_subcommand) {
+            Some(arguments) => run_with(&arguments),
+            None => ExitCode::SUCCESS,
+        },
     })
 }
 
@@ -137,6 +152,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Info(args) => exit::status(info::run(&args)),
         Command::KeepExtracted(args) => exit::status(keep_extracted::run(&args)),
         Command::ReadNames(args) => exit::status(read_names::run(&args)),
+        Command::Notify(args) => exit::status(notify::run(&args)),
         Command::Doctor(args) => exit::status(doctor::run(&args)),
         Command::Man(args) => exit::status(man::run(&args)),
         Command::Completions(args) => exit::status(completions::run(&args)),

@@ -2,7 +2,9 @@
 
 use std::any::Any;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use super::args::{LIFETIME, SLURM};
 use super::bar::Bar;
@@ -10,7 +12,7 @@ use super::{args, exit, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
     self, ConnectionSource, Holder, HolderChoice, JobStepChoice, MountOutcome, Nodes, ProcessId,
-    StepOutcome, Task,
+    Ready, StepOutcome, Task,
 };
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -103,7 +105,21 @@ Examples:
   archfs mount --keep data.sqfs $P && ls $P && archfs unmount $P";
 
 pub(super) fn run(args: &Args) -> Result<u8> {
+    let mut ready = Ready::new(args.ready_fd, args.mount.notify_pipe()?);
+    let mounted = ready.check().and_then(|()| mount(args, &mut ready));
+    if !matches!(mounted, Ok(0)) {
+        // The user sees the error of the mount.
+        let _ = ready.report_failure();
+    }
+    mounted
+}
+
+fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
     let plan = args.mount.plan()?;
+    if args.mount.is_squashfuse && is_missing(&plan.mountpoint) {
+        let context = format!("{}: no such directory", plan.mountpoint.display());
+        return Err(Error::new(Kind::NotFound, context));
+    }
     let quiet = plan.verbosity == Verbosity::Quiet;
     let progress = Arc::new(Progress::default());
     // Shows a bar on a terminal if opening takes long.
@@ -128,14 +144,13 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             HolderChoice::UntilPid(pid) => Some(ProcessId::of(pid)?),
         };
         let bar = bar();
-        lifecycle::serve_in_foreground(&plan, holder, args.ready_fd, &progress, || drop(bar))?;
+        lifecycle::serve_in_foreground(&plan, holder, ready, &progress, || drop(bar))?;
         return Ok(0);
     }
     crate::log::start(plan.verbosity, None);
-    lifecycle::check_ready(args.ready_fd)?;
     let holder = lifecycle::choose_holder(holder_choice)?;
     let plan = lifecycle::resolve_descriptors(plan)?;
-    let warning = match mount_by_step(args, &plan)? {
+    let warning = match mount_by_step(args, &plan, ready)? {
         Ok(status) => return Ok(status),
         Err(warning) => warning,
     };
@@ -150,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         );
     }
     let arguments = |source| daemon_arguments(&plan, source);
-    let caller = lifecycle::Caller { holder, ready: args.ready_fd };
+    let caller = lifecycle::Caller { holder, ready };
     let mounted =
         match lifecycle::mount(&plan, &arguments, caller, &|message| wait_bar(message, quiet))? {
             Ok(mounted) => mounted,
@@ -165,11 +180,16 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     Ok(0)
 }
 
+fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Mounts by a job step and returns the exit status. If there is no step, returns the reason if the
 /// user should know it.
 fn mount_by_step(
     args: &Args,
     plan: &lifecycle::MountPlan,
+    ready: &mut Ready,
 ) -> Result<std::result::Result<u8, Option<String>>> {
     if args.mount_helper {
         return Ok(Err(None));
@@ -194,7 +214,7 @@ fn mount_by_step(
     let (mountpoint, archives) = args.mount.split_paths()?;
     let archives_text = describe_archives(archives);
     let mount_point = mountpoint.display();
-    match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, args.ready_fd)? {
+    match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, ready)? {
         StepOutcome::NoStep(why) => Ok(Err(why.map(|why| format!("no job step: {why}")))),
         StepOutcome::Failed { status, failed, nodes } => {
             if args.all_nodes {

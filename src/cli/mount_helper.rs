@@ -1,5 +1,4 @@
-//! Accepts the command lines of mount helpers: fstab lines, `mount -t fuse.archfs`, and scripts
-//! that were written for squashfuse.
+//! Accepts the command lines of mount helpers: fstab lines and `mount -t fuse.archfs`.
 //!
 //! mount(8) executes `/sbin/mount.fuse.archfs SOURCE DIRECTORY [-sfnv] [-N NAMESPACE] [-o OPTIONS]
 //! [-t TYPE]`. If that file is missing, `mount.fuse` of libfuse executes `archfs SOURCE DIRECTORY
@@ -15,9 +14,6 @@ use std::path::Path;
 /// The names under which mount(8) looks for its helpers.
 const NAMES: [&str; 2] = ["mount.archfs", "mount.fuse.archfs"];
 
-/// The names of squashfuse's programs.
-const SQUASHFUSE: [&str; 2] = ["squashfuse", "squashfuse_ll"];
-
 /// Options of a call that have no meaning for a read-only mount.
 const MEANINGLESS: [&[u8]; 3] = [b"rw", b"dev", b"suid"];
 
@@ -30,9 +26,6 @@ pub(super) fn translated(
     let name = arguments.first().and_then(|name| Path::new(name).file_name());
     if name.is_some_and(|name| NAMES.iter().any(|&helper| name == helper)) {
         return from_mount(&arguments);
-    }
-    if name.is_some_and(|name| SQUASHFUSE.iter().any(|&program| name == program)) {
-        return Some(from_squashfuse(&arguments));
     }
     let is_archive = |word: &OsString| {
         let bytes = word.as_bytes();
@@ -49,26 +42,6 @@ pub(super) fn translated(
         }
         false => Some(arguments),
     }
-}
-
-/// Translates a call of squashfuse: `squashfuse [-f] [-d] [-s] [-o OPTIONS] ARCHIVE MOUNTPOINT`.
-fn from_squashfuse(arguments: &[OsString]) -> Vec<OsString> {
-    let words = arguments.iter().skip(1);
-    let asks = |flags: &[&str]| words.clone().any(|word| flags.iter().any(|flag| word == flag));
-    if asks(&["-h", "--help", "-ho"]) {
-        return ["archfs", "mount", "--help"].map(OsString::from).to_vec();
-    }
-    if asks(&["-V", "--version"]) {
-        return ["archfs", "--version"].map(OsString::from).to_vec();
-    }
-    let words = words.filter_map(|word| match word.as_bytes() {
-        // One thread: slower, and of no use with archfs.
-        b"-s" => None,
-        // Debugging: in the foreground.
-        b"-d" => Some("-f".into()),
-        _ => Some(word.clone()),
-    });
-    as_mount(OsStr::new("archfs"), words)
 }
 
 /// Translates a call of mount(8).
@@ -93,7 +66,8 @@ fn from_mount(arguments: &[OsString]) -> Option<Vec<OsString>> {
     Some(as_mount(OsStr::new("archfs"), words.into_iter()))
 }
 
-fn as_mount(name: &OsStr, words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// `archfs mount --mount-helper` with `words`.
+pub(super) fn as_mount(name: &OsStr, words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments = vec![name.to_owned(), "mount".into(), "--mount-helper".into()];
     let mut is_options = false;
     for word in words {
@@ -141,10 +115,6 @@ mod tests {
             // As mount(8) calls archfs.
             ("/sbin/mount.fuse.archfs /a /m -o rw,dev -t fuse.archfs", "/a /m"),
             ("mount.archfs a /m -sn -v -N /proc/1/ns/mnt -o ro,offset=1", "a /m -oro,offset=1"),
-            // As scripts call squashfuse.
-            ("squashfuse a.sqfs /m", "a.sqfs /m"),
-            ("/usr/bin/squashfuse_ll -f -s -o ro,offset=9 a /m", "-f -oro,offset=9 a /m"),
-            ("squashfuse -d a /m -o allow_other,dev", "-f a /m -oallow_other"),
         ] {
             assert_eq!(translate(line).unwrap(), format!("{mounts} {expected}"), "{line}");
         }

@@ -1,5 +1,6 @@
 //! `-o`: the options of fstab and of other FUSE programs. Invariant: an unknown option is an error.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
@@ -17,6 +18,7 @@ pub(super) struct MountOptions {
     pub(super) no_exec: bool,
     pub(super) allow_changes: bool,
     pub(super) idle: Option<Duration>,
+    pub(super) notify_pipe: Option<PathBuf>,
 }
 
 impl MountOptions {
@@ -50,6 +52,10 @@ impl MountOptions {
             ("timeout", Some(value)) => {
                 let seconds = number(option, value)?.into();
                 self.idle = Some(Duration::from_secs(seconds)).filter(|time| !time.is_zero());
+            }
+            // Of squashfuse.
+            ("notify_pipe", Some(value)) if !value.is_empty() => {
+                self.notify_pipe = Some(value.into());
             }
             ("allow_changes", None) => self.allow_changes = true,
             // True for every mount of an archive.
@@ -125,7 +131,7 @@ mod tests {
         let options = parse(
             "ro,exec,noexec,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
              x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,\
-             timeout=90,debug",
+             timeout=90,debug,notify_pipe=/tmp/a b",
         );
         let options = options.unwrap();
         let expected = MountOptions {
@@ -137,6 +143,7 @@ mod tests {
             no_exec: true,
             allow_changes: true,
             idle: Some(Duration::from_secs(90)),
+            notify_pipe: Some("/tmp/a b".into()),
         };
         assert_eq!(options, expected);
         assert!(!parse("noexec,exec").unwrap().no_exec);
@@ -154,6 +161,7 @@ mod tests {
             "allow_root",
             "offset",
             "offset=x",
+            "notify_pipe=",
             "uid=-1",
             "uid=4294967295",
             "ro=1",

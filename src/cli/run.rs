@@ -72,6 +72,11 @@ const PLACEHOLDER: &[u8] = b"{}";
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let (archives, mount_point) = split(&args.mount.paths)?;
     let mount_point = mount_point.map(args::absolute).transpose()?;
+    if args.mount.notify_pipe()?.is_some() {
+        let context = "-o notify_pipe: only for mount";
+        return Err(Error::new(Kind::Usage, context)
+            .with_hint("leave it out; COMMAND starts when files can be read"));
+    }
     let plan = args.mount.plan_of(archives, mount_point.clone().unwrap_or_default())?;
     crate::log::start(plan.verbosity, None);
     let mut plan = lifecycle::resolve_descriptors(plan)?;

@@ -16,6 +16,7 @@ pub mod doctor;
 mod extracted;
 mod job_step;
 mod mount;
+mod ready;
 mod share;
 mod slurm;
 
@@ -35,7 +36,7 @@ pub use daemon::end_policy::Lifetime;
 pub use daemon::name_readahead::lister::read_names;
 pub use daemon::signals::{ignore_others, leave_to_system_calls, receive_in_order};
 pub use daemon::snapshot::Snapshot;
-pub use daemon::{check_ready, serve_in_background, serve_in_foreground};
+pub use daemon::{serve_in_background, serve_in_foreground};
 pub use extracted::keep as keep_extracted;
 pub use job_step::{
     JobStepChoice, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
@@ -43,6 +44,7 @@ pub use job_step::{
 };
 pub use mount::descriptor_path::resolve_descriptors;
 pub use mount::detach::Detach;
+pub use ready::{MountStatus, Ready, notify};
 pub use slurm::killed_with;
 
 /// Where a daemon in the background gets its FUSE connection from.

@@ -19,6 +19,7 @@ mod private;
 mod restrictions;
 mod sharing;
 mod signals;
+mod squashfuse;
 mod stage;
 mod stale;
 mod waits;

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use crate::support::mount::{CleanUp, daemon_of, is_mounted};
 use crate::support::skip::skip;
-use crate::support::stage::{said, stage_as_user};
+use crate::support::stage::said;
 use crate::support::{archfs, image, run, skip_without_mounts, wait_until, work_directory};
 
 /// Runs the test `name` again in a mount namespace with archfs in /usr/local/bin. mount(8) resets
@@ -147,8 +147,8 @@ fn mount_all_and_mount_directory_use_the_fstab_line() {
     assert_mounted_until_umount(&scene, &one());
 }
 
-/// The arguments that util-linux passes to /sbin/mount.fuse.archfs, those that mount.fuse passes,
-/// and those of scripts written for squashfuse.
+/// The arguments that util-linux passes to /sbin/mount.fuse.archfs, and those that mount.fuse
+/// passes.
 #[test]
 fn archfs_is_its_own_mount_helper() {
     let Some(scene) = scene() else { return };
@@ -172,33 +172,4 @@ fn archfs_is_its_own_mount_helper() {
     assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
     let missing = archfs().args(["/no/such.sqfs"]).arg(&scene.mount_point).output().unwrap();
     assert!(said(&missing).contains("/no/such.sqfs: no such file"), "{}", said(&missing));
-}
-
-/// As scripts call squashfuse, and as Apptainer does, which passes the image as a descriptor.
-#[test]
-fn a_link_named_squashfuse_behaves_like_it() {
-    let Some(stage) = stage_as_user() else { return };
-    let link = stage.work.path().join("squashfuse_ll");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_archfs"), link).unwrap();
-    let output = stage.bash("./squashfuse_ll -s -o ro,nodev $IMAGE mount").output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    // It stays when the shell has ended.
-    stage.assert_readable();
-    assert!(stage.ends(&["unmount", "-u", "-l", "mount"]).status.success());
-    assert!(stage.is_gone());
-
-    let script = "exec 9< $IMAGE; ./squashfuse_ll -f -o ro,nosuid,uid=7,gid=8,offset=0 /proc/self/fd/9 mount &
-        for _ in $(seq 300); do [ -e mount/hello ] && break; sleep 0.1; done
-        stat -c %u:%g mount/hello; kill $!; wait $!";
-    let output = stage.bash(script).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "7:8\n", "{}", said(&output));
-    assert!(output.status.success() && stage.is_gone(), "{}", said(&output));
-
-    // Unmounts itself when it is idle.
-    let output = stage.bash("./squashfuse_ll -f -o timeout=1 $IMAGE mount").output().unwrap();
-    assert!(output.status.success() && stage.is_gone(), "{}", said(&output));
-    for (words, status) in [("-V", 0), ("-h", 0), ("$IMAGE", 2), ("/dev/null mount", 3)] {
-        let output = stage.bash(&format!("./squashfuse_ll {words}")).output().unwrap();
-        assert_eq!(output.status.code(), Some(status), "{words}: {}", said(&output));
-    }
 }

@@ -10,8 +10,9 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::holder::Holder;
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{inherited, mount_point};
+use crate::lifecycle::ready::Ready;
 use crate::lifecycle::share::{self, Client, JoinOutcome, Record};
-use crate::lifecycle::{ConnectionSource, MountPlan, daemon};
+use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::progress::Show;
 
 /// The mount that the caller got.
@@ -24,19 +25,19 @@ pub enum MountOutcome {
 }
 
 /// The process that asks for a mount.
-#[derive(Clone, Copy, Debug)]
-pub struct Caller {
+#[derive(Debug)]
+pub struct Caller<'a> {
     /// What holds the mount.
     pub holder: Holder,
-    /// Descriptor at which a process waits for the line `ready`.
-    pub ready: Option<u32>,
+    /// Where processes wait until files can be read.
+    pub ready: &'a mut Ready,
 }
 
-impl Caller {
+impl Caller<'_> {
     /// Reports, once, that files can be read, and lets the holder hold the mount of `client`.
     /// Returns `false` if the mount has ended. After an error only `client` holds the mount.
     fn announce_and_hold(&mut self, client: &mut Client) -> Result<bool> {
-        daemon::announce(self.ready.take())?;
+        self.ready.announce()?;
         match self.holder {
             Holder::Process(process) => client.watch(process),
             Holder::UntilUnmount(_) => client.keep_until_unmount(),
@@ -54,7 +55,7 @@ impl Caller {
 pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-    mut caller: Caller,
+    mut caller: Caller<'_>,
     show: Show<'_>,
 ) -> Result<Started<MountOutcome>> {
     if let Some(number) = inherited::number(&plan.mountpoint) {

@@ -10,6 +10,7 @@
 //! | the last lease ends | after the linger time: unmount, lazily if in use; serve open files |
 //! | SIGTERM, SIGHUP while leases are held | serve, at most for the grace; then unmount, exit |
 //! | SIGTERM, SIGHUP to a kept mount | unmount when not in use; after the grace lazily; exit |
+//! | the same, where signals detach | unmount, lazily if in use; serve open files |
 //! | SIGINT, or a second signal | unmount, lazily if in use; exit |
 //! | no request or new lease for the idle time | unmount if not in use; else wait as long again |
 
@@ -30,6 +31,8 @@ pub struct Lifetime {
     pub linger: Duration,
     /// Time without a request until the mount is unmounted; `None` for never.
     pub idle: Option<Duration>,
+    /// Whether SIGTERM unmounts at once, lazily, and open files are served until they are closed.
+    pub detaches_on_signal: bool,
 }
 
 /// What the daemon must do next.
@@ -62,6 +65,8 @@ pub(in crate::lifecycle) struct EndPolicy {
     default_grace: Duration,
     /// When the daemon was first asked to end.
     end_requested: Option<Instant>,
+    /// Whether a signal has asked to unmount lazily and to serve open files.
+    detach_requested: bool,
     end_now: bool,
     is_unmounted: bool,
     /// Since when nothing holds the mount.
@@ -80,6 +85,7 @@ impl EndPolicy {
             lifetime,
             default_grace: DEFAULT_GRACE,
             end_requested: None,
+            detach_requested: false,
             end_now: false,
             is_unmounted: false,
             free_since: None,
@@ -106,12 +112,16 @@ impl EndPolicy {
 
     /// Whether the daemon was asked to end, within the grace period or at once.
     pub(in crate::lifecycle) fn is_end_requested(&self) -> bool {
-        self.end_requested.is_some() || self.end_now
+        self.end_requested.is_some() || self.detach_requested || self.end_now
     }
 
     /// Notes that the daemon was asked to end. The second time it must end at once.
     pub(in crate::lifecycle) fn request_end(&mut self, now: Instant) {
-        self.end_now |= self.end_requested.is_some();
+        if self.lifetime.detaches_on_signal && !self.detach_requested {
+            self.detach_requested = true;
+            return;
+        }
+        self.end_now |= self.end_requested.is_some() || self.detach_requested;
         self.end_requested.get_or_insert(now);
     }
 
@@ -133,12 +143,15 @@ impl EndPolicy {
 
     /// Whether the mount would stay for a while without leases.
     pub(in crate::lifecycle) fn lingers(&self) -> bool {
-        !self.lifetime.linger.is_zero() && self.end_requested.is_none()
+        !self.lifetime.linger.is_zero() && !self.is_end_requested()
     }
 
     /// Whether the mount ends now or has ended, whether or not it is held.
     pub(in crate::lifecycle) fn is_over(&self, now: Instant) -> bool {
-        self.is_unmounted || self.end_now || self.end_by().is_some_and(|end| now >= end)
+        self.is_unmounted
+            || self.detach_requested
+            || self.end_now
+            || self.end_by().is_some_and(|end| now >= end)
     }
 
     /// What to do at `now`. `requests` counts the requests and the new leases since mounting.
@@ -153,6 +166,9 @@ impl EndPolicy {
         }
         if self.is_unmounted {
             return Step::Serve(self.end_by());
+        }
+        if self.detach_requested {
+            return Step::Unmount;
         }
         if holders.by_process {
             self.free_since = None;
@@ -218,6 +234,21 @@ mod tests {
         assert_eq!(policy.next(now, FREE, 0), Step::Unmount);
         policy.note_unmounted();
         assert_eq!(policy.next(now + seconds(999), FREE, 0), Step::Serve(None), "open files");
+    }
+
+    #[test]
+    fn detaches_on_the_first_signal_and_ends_on_the_second() {
+        let now = Instant::now();
+        let lifetime = Lifetime { detaches_on_signal: true, ..Lifetime::default() };
+        let mut policy = EndPolicy::new(lifetime, now);
+        assert_eq!(policy.next(now, KEPT, 0), Step::Serve(None));
+        policy.request_end(now);
+        assert!(policy.is_over(now));
+        assert_eq!(policy.next(now, KEPT, 0), Step::Unmount);
+        policy.note_unmounted();
+        assert_eq!(policy.next(now + seconds(999), KEPT, 0), Step::Serve(None), "open files");
+        policy.request_end(now);
+        assert_eq!(policy.next(now, KEPT, 0), Step::Exit);
     }
 
     #[test]

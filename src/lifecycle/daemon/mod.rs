@@ -65,8 +65,7 @@ use signals::{SessionEnd, WakeSources};
 use slurm_end::Script;
 use start::Opened;
 
-pub(super) use start::announce;
-pub use start::{check_ready, serve_in_background, serve_in_foreground};
+pub use start::{serve_in_background, serve_in_foreground};
 
 /// A running daemon.
 struct Daemon {

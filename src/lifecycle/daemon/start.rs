@@ -3,8 +3,6 @@
 //! "ready" is reported only for a mount that answers. The daemon listens before it opens the
 //! archives, so that other processes that ask for them wait on the connection.
 
-use std::fs::File;
-use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Instant;
@@ -12,10 +10,11 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::cache::Budget;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::formats::{self, Acls, Contents, OpenOptions};
 use crate::lifecycle::mount::mount_point::{self, Mountpoint};
 use crate::lifecycle::mount::{descriptor_path, inherited};
+use crate::lifecycle::ready::Ready;
 use crate::lifecycle::share::{self, Client, JoinOutcome, Leases, MountLock, Record};
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
 use crate::os::heap;
@@ -163,7 +162,7 @@ fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMou
 pub fn serve_in_foreground(
     plan: &MountPlan,
     holder: Option<ProcessId>,
-    ready: Option<u32>,
+    ready: &mut Ready,
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
@@ -176,7 +175,7 @@ pub fn serve_in_foreground(
         let mount = Mounted::by_another_process(plan, None, None);
         let mut daemon = Daemon::start(plan, archive, mount, connection, None, wakes)?;
         daemon.hold_for(holder)?;
-        announce(ready)?;
+        ready.announce()?;
         return daemon.serve();
     }
     let mount_point = mount_point::locate(&plan.mountpoint)?;
@@ -185,7 +184,7 @@ pub fn serve_in_foreground(
         JoinOutcome::Joined(client, _) => {
             opened();
             let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
-            announce(ready)?;
+            ready.announce()?;
             return hold_shared_mount(client, wakes, holder);
         }
     };
@@ -198,7 +197,7 @@ pub fn serve_in_foreground(
             let mut daemon =
                 Daemon::start(plan, archive, mount, connection, Some(listener), wakes)?;
             daemon.hold_for(holder)?;
-            announce(ready)?;
+            ready.announce()?;
             Ok(daemon)
         });
     match served {
@@ -208,32 +207,6 @@ pub fn serve_in_foreground(
             Err(error)
         }
     }
-}
-
-/// Checks that descriptor `ready` was inherited, before anything else is done.
-///
-/// # Errors
-/// `NotFound` if it was not; `Io`.
-pub fn check_ready(ready: Option<u32>) -> Result<()> {
-    ready.map(ready_file).transpose().map(|_| ())
-}
-
-fn ready_file(number: u32) -> Result<File> {
-    let duplicate = inherited::duplicate(number.try_into().unwrap_or(-1));
-    duplicate.map(File::from).map_err(|error| error.within(format!("--ready-fd {number}")))
-}
-
-/// Reports to the inherited descriptor `ready` that files can be read.
-///
-/// # Errors
-/// `Io` if the descriptor has no reader.
-pub(in crate::lifecycle) fn announce(ready: Option<u32>) -> Result<()> {
-    let Some(number) = ready else {
-        return Ok(());
-    };
-    ready_file(number)?
-        .write_all(b"ready\n")
-        .map_err(|error| Error::io("cannot write to --ready-fd", error))
 }
 
 /// Holds a lease on the mount of another daemon until a signal, the end of that daemon, or of

@@ -13,7 +13,7 @@ use super::message::{BEGIN, HOLD, Message, Progress, split_label};
 use super::nodes::Nodes as Reports;
 use super::srun::{Nodes, Printed, Srun};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::daemon;
+use crate::lifecycle::ready::Ready;
 use crate::log::{Label, parse_line};
 
 /// How long srun may take to start the tasks, and how long a task may be silent after that. An idle
@@ -60,7 +60,7 @@ impl Launch {
         Ok(Self { srun, expected, reports, srun_error: None, hints })
     }
 
-    pub(super) fn mount(mut self, mount_point: &Path, ready: Option<u32>) -> Result<End> {
+    pub(super) fn mount(mut self, mount_point: &Path, ready: &mut Ready) -> Result<End> {
         let has_started = |progress| progress == Progress::Started;
         if let Some(why) = self.wait_for_start(has_started) {
             self.srun.cancel();
@@ -84,7 +84,7 @@ impl Launch {
             self.unmount_all();
             return Ok(End::NoStep("mounts of job steps are not visible in this script".into()));
         }
-        if let Err(error) = daemon::announce(ready) {
+        if let Err(error) = ready.announce() {
             self.unmount_all();
             return Err(error);
         }

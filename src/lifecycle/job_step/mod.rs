@@ -26,6 +26,7 @@ use super::share;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::{inherited, mount_point};
+use crate::lifecycle::ready::Ready;
 use crate::lifecycle::slurm;
 
 mod environment;
@@ -76,7 +77,7 @@ pub enum Outcome {
 }
 
 /// Mounts `plan` with a job step, on `nodes`. `arguments` returns those of the task, given the
-/// script's output as `INODE:PATH`. `ready` is the descriptor to which the line `ready` is written.
+/// script's output as `INODE:PATH`. `ready` is where processes wait.
 ///
 /// # Errors
 /// `CannotMount` if a step was requested but is impossible; `Io`.
@@ -84,7 +85,7 @@ pub fn mount(
     plan: &MountPlan,
     (choice, nodes): (JobStepChoice, Nodes),
     arguments: &dyn Fn(Option<String>) -> Vec<OsString>,
-    ready: Option<u32>,
+    ready: &mut Ready,
 ) -> Result<Outcome> {
     let is_required = choice == JobStepChoice::Always || nodes == Nodes::All;
     let job = match Job::of_batch_script(&|name| std::env::var(name).ok()) {

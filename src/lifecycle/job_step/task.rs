@@ -19,6 +19,7 @@ use rustix::process::{Signal, geteuid, getpid, kill_process};
 use super::super::{MountPlan, daemon};
 use super::message::{BEGIN, HOLD, Message, Progress};
 use crate::error::{Error, Result};
+use crate::lifecycle::ready::Ready;
 use crate::os::process::{ProcessId, timespec};
 use crate::progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
@@ -73,13 +74,13 @@ impl Task {
     ) -> Result<()> {
         let failed = |error| Error::io("cannot report to the launcher", error);
         let (ready, writer) = io::pipe().map_err(failed)?;
-        let number = u32::try_from(writer.as_raw_fd()).ok();
+        let mut announced = Ready::new(u32::try_from(writer.as_raw_fd()).ok(), None);
         let watcher = {
             let task = self.clone();
             thread::Builder::new().name("step".into()).spawn(move || task.watch(ready))
         };
         let watcher = watcher.map_err(failed)?;
-        let served = daemon::serve_in_foreground(plan, holder, number, progress, || ());
+        let served = daemon::serve_in_foreground(plan, holder, &mut announced, progress, || ());
         drop(writer);
         let _ = watcher.join();
         served

@@ -85,8 +85,12 @@ fn instant_of(step: u32) -> Instant {
 impl World {
     fn new(grace: u32, linger: u32, idle: Option<u32>, end: u32) -> Self {
         let time = |steps: u32| UNMOUNT_RETRY_INTERVAL * steps;
-        let lifetime =
-            Lifetime { grace: Some(time(grace)), linger: time(linger), idle: idle.map(time) };
+        let lifetime = Lifetime {
+            grace: Some(time(grace)),
+            linger: time(linger),
+            idle: idle.map(time),
+            detaches_on_signal: false,
+        };
         let mut world = Self {
             policy: EndPolicy::new(lifetime, instant_of(0)),
             grace,

@@ -1,0 +1,124 @@
+//! Reports to waiting processes that files can be read: the line `ready` at a descriptor
+//! (`--ready-fd`), and a character in a named pipe (`-o notify_pipe`, as squashfuse has it).
+//!
+//! Opening a named pipe waits until a process opens it for reading, which may be after
+//! `archfs mount` has returned. So another process, `archfs notify`, waits.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use crate::error::{Error, Kind, Result};
+use crate::lifecycle::mount::inherited;
+use crate::os::own_program;
+
+/// Where processes wait until files can be read. Nothing is reported twice.
+#[derive(Debug, Default)]
+pub struct Ready {
+    descriptor: Option<u32>,
+    pipe: Option<PathBuf>,
+}
+
+/// What a process reads from the named pipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountStatus {
+    /// Files can be read.
+    Mounted,
+    /// Nothing is mounted.
+    Failed,
+}
+
+impl MountStatus {
+    /// The character that squashfuse writes (squashfuse 0.5.0, `fuseprivate.h`).
+    fn character(self) -> u8 {
+        match self {
+            Self::Mounted => b's',
+            Self::Failed => b'f',
+        }
+    }
+}
+
+impl Ready {
+    /// Reports to an inherited descriptor and to a named pipe.
+    pub fn new(descriptor: Option<u32>, pipe: Option<PathBuf>) -> Self {
+        Self { descriptor, pipe }
+    }
+
+    /// Checks that both exist, before anything else is done.
+    ///
+    /// # Errors
+    /// `NotFound` if one does not; `InvalidInput` if the pipe is another file; `Io`.
+    pub fn check(&mut self) -> Result<()> {
+        // No failure is reported to a file that is not a pipe.
+        if let Some(pipe) = self.pipe.take() {
+            let (kind, what) = match fs::metadata(&pipe) {
+                Ok(found) if found.file_type().is_fifo() => (None, ""),
+                Ok(_) => (Some(Kind::InvalidInput), "not a named pipe"),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    (Some(Kind::NotFound), "no such named pipe")
+                }
+                Err(error) => return Err(Error::io(pipe.display().to_string(), error)),
+            };
+            if let Some(kind) = kind {
+                let context = format!("{}: {what}", pipe.display());
+                return Err(Error::new(kind, context).with_hint("create it with mkfifo"));
+            }
+            self.pipe = Some(pipe);
+        }
+        self.descriptor.map(ready_file).transpose().map(|_| ())
+    }
+
+    /// Reports that files can be read.
+    ///
+    /// # Errors
+    /// `Io` if the descriptor has no reader, or the pipe cannot be written.
+    pub(in crate::lifecycle) fn announce(&mut self) -> Result<()> {
+        if let Some(number) = self.descriptor.take() {
+            ready_file(number)?
+                .write_all(b"ready\n")
+                .map_err(|error| Error::io("cannot write to --ready-fd", error))?;
+        }
+        self.pipe.take().map_or(Ok(()), |pipe| start_notifier(&pipe, MountStatus::Mounted))
+    }
+
+    /// Reports to the named pipe that nothing is mounted, unless files could be read before.
+    ///
+    /// # Errors
+    /// `Io` if the pipe cannot be written.
+    pub fn report_failure(&mut self) -> Result<()> {
+        self.pipe.take().map_or(Ok(()), |pipe| start_notifier(&pipe, MountStatus::Failed))
+    }
+}
+
+fn ready_file(number: u32) -> Result<File> {
+    let duplicate = inherited::duplicate(number.try_into().unwrap_or(-1));
+    duplicate.map(File::from).map_err(|error| error.within(format!("--ready-fd {number}")))
+}
+
+/// Starts the process that waits for a reader of `pipe`.
+fn start_notifier(pipe: &Path, status: MountStatus) -> Result<()> {
+    let mut command = own_program::silent(["notify"]);
+    if status == MountStatus::Failed {
+        command.arg("--failed");
+    }
+    let failed = |error| Error::io(format!("{}: cannot notify", pipe.display()), error);
+    let mut process = command.arg("--").arg(pipe).spawn().map_err(failed)?;
+    // A process in the foreground serves on, and reaps it. If no thread can be started, it stays
+    // a zombie until then.
+    let _ = thread::Builder::new().name("notify".into()).spawn(move || process.wait());
+    Ok(())
+}
+
+/// Waits until a process opens the named pipe for reading, and writes the status.
+///
+/// # Errors
+/// `Io`.
+pub fn notify(pipe: &Path, status: MountStatus) -> Result<()> {
+    // The caller waits for the end of some other pipe that this process has inherited.
+    inherited::close_all(&[]);
+    let failed = |error| Error::io(pipe.display().to_string(), error);
+    let mut pipe = OpenOptions::new().write(true).open(pipe).map_err(failed)?;
+    pipe.write_all(&[status.character()]).map_err(|error| Error::io("cannot notify", error))
+}
