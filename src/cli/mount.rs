@@ -176,6 +176,11 @@ fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
         // A user who names a holder knows the choices.
         let hint = holder.hint().filter(|_| holder_choice == HolderChoice::Default);
         report_mounted(args.mount.split_paths()?, mounted, (holder, hint), is_warned);
+        if std::env::current_dir().is_ok_and(|current| current.starts_with(&plan.mountpoint)) {
+            // The working directory of a process stays the directory below the mount.
+            term::print_note("the shell's working directory is the mount point");
+            term::print_hint("run `cd .` in it to see the files");
+        }
     }
     Ok(0)
 }

@@ -652,3 +652,17 @@ fn a_daemon_started_as_another_program_is_reported() {
         assert!(stage.is_gone());
     }
 }
+
+#[test]
+fn a_mount_over_the_working_directory_says_how_to_see_it() {
+    let Some(stage) = stage() else { return };
+    let script = "mkdir mount; cd mount; $ARCHFS mount $IMAGE . 2> ../told; ls; cd .; ls hello
+                  cd ..; $ARCHFS mount -q $IMAGE mount; cat told";
+    let output = stage.bash(script).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.starts_with("hello\n"), "{text}");
+    let told = "archfs: note: the shell's working directory is the mount point\n\
+                archfs: hint: run `cd .` in it to see the files\n";
+    assert!(text.ends_with(told), "{text}");
+    assert_eq!(text.matches("working directory").count(), 1, "{text}");
+}
