@@ -1,5 +1,5 @@
 //! The crate's error type: a kind for the caller, a sentence and an optional hint for the user,
-//! details and a source. `cli::exit` maps kinds to exit statuses, `fuse::reply` to errno.
+//! details and a source. `cli::exit` maps kinds to exit statuses, and `Kind::errno` to errno.
 //!
 //! Invariants: the sentence names the object and the problem. It never repeats the source's text.
 //! No text of an error contains an errno number.
@@ -50,6 +50,31 @@ pub enum Kind {
     Changed,
     /// A signal asked the command to stop.
     Interrupted,
+}
+
+impl Kind {
+    /// What system calls return for it (errno(3)).
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::NotFound => libc::ENOENT,
+            Self::NotADirectory => libc::ENOTDIR,
+            Self::IsADirectory => libc::EISDIR,
+            Self::InvalidInput | Self::Usage => libc::EINVAL,
+            Self::PastEnd => libc::ENXIO,
+            Self::NoAttribute => libc::ENODATA,
+            Self::Busy => libc::EBUSY,
+            Self::TimedOut => libc::ETIMEDOUT,
+            Self::Corrupt
+            | Self::Truncated
+            | Self::UnknownFormat
+            | Self::Unsupported
+            | Self::Io
+            | Self::CannotMount
+            | Self::NotMounted
+            | Self::Changed
+            | Self::Interrupted => libc::EIO,
+        }
+    }
 }
 
 /// An error: kind, sentence, details, hint, source.

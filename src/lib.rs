@@ -1,10 +1,10 @@
 //! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
 //!
 //! Directories are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
-//! formats -> { cache, codecs, storage }`, `cli -> pack -> { formats, vfs, codecs, storage }` and
-//! `cli -> extract -> vfs`. Every layer may use `os`, `batch_job`, `error`, `units`, `sync`,
-//! `stats`, `log`, `ordered`, `spilled`, `progress` and `failpoint`. docs/ARCHITECTURE.md explains
-//! why.
+//! formats -> { cache, codecs, storage }`, `cli -> pack -> { formats, vfs, codecs, storage }`,
+//! `cli -> extract -> vfs` and `cli -> reader -> vfs`. Every layer may use `os`, `batch_job`,
+//! `error`, `units`, `sync`, `stats`, `log`, `ordered`, `spilled`, `progress` and `failpoint`.
+//! docs/ARCHITECTURE.md explains why.
 
 pub mod batch_job;
 pub mod cache;
@@ -22,6 +22,7 @@ pub mod ordered;
 pub mod os;
 pub mod pack;
 pub mod progress;
+pub mod reader;
 pub mod spilled;
 pub mod stats;
 pub mod storage;

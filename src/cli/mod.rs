@@ -32,6 +32,7 @@ mod open_args;
 mod options;
 mod pack;
 mod read_names;
+mod read_server;
 mod run;
 mod squashfuse;
 mod stack;
@@ -81,6 +82,8 @@ enum Command {
     KeepExtracted(keep_extracted::Args),
     #[command(hide = true)]
     ReadNames(read_names::Args),
+    #[command(hide = true)]
+    ReadServer(read_server::Args),
     #[command(hide = true)]
     Notify(notify::Args),
     Man(man::Args),
@@ -152,6 +155,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Info(args) => exit::status(info::run(&args)),
         Command::KeepExtracted(args) => exit::status(keep_extracted::run(&args)),
         Command::ReadNames(args) => exit::status(read_names::run(&args)),
+        Command::ReadServer(args) => exit::status(read_server::run(&args)),
         Command::Notify(args) => exit::status(notify::run(&args)),
         Command::Doctor(args) => exit::status(doctor::run(&args)),
         Command::Man(args) => exit::status(man::run(&args)),

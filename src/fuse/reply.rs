@@ -1,6 +1,4 @@
 //! Translates `vfs` types and errors to the FUSE protocol.
-//!
-//! This file has the only table from error kinds to errno.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,25 +16,8 @@ pub(super) const NO_PARENT: INodeNo = INodeNo(0xffff_ffff);
 
 /// The errno for an error of `kind`, and whether the archive or its storage is at fault.
 pub(super) fn errno(kind: Kind) -> (Errno, bool) {
-    match kind {
-        Kind::NotFound => (Errno::ENOENT, false),
-        Kind::NotADirectory => (Errno::ENOTDIR, false),
-        Kind::IsADirectory => (Errno::EISDIR, false),
-        Kind::InvalidInput | Kind::Usage => (Errno::EINVAL, false),
-        Kind::PastEnd => (Errno::ENXIO, false),
-        Kind::NoAttribute => (Errno::ENODATA, false),
-        Kind::Busy => (Errno::EBUSY, true),
-        Kind::TimedOut => (Errno::ETIMEDOUT, true),
-        Kind::Corrupt
-        | Kind::Truncated
-        | Kind::UnknownFormat
-        | Kind::Unsupported
-        | Kind::Io
-        | Kind::CannotMount
-        | Kind::NotMounted
-        | Kind::Changed
-        | Kind::Interrupted => (Errno::EIO, true),
-    }
+    let errno = kind.errno();
+    (Errno::from_i32(errno), matches!(errno, libc::EIO | libc::EBUSY | libc::ETIMEDOUT))
 }
 
 /// The attributes as sent to the kernel.

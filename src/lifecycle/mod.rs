@@ -34,6 +34,7 @@ pub use commands::wait::wait;
 pub use daemon::archive_cache::ArchiveCacheChoice;
 pub use daemon::end_policy::Lifetime;
 pub use daemon::name_readahead::lister::read_names;
+pub use daemon::opening::open_to_read;
 pub use daemon::signals::{ignore_others, leave_to_system_calls, receive_in_order};
 pub use daemon::snapshot::Snapshot;
 pub use daemon::{serve_in_background, serve_in_foreground};
@@ -45,6 +46,7 @@ pub use job_step::{
 pub use mount::descriptor_path::resolve_descriptors;
 pub use mount::detach::Detach;
 pub use ready::{MountStatus, Ready, notify};
+pub use share::read_socket_name;
 pub use slurm::killed_with;
 
 /// Where a daemon in the background gets its FUSE connection from.

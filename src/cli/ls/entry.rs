@@ -65,7 +65,11 @@ pub(super) fn long_line(
 ///
 /// # Errors
 /// `Io`.
-pub(super) fn json_line(attr: &Attr, path: &[u8], target: Option<&[u8]>) -> Result<Vec<u8>> {
+pub(in crate::cli) fn json_line(
+    attr: &Attr,
+    path: &[u8],
+    target: Option<&[u8]>,
+) -> Result<Vec<u8>> {
     let row = Row {
         path: String::from_utf8_lossy(path).into_owned(),
         path_hex: hex_if_not_utf8(path),

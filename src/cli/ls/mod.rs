@@ -23,6 +23,8 @@ mod entry;
 mod patterns;
 mod walk;
 
+pub(super) use entry::json_line;
+
 /// List directories of an archive without mounting it
 #[derive(Debug, clap::Args)]
 #[command(
@@ -230,7 +232,7 @@ impl Listing<'_> {
             };
             let sizes = if args.human_readable { Sizes::Rounded } else { Sizes::Bytes };
             match args.json {
-                true => entry::json_line(&attr, &found.path, target.as_deref())?,
+                true => json_line(&attr, &found.path, target.as_deref())?,
                 false => {
                     entry::long_line(&attr, found.shown(), target.as_deref(), (sizes, &self.zone))
                 }

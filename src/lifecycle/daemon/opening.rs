@@ -2,8 +2,9 @@
 
 use crate::cache;
 use crate::error::Result;
-use crate::formats::OpenOptions;
+use crate::formats::{self, OpenOptions};
 use crate::lifecycle::MountPlan;
+use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::format_size;
 use crate::vfs::{Tree, View};
@@ -18,6 +19,16 @@ pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
         index: plan.index.clone(),
         ..OpenOptions::default()
     }
+}
+
+/// The archives of `plan`, as it shows them, to read them without a mount. `progress` shows how far
+/// opening is.
+///
+/// # Errors
+/// Those of `formats::open` and `view`.
+pub fn open_to_read(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
+    let tree = formats::open(&plan.archives, &options(plan), progress)?;
+    view(plan, tree)
 }
 
 /// The part of `tree`, the archives of `plan`, that the plan shows.

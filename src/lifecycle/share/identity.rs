@@ -57,6 +57,14 @@ pub(in crate::lifecycle) fn name_on_all_nodes(plan: &MountPlan) -> String {
     format!("archfs-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()))
 }
 
+/// The name of the abstract socket at which `plan` is read without a mount. It is equal for all
+/// processes of a job on this node whose plans show the same, and read it with the same archfs.
+pub fn read_socket_name(plan: &MountPlan) -> String {
+    let job = batch_job::current().map(|(_, id)| id).unwrap_or_default();
+    let key = format!("{job} {} {}", env!("CARGO_PKG_VERSION"), identity(plan));
+    format!("archfs-read-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()))
+}
+
 /// Like `identity`, but equal on all nodes that have the archives at the same paths. Nodes number
 /// the devices of a network file system differently.
 fn identity_on_all_nodes(plan: &MountPlan) -> String {

@@ -1,0 +1,176 @@
+"""Reads archives without a mount: a client of the server in src/reader.
+
+The first process that reads archives starts a server, `archfs read-server`. All processes of a job that read the
+same archives with the same options connect to it, so their blocks are decompressed and kept in memory once. The
+server exits soon after its last client. If it is killed, the next request starts another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from . import _command
+from ._archive import Entry
+from ._errors import Error
+from ._options import PathLike, Value, path, words
+
+# Length of the rest, operation, offset, size; the path follows (src/reader/protocol.rs).
+_REQUEST = struct.Struct("<IBQQ")
+# Status, size of the file, length of the payload.
+_REPLY = struct.Struct("<BQQ")
+_LENGTH = 4
+_READ, _DESCRIBE, _LIST = 1, 2, 3
+
+TO_END = (1 << 64) - 1
+
+# How often a request is sent to another server if the first one was killed.
+_TRIES = 3
+
+
+class Reader:
+    """Reads of archives that are shown as one tree. May be used by several threads, and after a fork."""
+
+    def __init__(self, archives: Sequence[PathLike], options: Mapping[str, Value]) -> None:
+        self._archives = [os.path.abspath(path(archive)) for archive in archives]
+        self._words = words(options)
+        # The server is started now, so that an archive that cannot be opened is an error now.
+        self._socket = self._start()
+        self._owner = os.getpid()
+        # Connections that no thread uses.
+        self._free: list[socket.socket] = []
+        # The server exits soon without a client.
+        self._free.append(self._connect())
+
+    @property
+    def identity(self) -> str:
+        """A text that is the same for the same archives, unchanged, with the same options."""
+        return self._socket
+
+    def read(self, member: PathLike, offset: int = 0, size: int = TO_END) -> bytes:
+        """Bytes of a file: `size`, or fewer at its end."""
+        data, end = self.read_part(member, offset, size)
+        end = min(end, offset + size)
+        if offset + len(data) >= end:
+            return data
+        parts = [data]
+        while data and offset + len(data) < end:
+            offset += len(data)
+            data, _ = self.read_part(member, offset, end - offset)
+            parts.append(data)
+        return b"".join(parts)
+
+    def read_part(self, member: PathLike, offset: int, size: int) -> tuple[bytes, int]:
+        """Bytes of a file, as many as one reply carries, and the size of the file."""
+        size_of_file, data = self._ask(_READ, member, offset, size)
+        return data, size_of_file
+
+    def describe(self, member: PathLike) -> Entry:
+        """The object at a path; for a symbolic link its target."""
+        return cast(Entry, json.loads(self._ask(_DESCRIBE, member)[1]))
+
+    def list(self, member: PathLike) -> list[Entry]:
+        """The entries of a directory, sorted. Their `path` is the name."""
+        return [json.loads(line) for line in self._ask(_LIST, member)[1].splitlines()]
+
+    def _ask(self, operation: int, member: PathLike, offset: int = 0, size: int = 0) -> tuple[int, bytes]:
+        name = os.fsencode(member)
+        message = _REQUEST.pack(_REQUEST.size - _LENGTH + len(name), operation, offset, size) + name
+        for attempt in range(_TRIES):
+            connection = self._take()
+            try:
+                connection.sendall(message)
+                status, size_of_file, length = _REPLY.unpack(_receive(connection, _REPLY.size))
+                payload = _receive(connection, length)
+            except (ConnectionError, BrokenPipeError):
+                # The server was killed, and all connections with it.
+                connection.close()
+                self._forget()
+                if attempt + 1 == _TRIES:
+                    raise
+                continue
+            except BaseException:
+                # After an interrupt, the rest of this reply would be taken for the next one.
+                connection.close()
+                raise
+            self._free.append(connection)
+            if status != 0:
+                raise _error(payload, os.fsdecode(name))
+            return size_of_file, payload
+        raise AssertionError("unreachable")
+
+    def _take(self) -> socket.socket:
+        if self._owner != os.getpid():
+            # A forked child must not use the connections of its parent.
+            self._forget()
+            self._owner = os.getpid()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._connect()
+
+    def _forget(self) -> None:
+        free, self._free = self._free, []
+        for connection in free:
+            connection.close()
+
+    def _connect(self) -> socket.socket:
+        for _ in range(_TRIES):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect("\0" + self._socket)
+            except ConnectionRefusedError:
+                connection.close()
+                self._start_again()
+                continue
+            except BaseException:
+                connection.close()
+                raise
+            # Any user can listen at any name.
+            if _user_of(connection) == os.geteuid():
+                return connection
+            connection.close()
+            break
+        raise Error(f"{self._archives[0]}: cannot connect to the process that reads it")
+
+    def _start(self) -> str:
+        """Starts a server unless there is one; returns the name of its socket."""
+        command = ["read-server", *self._words, "--", *self._archives]
+        return _command.run(command, needs=self._archives).output.decode().strip()
+
+    def _start_again(self) -> None:
+        # The name depends on the identity of the archives.
+        if self._start() != self._socket:
+            changed = f"{self._archives[0]}: changed since it was opened"
+            raise Error(changed, "open it again, for example in a new process")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_free"):
+            self._forget()
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = connection.recv(length, socket.MSG_WAITALL) if length else b""
+    while len(data) < length:
+        # A signal may have interrupted the wait.
+        more = connection.recv(length - len(data), socket.MSG_WAITALL)
+        if not more:
+            raise ConnectionResetError("the server has closed the connection")
+        data += more
+    return data
+
+
+def _user_of(connection: socket.socket) -> int:
+    credentials = struct.Struct("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    return int(credentials.unpack(found)[1])
+
+
+def _error(payload: bytes, member: str) -> OSError:
+    """An OSError of the class that belongs to the errno, such as FileNotFoundError."""
+    failure = json.loads(payload)
+    return OSError(failure["errno"], failure["message"], member)

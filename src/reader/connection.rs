@@ -1,0 +1,103 @@
+//! Answers the requests of one client.
+
+use std::io::{self, BufReader, Write};
+use std::ops::ControlFlow;
+use std::os::unix::net::UnixStream;
+
+use super::Describe;
+use super::protocol::{self, Operation, READ_MAX, Request};
+use crate::error::{Error, Kind, Result};
+use crate::vfs::{self, Attr, Cookie, FileKind, Scratch, Tree, joined};
+
+/// Serves `client` until it closes the connection.
+pub(super) fn serve(client: &UnixStream, tree: &dyn Tree, describe: Describe) {
+    let mut requests = BufReader::new(client);
+    let mut scratch = Scratch::default();
+    while let Some(request) = Request::read(&mut requests) {
+        let mut client = client;
+        let answered = match request.operation {
+            Operation::Read { offset, size } => {
+                read(&mut client, tree, &request.path, (offset, size), &mut scratch)
+            }
+            Operation::Describe => {
+                answer(&mut client, described(tree, &request.path, &request.path, describe))
+            }
+            Operation::List => answer(&mut client, listed(tree, &request.path, describe)),
+        };
+        if answered.is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(client: &mut impl Write, result: Result<Vec<u8>>) -> io::Result<()> {
+    match result {
+        Ok(payload) => protocol::succeed(client, 0, &payload),
+        Err(error) => protocol::fail(client, &error),
+    }
+}
+
+/// Sends the size of a file and a part of its contents.
+fn read(
+    client: &mut impl Write,
+    tree: &dyn Tree,
+    path: &[u8],
+    (offset, size): (u64, u64),
+    scratch: &mut Scratch,
+) -> io::Result<()> {
+    let attr = match file(tree, path) {
+        Ok(attr) => attr,
+        Err(error) => return protocol::fail(client, &error),
+    };
+    let left = attr.size.saturating_sub(offset).min(size);
+    let wanted = u32::try_from(left).unwrap_or(u32::MAX).min(READ_MAX);
+    if wanted == 0 {
+        return protocol::succeed(client, attr.size, b"");
+    }
+    match tree.read(attr.ino, offset, wanted, scratch) {
+        Ok(bytes) => protocol::succeed(client, attr.size, bytes.as_slice()),
+        Err(error) => protocol::fail(client, &error.within(String::from_utf8_lossy(path))),
+    }
+}
+
+fn file(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
+    let attr = vfs::resolve_through(tree, path)?;
+    let refused =
+        |kind, what| Err(Error::new(kind, format!("{}: {what}", String::from_utf8_lossy(path))));
+    match attr.kind {
+        FileKind::Regular => Ok(attr),
+        FileKind::Directory => refused(Kind::IsADirectory, "is a directory"),
+        _ => refused(Kind::InvalidInput, "not a regular file"),
+    }
+}
+
+/// The object at `path`, as `name`. A link whose target is missing describes itself.
+fn described(tree: &dyn Tree, path: &[u8], name: &[u8], describe: Describe) -> Result<Vec<u8>> {
+    let attr = vfs::resolve(tree, path)?;
+    if attr.kind != FileKind::Symlink {
+        return describe(&attr, name, None);
+    }
+    let target = tree.read_link(attr.ino)?;
+    let attr = vfs::resolve_through(tree, path).unwrap_or(attr);
+    describe(&attr, name, Some(&target))
+}
+
+/// The entries of the directory at `path`, a line each.
+fn listed(tree: &dyn Tree, path: &[u8], describe: Describe) -> Result<Vec<u8>> {
+    let directory = vfs::resolve_through(tree, path)?;
+    let mut entries = Vec::new();
+    tree.read_dir(directory.ino, Cookie::START, &mut |entry| {
+        entries.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
+        ControlFlow::Continue(())
+    })?;
+    let mut lines = Vec::new();
+    for (ino, kind, name) in entries {
+        let line = match kind {
+            FileKind::Symlink => described(tree, &joined(path, &name), &name, describe)?,
+            _ => describe(&tree.attr(ino)?, &name, None)?,
+        };
+        lines.extend(line);
+        lines.push(b'\n');
+    }
+    Ok(lines)
+}

@@ -1,0 +1,78 @@
+//! Serves reads of archives to processes of this user over a socket, where nothing can be mounted.
+//!
+//! Each client has a thread and a connection, and waits for the reply to its last request.
+//! `protocol` has the messages, `connection` answers them.
+//! Invariant: only this user's processes are served. The server exits when no client has been
+//! connected for a while.
+
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::error::Result;
+use crate::os::peer_credentials;
+use crate::os::process::timespec;
+use crate::sync::Arc;
+use crate::vfs::{Attr, Tree};
+
+mod connection;
+mod protocol;
+
+/// How long the server waits for a client when none is connected.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Describes an entry with this path, and its target if it is a symbolic link, as a line of JSON.
+pub type Describe = fn(&Attr, &[u8], Option<&[u8]>) -> Result<Vec<u8>>;
+
+/// Serves `tree` to the clients of `listener`, until there are none.
+///
+/// # Errors
+/// The error of accept(2) or poll(2).
+pub fn serve(tree: Arc<dyn Tree>, listener: &UnixListener, describe: Describe) -> io::Result<()> {
+    // A client holds a clone of it while it is connected.
+    let connected = Arc::new(());
+    loop {
+        let mut waiting = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut waiting, Some(&timespec(LINGER))) {
+            Ok(0) if Arc::strong_count(&connected) == 1 => return Ok(()),
+            Ok(0) | Err(Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let client = match listener.accept() {
+            Ok((client, _)) => client,
+            Err(error) if is_temporary(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        if !is_own(&client) {
+            continue;
+        }
+        let (tree, connected) = (Arc::clone(&tree), Arc::clone(&connected));
+        let serve_client = move || {
+            connection::serve(&client, tree.as_ref(), describe);
+            drop(connected);
+        };
+        // Without a thread the connection is closed, and the client reports that.
+        let _ = thread::Builder::new().name("reader".into()).spawn(serve_client);
+    }
+}
+
+/// Whether the next accept(2) may succeed: the client has gone, or descriptors are used up.
+fn is_temporary(error: &io::Error) -> bool {
+    let is_short = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
+    if is_short {
+        thread::sleep(Duration::from_millis(10));
+    }
+    is_short
+        || matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted)
+}
+
+/// An abstract socket has no permissions, so any user can connect.
+fn is_own(client: &UnixStream) -> bool {
+    peer_credentials::of(client).is_ok_and(|peer| peer.uid == geteuid().as_raw())
+}

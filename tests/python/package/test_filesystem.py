@@ -1,0 +1,319 @@
+"""archfs:// for fsspec, which reads archives without a mount. The reference is fsspec's own file system on the source
+directory.
+"""
+
+import errno
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import unittest
+
+import archfs
+from stage import BIG, Stage, wait_until
+
+try:
+    import fsspec
+    from archfs.filesystem import ArchiveFileSystem
+
+    fsspec.register_implementation("archfs", ArchiveFileSystem, clobber=True)
+except ModuleNotFoundError:
+    if os.environ.get("CI"):
+        raise
+    raise unittest.SkipTest("no fsspec")
+
+
+def servers(archive):
+    """The processes that read an archive."""
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"--inherited" in words and words[words.index(b"--") + 1 :] == [os.fsencode(archive), b""]:
+            found.append(int(process))
+    return found
+
+
+def read_all(archive):
+    """In another process: the contents of all files, and the server that it used."""
+    fs = fsspec.filesystem("archfs", fo=archive)
+    return fs.cat([path for path in fs.find("") if path not in ("dangling", "to-folder")]), servers(archive)
+
+
+class FileSystemTest(Stage):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.symlink("folder/data", os.path.join(cls.source, "link"))
+        os.symlink("folder", os.path.join(cls.source, "to-folder"))
+        os.symlink("none", os.path.join(cls.source, "dangling"))
+        os.mkdir(os.path.join(cls.source, "empty"))
+        with open(os.path.join(os.fsencode(cls.source), b"odd \xff"), "wb") as file:
+            file.write(b"odd")
+        archfs.pack(cls.source, cls.image, force=True)
+        archfs.pack(cls.source, cls.tar, force=True)
+
+    def file_system(self, archive=None, **options):
+        # Without fsspec's own cache of instances.
+        return fsspec.filesystem("archfs", fo=archive or self.image, skip_instance_cache=True, **options)
+
+    def test_shows_what_the_local_file_system_shows(self):
+        local = fsspec.filesystem("file")
+
+        def below(paths):
+            return sorted(os.path.relpath(path, self.source) for path in paths)
+
+        for archive in (self.image, self.tar):
+            fs = self.file_system(archive)
+            for method in ("find", "glob", "ls"):
+                pattern = {"glob": "/**"}.get(method, "")
+                expected = below(getattr(local, method)(self.source + pattern))
+                found = getattr(fs, method)(pattern.strip("/"), **({"detail": False} if method == "ls" else {}))
+                self.assertEqual(sorted(found), [path for path in expected if path != "."], method)
+            for path in ("hello", "folder", "folder/data", "link", "to-folder", "empty", os.fsdecode(b"odd \xff")):
+                ours, theirs = fs.info(path), local.info(os.path.join(self.source, path))
+                for key in ("type", "mode", "uid", "gid", "islink", "size"):
+                    if key != "size" or theirs["type"] == "file":
+                        self.assertEqual(ours[key], theirs[key], (path, key))
+                self.assertEqual(int(ours["mtime"]), int(theirs["mtime"]))
+                self.assertTrue(fs.exists(path))
+                self.assertEqual(fs.isdir(path), os.path.isdir(os.path.join(self.source, path)))
+            self.assertEqual(fs.info("link")["destination"], "folder/data")
+            self.assertEqual((fs.info("dangling")["type"], fs.exists("none")), ("other", False))
+            self.assertEqual(fs.info("")["type"], "directory")
+            self.assertEqual(fs.ls("hello", detail=False), ["hello"])
+
+    def test_files_are_read_byte_for_byte(self):
+        random.seed(1)
+        for archive in (self.image, self.tar):
+            fs = self.file_system(archive)
+            self.assertEqual(fs.cat(["hello", "folder/data"]), {"hello": b"hello\n", "folder/data": BIG})
+            self.assertEqual(fs.cat("link"), BIG)
+            self.assertEqual(fs.cat(os.fsdecode(b"odd \xff")), b"odd")
+            for start, end in ((5, 9), (None, -1), (-10, None), (len(BIG), None), (7, 3), (0, 1 << 62)):
+                self.assertEqual(fs.cat_file("folder/data", start, end), BIG[start:end], (start, end))
+            self.assertEqual(fs.cat_ranges(["hello", "link"], [1, 2], [3, 4]), [b"el", BIG[2:4]])
+            with fs.open("folder/data") as file:
+                for _ in range(200):
+                    start = random.randrange(len(BIG) + 10)
+                    file.seek(start)
+                    length = random.choice((0, 1, 100, 5000, 70_000))
+                    self.assertEqual(file.read(length), BIG[start : start + length])
+                self.assertEqual((file.seek(-3, os.SEEK_END), file.read()), (len(BIG) - 3, BIG[-3:]))
+                with self.assertRaises(ValueError):
+                    file.seek(-1)
+            with fs.open("hello", "rt") as file:
+                self.assertEqual(file.read(), "hello\n")
+            with fs.open("folder/data") as file:
+                self.assertEqual(file.read(), BIG)
+            with fsspec.open(f"archfs://folder/data::{archive}") as file:
+                self.assertEqual(file.read(10), BIG[:10])
+            self.assertEqual(fsspec.get_mapper(f"archfs://folder::{archive}")["data"], BIG)
+
+    def test_large_files_take_several_replies(self):
+        data = random.Random(1).randbytes(5 << 20)
+        source = os.path.join(self.work, "large")
+        os.mkdir(source)
+        with open(os.path.join(source, "data"), "wb") as file:
+            file.write(data)
+        image = os.path.join(self.work, "large.sqfs")
+        archfs.pack(source, image)
+        fs = self.file_system(image)
+        self.assertEqual(fs.cat("data"), data)
+        self.assertEqual(fs.cat_file("data", 3, -5), data[3:-5])
+        with fs.open("data") as file:
+            self.assertEqual(file.read(), data)
+            file.seek(1 << 20)
+            self.assertEqual(file.read(3 << 20), data[1 << 20 : 4 << 20])
+
+    def test_errors_are_those_of_a_file_system(self):
+        fs = self.file_system()
+        for path, expected in (("none", FileNotFoundError), ("folder", IsADirectoryError), ("hello/x", NotADirectoryError)):
+            with self.assertRaises(expected) as caught:
+                fs.cat_file(path)
+            self.assertEqual(caught.exception.filename, path)
+            with self.assertRaises(expected):
+                fs.open(path)
+        with self.assertRaises(OSError) as caught:
+            fs.open("hello", "wb")
+        self.assertEqual(caught.exception.errno, errno.EROFS)
+        with self.assertRaises(archfs.MissingFile):
+            self.file_system(os.path.join(self.work, "none.sqfs"))
+        with self.assertRaises(archfs.DamagedArchive):
+            self.file_system(os.path.join(self.source, "hello"))
+        with self.assertRaises(archfs.UsageError):
+            fsspec.filesystem("archfs")
+        with self.assertRaises(archfs.UsageError):
+            self.file_system("x.sqfs", target_protocol="s3")
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+
+    def test_damage_is_an_input_output_error(self):
+        damaged = os.path.join(self.work, "damaged.sqfs")
+        archfs.pack(self.source, damaged, compressor="gzip", force=True)
+        with open(damaged, "r+b") as file:
+            file.seek(200)
+            file.write(b"\xff" * 60)
+        fs = self.file_system(damaged)
+        with self.assertRaises(OSError) as caught:
+            fs.cat("folder/data")
+        self.assertEqual(caught.exception.errno, errno.EIO)
+        self.assertIn("folder/data", str(caught.exception))
+
+    def test_several_archives_and_options(self):
+        other = os.path.join(self.work, "other")
+        os.mkdir(other)
+        with open(os.path.join(other, "hello"), "wb") as file:
+            file.write(b"later\n")
+        later = os.path.join(self.work, "later.tar")
+        archfs.pack(other, later)
+        fs = self.file_system([self.image, later])
+        self.assertEqual((fs.cat("hello"), fs.cat("folder/data")), (b"later\n", BIG))
+        with open(self.image, "rb") as file, open(os.path.join(self.work, "behind"), "wb") as behind:
+            behind.write(bytes(4096) + file.read())
+        fs = self.file_system(behind.name, offset=4096, cache="64M")
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+
+    def test_threads_and_forked_children_read_at_once(self):
+        fs = self.file_system()
+        wrong = []
+
+        def read():
+            for _ in range(50):
+                if fs.cat("folder/data") != BIG or fs.cat("hello") != b"hello\n":
+                    wrong.append(1)
+
+        threads = [threading.Thread(target=read) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        children = []
+        for _ in range(4):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    read()
+                    status = len(wrong)
+                finally:
+                    os._exit(status)
+            children.append(child)
+        for thread in threads:
+            thread.join()
+        self.assertEqual([os.waitpid(child, 0)[1] for child in children], [0] * 4)
+        self.assertEqual((wrong, len(servers(self.image))), ([], 1))
+
+    def test_spawned_processes_share_the_server_which_exits_after_them(self):
+        image = os.path.join(self.work, "shared.sqfs")
+        archfs.pack(self.source, image)
+        with multiprocessing.get_context("spawn").Pool(3) as pool:
+            results = pool.map(read_all, [image] * 6)
+        expected = self.file_system().cat(["folder/data", "hello", "link", os.fsdecode(b"odd \xff")])
+        self.assertTrue(all({**contents, **expected} == contents for contents, _ in results))
+        self.assertEqual(len({server for _, found in results for server in found}), 1)
+        wait_until("the server has exited", lambda: not servers(image), 20)
+
+    def test_an_instance_can_be_pickled(self):
+        fs = fsspec.filesystem("archfs", fo=self.image)
+        self.assertEqual(pickle.loads(pickle.dumps(fs)).cat("hello"), b"hello\n")
+        self.assertEqual(fs.fsid, self.file_system().fsid)
+        self.assertNotEqual(fs.fsid, self.file_system(self.tar).fsid)
+
+    def test_a_killed_server_is_started_again(self):
+        image = os.path.join(self.work, "killed.sqfs")
+        archfs.pack(self.source, image)
+        fs = self.file_system(image)
+        with fs.open("folder/data") as file:
+            for _ in range(3):
+                (server,) = servers(image)
+                os.kill(server, signal.SIGKILL)
+                self.assertEqual(fs.cat("hello"), b"hello\n")
+                self.assertEqual(file.read(300_000), BIG[file.tell() - 300_000 : file.tell()])
+
+    def test_signals_of_a_process_group_do_not_end_the_server(self):
+        image = os.path.join(self.work, "signals.sqfs")
+        archfs.pack(self.source, image)
+        fs = self.file_system(image)
+        (server,) = servers(image)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(server, number)
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+        self.assertEqual(servers(image), [server])
+
+    def test_a_changed_archive_is_an_error(self):
+        image = os.path.join(self.work, "changed.sqfs")
+        archfs.pack(self.source, image)
+        fs = self.file_system(image)
+        (server,) = servers(image)
+        archfs.pack(os.path.join(self.source, "folder"), image, force=True)
+        # The open archive stays as it is.
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+        os.kill(server, signal.SIGKILL)
+        with self.assertRaisesRegex(archfs.Error, "changed since it was opened"):
+            fs.cat("hello")
+        self.assertEqual(self.file_system(image).cat("data"), BIG)
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root to be another user")
+    def test_another_user_at_the_name_is_passed_over(self):
+        image = os.path.join(self.work, "taken.sqfs")
+        archfs.pack(self.source, image)
+        fs = self.file_system(image)
+        name = fs.fsid[len("archfs-") :]
+        (server,) = servers(image)
+        os.kill(server, signal.SIGKILL)
+        wait_until("the name is free", lambda: not servers(image))
+        code = (
+            "import os, socket, sys, time; os.setuid(1234); s = socket.socket(socket.AF_UNIX);"
+            f"s.bind('\\0{name}'); s.listen(); print('listens', flush=True); time.sleep(60)"
+        )
+        stranger = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        try:
+            self.assertEqual(stranger.stdout.readline(), "listens\n")
+            with self.assertRaisesRegex(archfs.Error, "cannot connect"):
+                fs.cat("hello")
+            other = self.file_system(image)
+            self.assertEqual(other.cat("hello"), b"hello\n")
+            self.assertTrue(other.fsid.startswith(fs.fsid + "-"))
+        finally:
+            stranger.kill()
+            stranger.communicate()
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root to be another user")
+    def test_another_user_is_not_served(self):
+        fs = self.file_system()
+        code = (
+            "import os, socket, sys; os.setuid(1234); s = socket.socket(socket.AF_UNIX);"
+            f"s.connect('\\0{fs.fsid[len('archfs-'):]}'); sys.exit(len(s.recv(1)))"
+        )
+        self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+
+    def test_nonsense_closes_only_its_connection(self):
+        fs = self.file_system()
+        for message in (b"\xff" * 4, b"\x11\0\0\0" + b"\x09" * 17, b"\x01"):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect("\0" + fs.fsid[len("archfs-") :])
+                client.sendall(message)
+                client.shutdown(socket.SHUT_WR)
+                self.assertEqual(client.recv(1), b"")
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+
+    def test_needs_no_fuse_device(self):
+        code = (
+            "import fsspec; from archfs.filesystem import ArchiveFileSystem as A; fsspec.register_implementation('archfs', A);"
+            f"print(fsspec.filesystem('archfs', fo={self.image!r}).cat('hello'))"
+        )
+        hide = "mount --bind /dev/null /dev/fuse 2>/dev/null; exec \"$0\" -c \"$1\""
+        command = ["unshare", "--mount", "sh", "-c", hide, sys.executable, code]
+        output = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(output.stdout, "b'hello\\n'\n", output.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
