@@ -76,9 +76,14 @@ const FILE_BLOCKS_MAX: u64 = 1 << 26;
 fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Option<Error> {
     let count = catalog.inode(file).size().div_ceil(u64::from(geometry.block_size));
     (count > FILE_BLOCKS_MAX).then(|| {
-        let context =
-            format!("the file has {count} blocks, but at most {FILE_BLOCKS_MAX} can be packed");
-        Error::new(Kind::InvalidInput, context).with_hint("use larger blocks: --block-size 1M")
+        let remedy = match catalog.inode(file).size().div_ceil(1 << 20) {
+            ..=FILE_BLOCKS_MAX => "use --block-size 1M",
+            _ => "a tar has no such limit",
+        };
+        let context = format!(
+            "{count} blocks, but an image made here has at most {FILE_BLOCKS_MAX} in a file; {remedy}"
+        );
+        Error::new(Kind::InvalidInput, context)
     })
 }
 
