@@ -30,10 +30,14 @@ class _Always(TypedDict):
 
 
 class ArchiveInfo(_Always, total=False):
-    """The output of `archfs info --json` (docs/CLI.md) as a dict. It has `squashfs` or `tar`, by `format`."""
+    """The output of `archfs info --json` (docs/CLI.md) as a dict. It has `squashfs` or `tar`, by `format`. With
+    `top`, it also has the last two keys.
+    """
 
     squashfs: dict[str, Any]
     tar: dict[str, Any]
+    largest_files: list[dict[str, Any]]
+    largest_directories: list[dict[str, Any]]
 
 
 def info(
@@ -42,8 +46,9 @@ def info(
     recursive: bool = False,
     offset: Optional[Size] = None,
     index: Optional[PathLike] = None,
+    top: Optional[int] = None,
 ) -> ArchiveInfo:
-    """Describes `archive` from its tables, without mounting it."""
-    options = words({"json": True, "recursive": recursive, "offset": offset, "index": index})
+    """Describes `archive` from its tables, without mounting it; also the `top` largest files and directories."""
+    options = words({"json": True, "recursive": recursive, "offset": offset, "index": index, "top": top})
     found: ArchiveInfo = _command.run_json(["info", *options, "--", path(archive)], needs=[archive])
     return found

@@ -449,3 +449,71 @@ fn hostile_archives_are_reported_or_refused_within_limits() {
     }
     assert!(reported > 100 && refused > 30, "{reported} told, {refused} refused");
 }
+
+/// The rows that `--top` must list for a directory: size, number of files and path, the largest
+/// first.
+fn largest(root: &Path) -> [Vec<(u64, u64, String)>; 2] {
+    let script = "import os, sys
+root = os.fsencode(sys.argv[1])
+files, directories = [], []
+def walk(path):
+    size = count = 0
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            found = walk(entry.path)
+            size, count = size + found[0], count + found[1]
+        elif entry.is_file(follow_symlinks=False):
+            length = entry.stat(follow_symlinks=False).st_size
+            files.append((length, 1, os.path.relpath(entry.path, root)))
+            size, count = size + length, count + 1
+    if path != root:
+        directories.append((size, count, os.path.relpath(path, root)))
+    return size, count
+walk(root)
+for rows in files, directories:
+    rows.sort(key=lambda row: (-row[0], row[2]))
+    print([[size, count, path.decode(errors='replace')] for size, count, path in rows])";
+    let output = run(Command::new("python3").args(["-c", script]).arg(root));
+    let text = String::from_utf8(output.stdout).unwrap().replace('\'', "\"");
+    let mut lists = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    [lists.next().unwrap(), lists.next().unwrap()]
+}
+
+#[test]
+fn top_lists_the_largest_files_and_directories() {
+    let work = work_directory();
+    let tree = work.path().join("tree");
+    for (path, size) in
+        [("a/b/large", 9000), ("a/b/c/x", 50), ("a/y", 50), ("d/1", 3000), ("d/2", 3000), ("e", 7)]
+    {
+        fs::create_dir_all(tree.join(path).parent().unwrap()).unwrap();
+        fs::write(tree.join(path), vec![b'x'; size]).unwrap();
+    }
+    fs::create_dir(tree.join("empty")).unwrap();
+    std::os::unix::fs::symlink("a/b/large", tree.join("link")).unwrap();
+    let image = image::make(work.path(), "tree.sqfs", &tree, &[]);
+    let archive = work.path().join("tree.tar");
+    run(Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg("."));
+    let [files, directories] = largest(&tree);
+    assert_eq!((files.len(), directories.len()), (6, 5));
+    for archive in [&image, &archive] {
+        for (option, count) in [("--top", 10), ("--top=3", 3), ("--top=0", 0)] {
+            let found = info(archive, &[option]);
+            let rows = |key: &str| found[key].as_array().unwrap().clone();
+            let expected = files.iter().take(count);
+            let expected: Vec<_> =
+                expected.map(|(bytes, _, path)| json!({"path": path, "bytes": bytes})).collect();
+            assert_eq!(rows("largest_files"), expected);
+            let expected = directories
+                .iter()
+                .take(count)
+                .map(|(bytes, files, path)| json!({"path": path, "files": files, "bytes": bytes}));
+            assert_eq!(rows("largest_directories"), expected.collect::<Vec<_>>());
+        }
+        let text = String::from_utf8(call(archive, &["--top=1"]).stdout).unwrap();
+        let end = "largest files\n     8.7 KiB  a/b/large\n\n\
+                   largest directories, with everything below them\n     8.8 KiB        3 files  a\n";
+        assert!(text.ends_with(end), "{text}");
+        assert!(info(archive, &[]).get("largest_files").is_none());
+    }
+}

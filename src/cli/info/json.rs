@@ -7,14 +7,15 @@
 use serde::Serialize;
 
 use super::advice;
+use super::top::Top;
 use crate::cli::term;
 use crate::error::Result;
 use crate::formats::{Compressed, Cost, Image, Info, Layout, TarLayout};
 
 /// One object on one line for the archive at the path `archive`.
-pub(super) fn object(archive: &str, info: &Info) -> Result<String> {
+pub(super) fn object(archive: &str, info: &Info, top: Option<Top>) -> Result<String> {
     let advice = Some(advice::sentences(archive, info));
-    let row = Row { archive: Some(archive), advice, ..Row::of(info) };
+    let row = Row { archive: Some(archive), advice, top, ..Row::of(info) };
     Ok(term::json_line(&row)? + "\n")
 }
 
@@ -53,6 +54,9 @@ struct Row<'i> {
     within: Vec<Row<'i>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<Vec<String>>,
+    /// Only with `--top`.
+    #[serde(flatten)]
+    top: Option<Top>,
 }
 
 /// Files smaller than a power of two, and not smaller than half of it.
@@ -151,6 +155,7 @@ impl<'i> Row<'i> {
             tar,
             within: info.within.iter().map(Row::of).collect(),
             advice: None,
+            top: None,
         }
     }
 }

@@ -72,6 +72,7 @@ pub(crate) fn write(
     };
     let mut encoder = Encoder::new(geometry.method())?;
     let tree_start = output.len();
+    job.progress.begin("writing inodes and directories");
     let tree =
         tree::write(job, catalog, &geometry, &data, recipe.epoch, &mut layout, &mut encoder)?;
     if on_problem == OnProblem::Abort && layout.failed > 0 {

@@ -26,6 +26,8 @@ class PackTest(Stage):
         self.assertEqual((made["compressor"], made["block_size"], made["problems"]), ("gzip", 65536, 0))
         self.assertEqual(made["bytes"], len(BIG) + 6)
         found = archfs.info(image)
+        (largest,) = archfs.info(image, top=1)["largest_files"]
+        self.assertEqual((largest["path"], largest["bytes"]), ("folder/data", len(BIG)))
         self.assertEqual((found["files"], found["squashfs"]["compressor"]), (2, "gzip"))
         with archfs.mount(image) as root:
             self.assert_readable(root)

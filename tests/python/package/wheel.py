@@ -25,7 +25,7 @@ def wheel(path):
         text = archive.read(f"{about}/METADATA").decode()
         tags = archive.read(f"{about}/WHEEL").decode()
     program = about.replace(".dist-info", ".data/scripts/archfs")
-    expected = modules | {program} | {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
+    expected = modules | {program} | {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     expected |= {f"{about}/licenses/{name}" for name in LICENCES}
     # A list of the program's crates, which some versions of maturin add.
     extra = {name for name in names - expected if not name.startswith(f"{about}/sboms/")}
@@ -42,7 +42,8 @@ def wheel(path):
     ):
         if not any(found.startswith(line) for found in text.splitlines()):
             wrong.append(f"the metadata has no {line!r}")
-    if "Requires-Dist" in text:
+    needs = [line for line in text.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    if needs:
         wrong.append("it depends on other packages")
     if "Tag: py3-none-" not in tags:
         wrong.append(f"it is not for every Python 3: {tags}")
