@@ -29,13 +29,26 @@ def run(world, block, name):
         # With -e, because a failing line must not be ignored, as it could be by a user who pastes line by
         # line.
         return start(["sh", "-e", str(script)], world, world.environment())
+    tasks = array(block.text)
     if real_slurm():
-        output = script.with_suffix(".out")
+        # Of an array, one file for each task.
+        output = script.with_suffix(".%a.out" if tasks else ".out")
         submit = ["sbatch", "--wait", f"--exclude={NODE_WITHOUT_FUSE}", "--output", str(output), str(script)]
         ended = start(submit, world, world.environment())
-        ended.said += output.read_text(errors="replace") if output.exists() else ""
+        for each in sorted(output.parent.glob(output.name.replace("%a", "*"))):
+            ended.said += each.read_text(errors="replace")
         return ended
-    return start(as_slurm_would(script, block.text), world, job_environment(world, block.text))
+    environment = job_environment(world, block.text)
+    all_ended = [start(as_slurm_would(script, block.text), world, {**environment, **task}) for task in tasks or [{}]]
+    return Ended(next((ended.status for ended in all_ended if ended.status != 0), 0), "".join(ended.said for ended in all_ended))
+
+
+def array(text):
+    """The variables of each task of a job array; empty if it is none."""
+    numbers = re.search(r"^#SBATCH .*--array=(\d+)-(\d+)", text, re.MULTILINE)
+    if not numbers:
+        return []
+    return [{"SLURM_ARRAY_TASK_ID": str(task)} for task in range(int(numbers[1]), int(numbers[2]) + 1)]
 
 
 def as_slurm_would(script, text):

@@ -65,6 +65,8 @@ def main():
             "prefix_type": file_system(sys.prefix),
             "has_epochs": importlib.util.find_spec("epochs") is not None,
             "rank": os.environ.get("RANK", os.environ.get("SLURM_PROCID")),
+            "mpi_rank": os.environ.get("PMIX_RANK"),
+            "array_task": os.environ.get("SLURM_ARRAY_TASK_ID"),
         }
         with open(os.path.join(directory, f"{uuid.uuid4()}.json"), "x", encoding="utf-8") as file:
             json.dump(record, file)
