@@ -6,10 +6,13 @@ import io
 import json
 import os
 from collections.abc import Iterable
-from typing import Any, BinaryIO, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Optional, TypedDict, Union
 
 from . import _command
-from ._options import PathLike, Size, path, words
+from ._options import ContentOptions, PathLike, Size, path, takes, words
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Always(TypedDict):
@@ -51,15 +54,14 @@ class Verified(TypedDict):
     faults: list[dict[str, Any]]
 
 
+@takes(ContentOptions)
 def ls(
     archive: PathLike,
     *paths: PathLike,
     all: bool = True,
     directory: bool = False,
     descend: bool = False,
-    recursive: bool = False,
-    offset: Optional[Size] = None,
-    index: Optional[PathLike] = None,
+    **content: Unpack[ContentOptions],
 ) -> list[Entry]:
     """Lists `paths` in `archive`, or its root: `ls("data.sqfs", "train/**/*.jpeg")`.
 
@@ -71,9 +73,7 @@ def ls(
             "all": all,
             "directory": directory,
             "descend": descend,
-            "nested": recursive,
-            "offset": offset,
-            "index": index,
+            **content,
         }
     )
     command = ["ls", *options, "--", path(archive), *(path(one) for one in paths)]
@@ -81,42 +81,37 @@ def ls(
     return [json.loads(line) for line in outcome.output.splitlines()]
 
 
+@takes(ContentOptions)
 def read(
     archive: PathLike,
     member: PathLike,
-    *,
-    recursive: bool = False,
-    offset: Optional[Size] = None,
-    index: Optional[PathLike] = None,
+    **content: Unpack[ContentOptions],
 ) -> bytes:
     """The contents of the file `member` of `archive`.
 
     Each call opens the archive again. Mount it to read many files.
     """
-    options = words({"nested": recursive, "offset": offset, "index": index})
+    options = words(content)
     return _command.run(["cat", *options, "--", path(archive), path(member)], needs=[archive]).output
 
 
+@takes(ContentOptions)
 def open(
     archive: PathLike,
     member: PathLike,
-    *,
-    recursive: bool = False,
-    offset: Optional[Size] = None,
-    index: Optional[PathLike] = None,
+    **content: Unpack[ContentOptions],
 ) -> BinaryIO:
     """The file `member` of `archive`, open for reading. All of it is read at once, as by `read`."""
-    return io.BytesIO(read(archive, member, recursive=recursive, offset=offset, index=index))
+    return io.BytesIO(read(archive, member, **content))
 
 
+@takes(ContentOptions)
 def verify(
     archive: PathLike,
     *,
-    recursive: bool = False,
-    offset: Optional[Size] = None,
-    index: Optional[PathLike] = None,
     threads: Optional[int] = None,
     cache: Optional[Size] = None,
+    **content: Unpack[ContentOptions],
 ) -> Verified:
     """Reads every record and every byte of `archive`. Its `status` is "sound", "damaged" (also if it is no
     archive) or "unreadable"; none of them raises an exception. Raises MissingFile if there is no such file.
@@ -125,9 +120,7 @@ def verify(
         {
             "json": True,
             "quiet": True,
-            "nested": recursive,
-            "offset": offset,
-            "index": index,
+            **content,
             "threads": threads,
             "cache": cache,
         }
@@ -142,15 +135,14 @@ def verify(
     return verified
 
 
+@takes(ContentOptions)
 def extract(
     *paths: PathLike,
     only: Union[PathLike, Iterable[PathLike]] = (),
     overwrite: bool = False,
-    recursive: bool = False,
     partial: bool = False,
     threads: Optional[int] = None,
-    offset: Optional[Size] = None,
-    index: Optional[PathLike] = None,
+    **content: Unpack[ContentOptions],
 ) -> None:
     """Unpacks archives into a directory, which is the last of `paths`: `extract("data.sqfs", "data")`.
 
@@ -163,11 +155,9 @@ def extract(
             "quiet": True,
             "only": [path(one) for one in chosen],
             "overwrite": overwrite,
-            "nested": recursive,
             "partial": partial,
             "threads": threads,
-            "offset": offset,
-            "index": index,
+            **content,
         }
     )
     _command.run(["extract", *options, "--", *(path(one) for one in paths)], needs=paths[:-1])

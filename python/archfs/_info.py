@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, TypedDict
+from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from . import _command
-from ._options import PathLike, Size, path, words
+from ._options import ContentOptions, PathLike, path, takes, words
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Always(TypedDict):
@@ -40,15 +43,14 @@ class ArchiveInfo(_Always, total=False):
     largest_directories: list[dict[str, Any]]
 
 
+@takes(ContentOptions)
 def info(
     archive: PathLike,
     *,
-    recursive: bool = False,
-    offset: Optional[Size] = None,
-    index: Optional[PathLike] = None,
     top: Optional[int] = None,
+    **content: Unpack[ContentOptions],
 ) -> ArchiveInfo:
     """Describes `archive` from its tables, without mounting it; also the `top` largest files and directories."""
-    options = words({"json": True, "recursive": recursive, "offset": offset, "index": index, "top": top})
+    options = words({"json": True, "top": top, **content})
     found: ArchiveInfo = _command.run_json(["info", *options, "--", path(archive)], needs=[archive])
     return found

@@ -10,11 +10,14 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _command, _leases, _scratch
 from ._errors import Error, UsageError, missing
-from ._options import PathLike, Size, Time, path, time, words
+from ._options import PATHS, MountOptions, PathLike, mount_words, path, takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Options = Union[str, Sequence[str]]
 
@@ -115,36 +118,20 @@ class _Lease:
             _leases.release(self.mount_point, self)
 
 
+@takes(MountOptions)
 def mount(
     *archives: PathLike,
     at: Optional[PathLike] = None,
-    subdir: Optional[PathLike] = None,
-    offset: Optional[Size] = None,
-    recursive: bool = False,
-    partial: bool = False,
-    index: Optional[PathLike] = None,
-    cache: Optional[Size] = None,
-    cache_idle: Optional[Time] = None,
-    threads: Optional[int] = None,
-    stage: Optional[PathLike] = None,
-    preload: bool = False,
-    archive_cache: Optional[str] = None,
-    no_name_readahead: bool = False,
-    allow_changes: bool = False,
-    grace: Optional[Time] = None,
-    linger: Optional[Time] = None,
-    idle_timeout: Optional[Time] = None,
     options: Optional[Options] = None,
-    log_file: Optional[PathLike] = None,
-    stats_json: Optional[PathLike] = None,
     timeout: Optional[float] = None,
+    **keywords: Unpack[MountOptions],
 ) -> Mount:
     """Mounts `archives`, one or more, as one directory. Files can be read when it returns.
 
     Without `at`, the mount point is a private directory (0700) below /dev/shm, or below the temporary
     directory. Its name is derived from the job, the archives and the options. So all ranks on a node that
     mount the same archives in the same way share one mount, like processes and Mounts with the same `at`. The
-    last holder to leave unmounts. The other arguments are the options of `archfs mount` (docs/CLI.md); None
+    last holder to leave unmounts. The keywords are the options of `archfs mount` (docs/CLI.md); None
     and False mean their ARCHFS_ variables and defaults. Raises TimedOut after `timeout` seconds.
 
         with archfs.mount("data.sqfs") as root:
@@ -154,56 +141,19 @@ def mount(
     if not found:
         raise UsageError("no archive to mount", "archfs.mount('data.sqfs')", 2)
     given = [options] if isinstance(options, str) else list(options or ())
-    arguments = words(
-        {
-            "subdir": subdir,
-            "offset": offset,
-            "recursive": recursive,
-            "partial": partial,
-            "index": index,
-            "cache": cache,
-            "cache_idle": time(cache_idle),
-            "threads": threads,
-            "stage": stage,
-            "preload": preload,
-            "archive_cache": archive_cache,
-            "no_name_readahead": no_name_readahead,
-            "allow_changes": allow_changes,
-            "grace": time(grace),
-            "linger": time(linger),
-            "idle_timeout": time(idle_timeout),
-            "log_file": log_file,
-            "stats_json": stats_json,
-        }
-    )
+    arguments = mount_words(keywords)
     arguments += [f"-o{option}" for option in given]
     mount_point = _shared_mount_point(found, arguments) if at is None else os.path.abspath(path(at))
     return Mount(mount_point, found, arguments, timeout)
 
 
+@takes(MountOptions)
 def mount_until_exit(
     *archives: PathLike,
     at: Optional[PathLike] = None,
-    subdir: Optional[PathLike] = None,
-    offset: Optional[Size] = None,
-    recursive: bool = False,
-    partial: bool = False,
-    index: Optional[PathLike] = None,
-    cache: Optional[Size] = None,
-    cache_idle: Optional[Time] = None,
-    threads: Optional[int] = None,
-    stage: Optional[PathLike] = None,
-    preload: bool = False,
-    archive_cache: Optional[str] = None,
-    no_name_readahead: bool = False,
-    allow_changes: bool = False,
-    grace: Optional[Time] = None,
-    linger: Optional[Time] = None,
-    idle_timeout: Optional[Time] = None,
     options: Optional[Options] = None,
-    log_file: Optional[PathLike] = None,
-    stats_json: Optional[PathLike] = None,
     timeout: Optional[float] = None,
+    **keywords: Unpack[MountOptions],
 ) -> Path:
     """Mounts `archives` like `mount()` while this process runs; returns the directory.
 
@@ -212,28 +162,11 @@ def mount_until_exit(
     directory. If they have changed, it unmounts and remounts. A forked child that calls it joins the mount of
     its parent, and keeps it if the parent exits first.
     """
-    arguments: dict[str, Any] = {
-        "at": _absolute(at),
-        "subdir": subdir,
-        "offset": offset,
-        "recursive": recursive,
-        "partial": partial,
-        "index": _absolute(index),
-        "cache": cache,
-        "cache_idle": cache_idle,
-        "threads": threads,
-        "stage": _absolute(stage),
-        "preload": preload,
-        "archive_cache": archive_cache,
-        "no_name_readahead": no_name_readahead,
-        "allow_changes": allow_changes,
-        "grace": grace,
-        "linger": linger,
-        "idle_timeout": idle_timeout,
-        "options": options,
-        "log_file": _absolute(log_file),
-        "stats_json": _absolute(stats_json),
-    }
+    # In one order, and without those that say nothing, because they identify the mount.
+    given: dict[str, Any] = {**keywords}
+    given = {name: value for name, value in sorted(given.items()) if value is not None and value is not False}
+    named = {name: _absolute(value) if name in PATHS else value for name, value in given.items()}
+    arguments: dict[str, Any] = {"at": _absolute(at), "options": options, **named}
     names = [os.path.abspath(path(archive)) for archive in archives]
     with _until_exit_lock:
         kept = _until_exit.setdefault(f"{names} {arguments}", _Kept())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import Any, Callable, Optional, TypedDict, TypeVar, Union
 
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 """A path. Names that are not UTF-8 are passed as bytes, or as the str that os.fsdecode returns."""
@@ -16,12 +18,82 @@ Size = Union[int, str]
 Time = Union[int, float, str]
 """Seconds, or a text such as "90s", "15m" or "2h"."""
 
-Value = Union[None, bool, int, float, PathLike, list[str]]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class ContentOptions(TypedDict, total=False):
+    """Keywords of all functions that open an archive: what it contains. `recursive` is an old name of `nested`."""
+
+    nested: bool
+    recursive: bool
+    offset: Optional[Size]
+    index: Optional[PathLike]
+
+
+class MountOptions(ContentOptions, total=False):
+    """Keywords of `mount` and `mount_until_exit`: the options of `archfs mount` (docs/CLI.md)."""
+
+    subdir: Optional[PathLike]
+    partial: bool
+    cache: Optional[Size]
+    cache_idle: Optional[Time]
+    threads: Optional[int]
+    stage: Optional[PathLike]
+    preload: bool
+    archive_cache: Optional[str]
+    no_name_readahead: bool
+    allow_changes: bool
+    grace: Optional[Time]
+    linger: Optional[Time]
+    idle_timeout: Optional[Time]
+    log_file: Optional[PathLike]
+    stats_json: Optional[PathLike]
+
+
+# Names that options had, and their names now.
+_OLD_NAMES = {"recursive": "nested"}
+
+# Options whose values are times, and paths of files.
+TIMES = ("cache_idle", "grace", "linger", "idle_timeout")
+PATHS = ("index", "stage", "log_file", "stats_json")
+
+
+def takes(options: type) -> Callable[[Function], Function]:
+    """Makes a function that takes `**keywords` show the keys of `options`, a TypedDict, as its keyword arguments, and
+    raise TypeError for any other.
+    """
+
+    def decorate(function: Function) -> Function:
+        # The keys of a TypedDict, also those that it inherits.
+        names = set(options.__annotations__)
+        own = [one for one in inspect.signature(function).parameters.values() if one.kind is not one.VAR_KEYWORD]
+        fixed = {one.name for one in own}
+
+        @functools.wraps(function)
+        def checked(*arguments: Any, **keywords: Any) -> Any:
+            unknown = keywords.keys() - names - fixed
+            if unknown:
+                name = min(unknown)
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+            return function(*arguments, **keywords)
+
+        shown = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(names)]
+        setattr(checked, "__signature__", inspect.Signature([*own, *shown]))
+        return checked  # type: ignore[return-value]
+
+    return decorate
 
 
 def path(value: PathLike) -> str:
     """A path in a form that archfs cannot take for an option."""
     return os.fsdecode(value)
+
+
+def mount_words(options: MountOptions) -> list[str]:
+    """The options of `archfs mount`."""
+    values: dict[str, Any] = {**options}
+    return words({name: time(value) if name in TIMES else value for name, value in values.items()})
 
 
 def time(value: Optional[Time]) -> Optional[str]:
@@ -31,7 +103,7 @@ def time(value: Optional[Time]) -> Optional[str]:
     return str(math.ceil(value))
 
 
-def words(options: Mapping[str, Value]) -> list[str]:
+def words(options: Mapping[str, Any]) -> list[str]:
     """`{"read_cost": 5, "force": True, "owner": None}` as `["--read-cost=5", "--force"]`. An option with a list
     of values is repeated.
     """
@@ -39,7 +111,7 @@ def words(options: Mapping[str, Value]) -> list[str]:
     for name, value in options.items():
         if value is None or value is False:
             continue
-        option = "--" + name.replace("_", "-")
+        option = "--" + _OLD_NAMES.get(name, name).replace("_", "-")
         if value is True:
             made.append(option)
             continue

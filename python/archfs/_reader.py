@@ -12,12 +12,12 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from . import _command
 from ._archive import Entry
 from ._errors import Error
-from ._options import PathLike, Value, path, words
+from ._options import PathLike, path, words
 
 # Length of the rest, operation, offset, size; the path follows (src/reader/protocol.rs).
 _REQUEST = struct.Struct("<IBQQ")
@@ -35,7 +35,7 @@ _TRIES = 3
 class Reader:
     """Reads of archives that are shown as one tree. May be used by several threads, and after a fork."""
 
-    def __init__(self, archives: Sequence[PathLike], options: Mapping[str, Value]) -> None:
+    def __init__(self, archives: Sequence[PathLike], options: Mapping[str, Any]) -> None:
         self._archives = [os.path.abspath(path(archive)) for archive in archives]
         self._words = words(options)
         # The server is started now, so that an archive that cannot be opened is an error now.

@@ -17,7 +17,7 @@ def mounts(archive: Path, name: bytes) -> list[str]:
     text: str = os.fspath(mount)
     numbers: dict[str, object] = mount.stats()
     mount.unmount()
-    until: Path = archfs.mount_until_exit(archive, recursive=True)
+    until: Path = archfs.mount_until_exit(archive, nested=True, log_file=None)
     return [*found, text, str(path), str(until), *numbers]
 
 
@@ -51,5 +51,6 @@ def fails() -> Optional[str]:
     archfs.mount(1)  # type: ignore[arg-type]
     archfs.mount("a", cache=1.5)  # type: ignore[arg-type]
     archfs.mount("a", no_such="x")  # type: ignore[call-arg]
+    archfs.ls("a", offset=b"1")  # type: ignore[arg-type]
     archfs.pack("a", shuffle="x")  # type: ignore[arg-type]
     return None
