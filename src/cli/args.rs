@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
-use super::mistakes;
 use super::options::MountOptions;
+use super::values::{size, threads, time};
+use super::{mistakes, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime, MountPlan};
 use crate::log::Verbosity;
-use crate::units::{parse_size, parse_time};
 use crate::vfs::ViewOptions;
 
 /// Headings of the options of mount and run in --help.
@@ -190,6 +190,11 @@ impl MountArgs {
     /// As `plan`.
     pub(super) fn plan_of(&self, archives: &[PathBuf], mountpoint: PathBuf) -> Result<MountPlan> {
         let options = MountOptions::parse(&self.options)?;
+        if self.verbose {
+            for (option, reason) in &options.without_effect {
+                term::print_note(&format!("-o {option} has no effect: {reason}"));
+            }
+        }
         let offset = self.offset.or(options.offset).unwrap_or(0);
         if archives.len() > 1 && (offset != 0 || self.index.is_some()) {
             let context = "--offset and --index take one archive, but several are given";
@@ -241,7 +246,7 @@ impl MountArgs {
             },
             name_readahead: !self.no_name_readahead,
             allow_changes: self.allow_changes || options.allow_changes,
-            threads: self.threads,
+            threads: self.threads.or(options.threads),
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
             stats: self.stats != Summary::None,
@@ -379,22 +384,6 @@ pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
         .map_err(|error| Error::io(format!("{}: invalid path", path.display()), error))
 }
 
-/// Parses a size for clap.
-///
-/// # Errors
-/// The errors of `parse_size`.
-pub(super) fn size(text: &str) -> Result<u64> {
-    parse_size(text)
-}
-
-/// Parses a time for clap.
-///
-/// # Errors
-/// The errors of `parse_time`.
-pub(super) fn time(text: &str) -> Result<Duration> {
-    parse_time(text)
-}
-
 /// The summary that is printed when a mount ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Summary {
@@ -414,18 +403,6 @@ fn summary(text: &str) -> Result<Summary> {
         "chart" => Ok(Summary::Chart),
         _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a kind of summary"))
             .with_hint("give line or chart")),
-    }
-}
-
-/// Parses a number of threads for clap.
-///
-/// # Errors
-/// `Usage` for anything but a number from 1 to 1024.
-pub(super) fn threads(text: &str) -> Result<usize> {
-    match text.parse() {
-        Ok(count @ 1..=1024) => Ok(count),
-        _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a number of threads"))
-            .with_hint("give a number from 1 to 1024")),
     }
 }
 

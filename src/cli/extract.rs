@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use clap::builder::FalseyValueParser;
 
-use super::args::threads;
 use super::bar::Bar;
 use super::open_args::{ContentArgs, open_watched};
+use super::values::threads;
 use super::{exit, term};
 use crate::error::{Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};

@@ -39,6 +39,7 @@ mod stack;
 mod stats;
 mod term;
 mod unmount;
+mod values;
 mod verify;
 mod wait;
 

@@ -5,8 +5,8 @@ use std::slice;
 
 use clap::builder::FalseyValueParser;
 
-use super::args::size;
 use super::bar::Bar;
+use super::values::size;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
 use crate::log::Verbosity;

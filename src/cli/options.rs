@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::values::threads;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Access;
 use crate::units::parse_size;
@@ -19,6 +20,9 @@ pub(super) struct MountOptions {
     pub(super) allow_changes: bool,
     pub(super) idle: Option<Duration>,
     pub(super) notify_pipe: Option<PathBuf>,
+    pub(super) threads: Option<usize>,
+    /// Options of other programs that change nothing, each with the reason.
+    pub(super) without_effect: Vec<(String, &'static str)>,
 }
 
 impl MountOptions {
@@ -40,6 +44,10 @@ impl MountOptions {
             Some((name, value)) => (name, Some(value)),
             None => (option, None),
         };
+        if let Some(reason) = reason_without_effect(name, value) {
+            self.without_effect.push((option.to_owned(), reason));
+            return Ok(());
+        }
         match (name, value) {
             ("offset", Some(value)) => self.offset = Some(parse_size(value)?),
             ("subdir", Some(value)) => self.subdir = Some(value.to_owned()),
@@ -63,30 +71,12 @@ impl MountOptions {
             // For fstab, mount(8) and systemd, which handle them before they call archfs.
             (name, _) if ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix)) => {}
             ("comment" | "user" | "uhelper", Some(_)) => {}
-            // Options of other FUSE programs. archfs behaves so without them.
-            ("kernel_cache" | "auto_cache" | "nonempty" | "debug", None)
-            | ("max_read" | "fsname" | "subtype", Some(_)) => {}
+            // Of libfuse.
+            ("max_threads", Some(value)) => self.threads = Some(threads(value)?),
             (
-                "defaults"
-                | "auto"
-                | "noauto"
-                | "user"
-                | "users"
-                | "nouser"
-                | "nofail"
-                | "_netdev"
-                | "noatime"
-                | "nodiratime"
-                | "relatime"
-                | "norelatime"
-                | "strictatime"
-                | "lazytime"
-                | "nolazytime"
-                | "owner"
-                | "group"
-                | "sync"
-                | "async"
-                | "default_permissions",
+                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "nofail" | "_netdev"
+                | "noatime" | "nodiratime" | "relatime" | "norelatime" | "strictatime" | "lazytime"
+                | "nolazytime" | "owner" | "group" | "sync" | "async",
                 None,
             ) => {}
             ("rw" | "suid" | "dev", None) => {
@@ -107,6 +97,32 @@ impl MountOptions {
         }
         Ok(())
     }
+}
+
+/// Why an option of another FUSE program has no effect; `None` if it is none of these.
+fn reason_without_effect(name: &str, value: Option<&str>) -> Option<&'static str> {
+    let reason = match (name, value) {
+        ("kernel_cache" | "auto_cache", None)
+        | ("attr_timeout" | "entry_timeout" | "negative_timeout", Some(_)) => {
+            "the kernel caches everything, because an archive does not change"
+        }
+        ("default_permissions", None) => "the kernel always checks permissions",
+        ("use_ino" | "readdir_ino", None) => "inode numbers are always those of the archive",
+        ("nonempty", None) => "archfs also mounts on a directory that is not empty",
+        ("debug", None) => "use -v and --log-file",
+        ("clone_fd" | "big_writes" | "large_read" | "async_read" | "intr", None)
+        | (
+            "max_read"
+            | "max_readahead"
+            | "max_background"
+            | "congestion_threshold"
+            | "max_idle_threads",
+            Some(_),
+        ) => "archfs chooses it by itself",
+        ("fsname" | "subtype", Some(_)) => "a mount is named after its archive",
+        _ => return None,
+    };
+    Some(reason)
 }
 
 /// A user or group number. The largest one is invalid (chown(2)).
@@ -131,7 +147,7 @@ mod tests {
         let options = parse(
             "ro,exec,noexec,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
              x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,\
-             timeout=90,debug,notify_pipe=/tmp/a b",
+             timeout=90,debug,notify_pipe=/tmp/a b,max_threads=3",
         );
         let options = options.unwrap();
         let expected = MountOptions {
@@ -144,6 +160,15 @@ mod tests {
             allow_changes: true,
             idle: Some(Duration::from_secs(90)),
             notify_pipe: Some("/tmp/a b".into()),
+            threads: Some(3),
+            without_effect: vec![
+                ("fsname=a".into(), "a mount is named after its archive"),
+                (
+                    "kernel_cache".into(),
+                    "the kernel caches everything, because an archive does not change",
+                ),
+                ("debug".into(), "use -v and --log-file"),
+            ],
         };
         assert_eq!(options, expected);
         assert!(!parse("noexec,exec").unwrap().no_exec);
@@ -157,7 +182,10 @@ mod tests {
             "rw",
             "suid",
             "dev",
-            "big_writes",
+            "no_such",
+            "direct_io",
+            "big_writes=1",
+            "max_threads=0",
             "allow_root",
             "offset",
             "offset=x",

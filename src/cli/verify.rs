@@ -7,10 +7,10 @@ use std::time::Instant;
 use clap::builder::FalseyValueParser;
 use serde::Serialize;
 
-use super::args::{size, threads};
 use super::bar::Bar;
 use super::exit;
 use super::term::{self, name_for_output, written};
+use super::values::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, OpenOptions};
 use crate::log::printable;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::time;
 use super::bar::Bar;
+use super::values::time;
 use crate::error::Result;
 use crate::lifecycle;
 

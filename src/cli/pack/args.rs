@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use super::super::args::{size, threads};
+use super::super::values::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::os::processors;
 use crate::pack::{

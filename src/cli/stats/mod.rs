@@ -7,9 +7,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::args::time;
 use super::bar::Bar;
 use super::term;
+use super::values::time;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, State};
 use crate::log::Verbosity;

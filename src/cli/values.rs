@@ -1,0 +1,34 @@
+//! Parsers of option values for clap.
+
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::units::{parse_size, parse_time};
+
+/// Parses a size.
+///
+/// # Errors
+/// The errors of `parse_size`.
+pub(super) fn size(text: &str) -> Result<u64> {
+    parse_size(text)
+}
+
+/// Parses a time.
+///
+/// # Errors
+/// The errors of `parse_time`.
+pub(super) fn time(text: &str) -> Result<Duration> {
+    parse_time(text)
+}
+
+/// Parses a number of threads.
+///
+/// # Errors
+/// `Usage` for anything but a number from 1 to 1024.
+pub(super) fn threads(text: &str) -> Result<usize> {
+    match text.parse() {
+        Ok(count @ 1..=1024) => Ok(count),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a number of threads"))
+            .with_hint("give a number from 1 to 1024")),
+    }
+}
