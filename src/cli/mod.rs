@@ -129,7 +129,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
             // clap returns help and the version as errors with status 0.
             match mistakes::explained(&error, arguments) {
                 Some(explained) => term::show_error(&explained),
-                None => term::show_usage(&error, |option| is_hidden(arguments, option)),
+                None => term::show_usage(&error, |name| is_hidden(arguments, name)),
             }
             return exit::usage(&error, arguments);
         }
@@ -165,11 +165,14 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
 }
 
 /// Whether an option such as `--daemon` of the command that was called is not for users.
-fn is_hidden(arguments: &[OsString], option: &str) -> bool {
+fn is_hidden(arguments: &[OsString], name: &str) -> bool {
     let command = Cli::command();
+    if let Some(subcommand) = command.find_subcommand(name) {
+        return subcommand.is_hide_set();
+    }
     let called = arguments.get(1).and_then(|name| command.find_subcommand(name));
     let Some(found) = called.and_then(|called| {
-        called.get_arguments().find(|found| found.get_long() == option.strip_prefix("--"))
+        called.get_arguments().find(|found| found.get_long() == name.strip_prefix("--"))
     }) else {
         return false;
     };

@@ -70,6 +70,10 @@ pub(super) struct Args {
     #[arg(long, hide = true, value_name = "FILE", requires = "step_task")]
     script_log: Option<String>,
 
+    /// If this daemon cannot mount, the launcher mounts in another way
+    #[arg(long, hide = true, requires = "daemon")]
+    has_fallback: bool,
+
     /// This is the daemon that a launcher waits for
     #[arg(long, hide = true, value_name = "WAY", requires = "foreground")]
     daemon: Option<ConnectionSourceName>,
@@ -126,8 +130,14 @@ fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
     let bar = || (!quiet).then(|| Bar::watch(&progress));
     if let Some(source) = args.daemon {
         let bar = bar();
-        lifecycle::serve_in_background(&plan, source.into(), &progress, || drop(bar))?;
-        return Ok(0);
+        let served = lifecycle::serve_in_background(&plan, source.into(), &progress, || drop(bar));
+        return match served {
+            Err(error) if args.has_fallback && error.kind() == Kind::CannotMount => {
+                term::print_warning(&error.to_string());
+                Ok(exit::of(&error))
+            }
+            served => served.map(|()| 0),
+        };
     }
     let holder_choice = match (args.keep || args.mount_helper, args.until_pid) {
         (true, _) => HolderChoice::Keep,

@@ -24,7 +24,7 @@ pub(super) fn show_error(error: &Error) {
 }
 
 /// Prints an error of clap: help and the version unchanged, an error in the form of all others.
-/// Suggests no option that `is_hidden`.
+/// Suggests no option or subcommand that `is_hidden`.
 pub(super) fn show_usage(error: &clap::Error, is_hidden: impl Fn(&str) -> bool) {
     use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
@@ -35,11 +35,17 @@ pub(super) fn show_usage(error: &clap::Error, is_hidden: impl Fn(&str) -> bool) 
         return show_error(&error);
     }
     let text = error.render().to_string();
-    let text = match error.get(ContextKind::SuggestedArg) {
-        Some(ContextValue::String(option)) if is_hidden(option) => {
-            text.replace(" similar ", " hidden ")
-        }
-        _ => text,
+    let suggested = |kind| match error.get(kind) {
+        Some(ContextValue::String(one)) => std::slice::from_ref(one),
+        Some(ContextValue::Strings(several)) => several.as_slice(),
+        _ => &[],
+    };
+    let mut suggestions = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand]
+        .into_iter()
+        .flat_map(suggested);
+    let text = match suggestions.any(|name| is_hidden(name)) {
+        true => text.replace(" similar ", " hidden "),
+        false => text,
     };
     let (what, usage) = split_usage(&text);
     print(Label::Error, &what);

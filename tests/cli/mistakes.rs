@@ -12,7 +12,7 @@ type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
-const MISTAKES: [Mistake; 24] = [
+const MISTAKES: [Mistake; 26] = [
     // In the wrong order.
     (
         &["mount", "empty", "data.sqfs"],
@@ -50,6 +50,8 @@ const MISTAKES: [Mistake; 24] = [
         "unexpected argument '--read-only' found",
         "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT",
     ),
+    (&["notfy"], 2, "unrecognized subcommand 'notfy'", "archfs <COMMAND>"),
+    (&["verfy"], 2, "unrecognized subcommand 'verfy'", "a similar subcommand exists: 'verify'"),
     (&["doctor", "foo"], 2, "unexpected argument 'foo' found", "archfs doctor [OPTIONS]"),
     (&["mount", "data.sqfs"], 2, "no mount point", "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT"),
     // Options of mksquashfs.

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::mount::is_mounted;
+use crate::support::skip::skip;
 use crate::support::stage::{Stage, Talker, has_ended, processes_about, said, stage, stage_with};
 use crate::support::user::User;
 use crate::support::{HIDE_DEVICE, image, run, wait_until};
@@ -279,6 +280,41 @@ fn an_ordinary_user_removes_directories_without_write_permission() {
     let output = bash(&stage, &setup, &script).output().unwrap();
     let expected = format!("555\ntext\n{}\n", user.uid);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", said(&output));
+    assert_nothing_left(&stage.work.path().join("local"));
+}
+
+/// Landlock forbids all mounts, and still allows namespaces. In a user namespace, the owners of
+/// other directories are unknown.
+#[test]
+fn a_user_who_may_only_create_namespaces_extracts() {
+    let Some(stage) = stage() else { return };
+    let user = User::new(&stage, 41);
+    // Forbids to create block devices, which a user may not do anyway (landlock(7)).
+    let sandbox = "import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)
+forbidden = struct.pack('Q', 1 << 11)
+rules = libc.syscall(444, forbidden, len(forbidden), 0)
+if rules < 0 or libc.syscall(446, rules, 0):
+    print('no Landlock:', os.strerror(ctypes.get_errno()))
+    sys.exit()
+os.execv(sys.argv[1], sys.argv[1:])";
+    let setup = format!("mkdir -m 700 $WORK/local; chown {0}:{0} $WORK/local", user.uid);
+    let script = format!(
+        "setpriv --reuid={0} --regid={0} --clear-groups /usr/bin/python3 -c \"$SANDBOX\" {1} \
+         run --or-extract local $IMAGE -- cat {{}}/hello",
+        user.uid,
+        user.home.join("archfs").display()
+    );
+    let output = bash(&stage, &setup, &script).env("SANDBOX", sandbox).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    if text.starts_with("no Landlock") {
+        return skip(&text);
+    }
+    assert_eq!(text, "hello, world\n", "{}", said(&output));
+    // Nothing was wrong, so nothing is called an error.
+    assert!(!said(&output).contains("error:"), "{}", said(&output));
+    assert!(said(&output).contains("extracting to"), "{}", said(&output));
     assert_nothing_left(&stage.work.path().join("local"));
 }
 

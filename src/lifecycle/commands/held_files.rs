@@ -8,7 +8,7 @@ use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
 use super::run_options::{Chart, Display, RunOptions};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::daemon::launcher::Started;
-use crate::lifecycle::extracted::{self, Hold};
+use crate::lifecycle::extracted::{self, Hold, SafeParent};
 use crate::lifecycle::mount::fusermount;
 use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::os::process::ProcessId;
@@ -35,6 +35,8 @@ pub(super) fn obtain(
             .map(|started| started.map(HeldFiles::Mounted))
     };
     let Some(parent) = options.or_extract else { return mount() };
+    // Before this process may enter a user namespace to mount.
+    let safe_parent = SafeParent::check(parent);
     let why = match fusermount::check_device() {
         // Mounting could only fail, and print errors.
         Err(error) => Some(error),
@@ -46,7 +48,7 @@ pub(super) fn obtain(
         },
     };
     warn_of_extraction(parent, why);
-    let hold = extracted::obtain(plan, parent, display.show, display.watch)?;
+    let hold = extracted::obtain(plan, &safe_parent?, display.show, display.watch)?;
     Ok(Ok(HeldFiles::Extracted(hold)))
 }
 

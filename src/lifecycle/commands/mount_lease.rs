@@ -64,11 +64,19 @@ pub(super) fn obtain(
         );
         return mount_privately(mount_point, plan, arguments);
     }
-    match mount::obtain(plan, arguments, show)? {
+    let has_fallback = fusermount::check_device().is_ok();
+    let arguments_here = |source| {
+        let mut words = arguments(source);
+        if has_fallback {
+            words.insert(1, "--has-fallback".into());
+        }
+        words
+    };
+    match mount::obtain(plan, &arguments_here, show)? {
         Ok((client, _)) => Ok(Ok(MountLease::new(client, mount_point, false, plan))),
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
-        Err(CANNOT_MOUNT) if fusermount::device_can_be_opened() => {
+        Err(CANNOT_MOUNT) if has_fallback => {
             let path = mount_point.display();
             log::warn!("{path}: mounting in a namespace that only the command sees instead");
             mount_privately(mount_point, plan, arguments)

@@ -27,6 +27,32 @@ const EXTRACTING: &str = "extracting";
 /// locks of one node may not count on another one.
 const HOLDERS: &str = "holders-";
 
+/// A directory in which only this user and root can replace what archfs creates.
+#[derive(Clone, Debug)]
+pub(in crate::lifecycle) struct SafeParent(PathBuf);
+
+impl SafeParent {
+    /// Checks `parent`. In a user namespace the owners of directories are unknown, so check before
+    /// this process enters one.
+    ///
+    /// # Errors
+    /// `Io` if it is missing; `Busy` if another user may replace it.
+    pub(in crate::lifecycle) fn check(parent: &Path) -> Result<Self> {
+        let shown = parent.display();
+        let parent = fs::canonicalize(parent).map_err(|error| cannot_extract_to(parent, error))?;
+        let Some(untrusted) = trust::first_untrusted(&parent) else { return Ok(Self(parent)) };
+        let untrusted = untrusted.display();
+        let context =
+            format!("{shown}: not safe to extract to: other users can replace {untrusted}");
+        Err(Error::new(Kind::Busy, context)
+            .with_hint("name a directory of your own on this node, for example $TMPDIR"))
+    }
+}
+
+fn cannot_extract_to(directory: &Path, error: io::Error) -> Error {
+    Error::io(format!("{}: cannot extract to this directory", directory.display()), error)
+}
+
 /// A directory for extracted files.
 #[derive(Clone, Debug)]
 pub(super) struct ExtractedDirectory {
@@ -37,22 +63,13 @@ impl ExtractedDirectory {
     /// The directory `name` in `parent`, created if it is missing.
     ///
     /// # Errors
-    /// `Io` if it cannot be created; `Busy` if another user may replace it.
-    pub(super) fn create(parent: &Path, name: &str) -> Result<Self> {
-        let shown = parent.display();
-        let failed = |error| Error::io(format!("{shown}: cannot extract to this directory"), error);
-        let parent = fs::canonicalize(parent).map_err(failed)?;
-        if let Some(untrusted) = trust::first_untrusted(&parent) {
-            let context = format!(
-                "{shown}: not safe to extract to: other users can replace {}",
-                untrusted.display()
-            );
-            return Err(Error::new(Kind::Busy, context)
-                .with_hint("name a directory of your own on this node, for example $TMPDIR"));
-        }
+    /// `Io` if it cannot be created; `Busy` if it is not for this user alone.
+    pub(super) fn create(SafeParent(parent): &SafeParent, name: &str) -> Result<Self> {
         let directory = Self { path: parent.join(name) };
         match DirBuilder::new().mode(0o700).create(&directory.path) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(cannot_extract_to(parent, error));
+            }
             _ => {}
         }
         if let Err(error) = check_private(&directory.path, geteuid().as_raw()) {

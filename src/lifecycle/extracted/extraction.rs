@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
 
-use super::directory::ExtractedDirectory;
+use super::directory::{ExtractedDirectory, SafeParent};
 use super::hold::Hold;
 use super::keeper;
 use crate::error::{Error, Kind, Result};
@@ -28,7 +28,7 @@ use crate::vfs::{Finding, Location, Severity};
 /// errors of opening the archives. `Corrupt` or `Io` if a file could not be extracted.
 pub(in crate::lifecycle) fn obtain(
     plan: &MountPlan,
-    parent: &Path,
+    parent: &SafeParent,
     show: Show<'_>,
     watch: Watch<'_>,
 ) -> Result<Hold> {

@@ -20,6 +20,6 @@ mod keeper;
 
 pub use keeper::keep;
 
-pub(super) use directory::remove_ended;
+pub(super) use directory::{SafeParent, remove_ended};
 pub(super) use extraction::obtain;
 pub(super) use hold::Hold;

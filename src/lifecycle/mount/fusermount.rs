@@ -33,7 +33,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::mount::detach::{Detach, busy};
-use crate::lifecycle::mount::device;
+use crate::lifecycle::mount::{device, inherited};
 use crate::lifecycle::{Access, Restrictions};
 use crate::os::mountinfo;
 use crate::os::scm_rights;
@@ -260,21 +260,19 @@ fn is_set_uid_root(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|found| found.uid() == 0 && found.mode() & 0o4000 != 0)
 }
 
-/// Whether this user may open /dev/fuse.
-pub(in crate::lifecycle) fn device_can_be_opened() -> bool {
-    access_device().is_ok()
-}
-
-fn access_device() -> rustix::io::Result<()> {
-    use rustix::fs::{Access, access};
-    access("/dev/fuse", Access::READ_OK | Access::WRITE_OK)
-}
-
 /// Checks the device before the helper does, whose message about it is terse.
+///
+/// # Errors
+/// `CannotMount` if this user may not open /dev/fuse, or it is another file.
 pub(in crate::lifecycle) fn check_device() -> Result<()> {
-    match access_device() {
-        Ok(()) => Ok(()),
-        Err(error) => Err(device::no_device(error)),
+    use rustix::fs::{Access, access};
+    access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).map_err(device::no_device)?;
+    match fs::metadata("/dev/fuse") {
+        Ok(found) if !inherited::is_device(found.mode(), found.rdev()) => {
+            Err(Error::new(Kind::CannotMount, "/dev/fuse: not the FUSE device")
+                .with_hint("in a container, add --device /dev/fuse"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -40,13 +40,20 @@ pub(in crate::lifecycle) fn enter() -> Result<()> {
             ("gid_map", format!("{gid} {gid} 1")),
         ] {
             let file = format!("/proc/self/{file}");
-            fs::write(&file, text)
-                .map_err(|error| Error::io(format!("{file}: cannot write"), error))?;
+            fs::write(&file, text).map_err(|error| match Errno::from_io_error(&error) {
+                // A security module, such as AppArmor in Ubuntu 24.04, allows the namespace and
+                // forbids its use.
+                Some(Errno::PERM | Errno::ACCESS) => not_permitted(Errno::PERM),
+                _ => Error::io(format!("{file}: cannot write"), error),
+            })?;
         }
     }
     let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    mount_change("/", propagation)
-        .map_err(|error| Error::io("cannot make the mounts private to this process", error.into()))
+    mount_change("/", propagation).map_err(|error| match error {
+        // For example, Landlock forbids all changes of mounts.
+        Errno::PERM | Errno::ACCESS => not_permitted(error),
+        _ => Error::io("cannot make the mounts private to this process", error.into()),
+    })
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
