@@ -731,3 +731,23 @@ fn ten_thousand_directories_read_alike_with_and_without_compression() {
     let found = tree::lines(tree::open_one(&work.path().join("directories.tar.bz2")).as_ref());
     assert_eq!(found, expected);
 }
+
+/// A tar of v7 may give a directory the size of its listing, but has no data for it (libarchive's
+/// test_compat_tar_directory_1.tar).
+#[test]
+fn an_old_directory_with_a_size_has_no_data() {
+    let work = work_directory();
+    for kind in [0, b'0'] {
+        let mut bytes = member("dir/", kind, "", &[b'x'; 600])[..512].to_vec();
+        bytes.extend(member("dir/file", b'0', "", b"data"));
+        bytes.extend([0; 1024]);
+        let archive = work.path().join("old.tar");
+        fs::write(&archive, bytes).unwrap();
+        let out = extracted(&archive, &work.path().join("out"));
+        let listed = run(support::archfs().args(["ls", "-R"]).arg(&archive)).stdout;
+        assert_eq!(String::from_utf8_lossy(&listed), "dir\ndir/file\n", "{kind}");
+        assert_eq!(fs::read(out.join("dir/file")).unwrap(), b"data", "GNU tar agrees");
+        let verified = support::archfs().arg("verify").arg(&archive).output().unwrap();
+        assert!(verified.status.success(), "{verified:?}");
+    }
+}

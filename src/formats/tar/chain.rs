@@ -233,7 +233,10 @@ fn member(
         let error = error.within(member).with_detail(header_at(start));
         (Step::Damaged { path: path.clone(), error }, next)
     };
-    let stored = match (header.has_data(), extensions.size, header.size()) {
+    // Before POSIX, a directory was a file whose name ends with a slash.
+    let is_old_directory = header.is_plain_file() && path.ends_with(b"/");
+    let has_data = header.has_data() && !is_old_directory;
+    let stored = match (has_data, extensions.size, header.size()) {
         (false, ..) => 0,
         (true, Some(size), _) | (true, None, Ok(size)) => size,
         (true, None, Err(error)) => return Ok(damaged(error, data)),
@@ -273,7 +276,6 @@ fn member(
             let skip = header.left_out().map(|what| Skip { what: what.into(), path: Some(path) });
             return Ok((Step::Skipped(skip), next));
         }
-        // Before POSIX, a directory was a file whose name ends with a slash.
         Type::Regular if path.ends_with(b"/") => member.kind = Kind::Directory,
         Type::Regular | Type::GnuSparse => {
             member.size = stored;

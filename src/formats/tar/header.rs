@@ -130,6 +130,12 @@ impl<'b> Header<'b> {
         }
     }
 
+    /// Whether the type is that of a plain file, '0' or NUL, and no letter that archfs does not
+    /// know.
+    pub(super) fn is_plain_file(self) -> bool {
+        matches!(self.field::<156, 1>(), b"0" | b"\0")
+    }
+
     /// Whether `size` bytes of data follow. Links, directories and devices may give a size, but GNU
     /// tar and Python do not expect data after them, except GNU's listing of a directory. POSIX
     /// allows data after a hard link (`pax -o linkdata`). Here it counts as damage and is skipped.
