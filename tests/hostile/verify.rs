@@ -636,3 +636,33 @@ fn memory_does_not_grow_with_the_archive() {
     assert!(child.wait().unwrap().success());
     assert!((1024..100 << 10).contains(&most), "{most} KiB, for 400 MB of contents");
 }
+
+/// The crate backhand writes such an entry to images without tails.
+#[test]
+fn an_unused_fragment_of_0_bytes_is_a_note() {
+    let work = work_directory();
+    let source = work.path().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), b"data").unwrap();
+    let image = image::make(work.path(), "image.sqfs", &source, &["-no-fragments", "-nopad"]);
+    let mut bytes = fs::read(&image).unwrap();
+    let block = bytes.len() as u64;
+    // An uncompressed metadata block with one entry: start, size and an unused field, all zero.
+    bytes.extend([16, 0x80]);
+    bytes.extend([0; 16]);
+    let table = bytes.len() as u64;
+    bytes.extend(block.to_le_bytes());
+    // The superblock: number of fragments, bytes used, start of the fragment table.
+    bytes[16..20].copy_from_slice(&1_u32.to_le_bytes());
+    let used = bytes.len() as u64;
+    bytes[40..48].copy_from_slice(&used.to_le_bytes());
+    bytes[80..88].copy_from_slice(&table.to_le_bytes());
+    fs::write(&image, bytes).unwrap();
+    let (output, rows) = reported(&image);
+    assert_eq!(output.status.code(), Some(0), "{rows:?}");
+    let notes: Vec<_> = rows.iter().filter_map(|row| row["what"].as_str()).collect();
+    assert_eq!(notes, ["fragment blocks that no file uses: 1"], "{rows:?}");
+    let again = work.path().join("again.sqfs");
+    run(archfs().args(["pack", "-q"]).arg(&image).arg(&again));
+    assert_eq!(run(archfs().arg("cat").arg(&again).arg("file")).stdout, b"data");
+}

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use super::SquashFs;
 use super::blocklist::Extent;
 use super::directory::Directory;
-use super::inode::{Body, InodeRef, Tail};
+use super::inode::{Body, InodeRef};
 use super::superblock;
 use super::table::Table;
 use crate::error::{Error, Result};
@@ -309,8 +309,8 @@ impl Audit<'_, '_> {
         let first = length(superblock::SIZE);
         let (mut tally, mut unused) = (Tally::default(), 0_u64);
         for fragment in 0..fragment_count {
-            let tail = Tail { fragment, offset: 0 };
-            match self.image.fragments.block(tail) {
+            let is_used = used.is_none_or(|used| used.has(fragment));
+            match self.image.fragments.entry(fragment) {
                 Ok(Extent::Uncompressed { start, len } | Extent::Compressed { start, len }) => {
                     let end = start.saturating_add(u64::from(len));
                     if start < first || end > bytes_used {
@@ -323,6 +323,11 @@ impl Audit<'_, '_> {
                         });
                     }
                 }
+                Ok(Extent::Hole) if is_used => tally.add(|| {
+                    let message =
+                        format!("fragment table: fragment {fragment} is a block of 0 bytes");
+                    Finding::damage(Location::Archive, message)
+                }),
                 Ok(Extent::Hole) => {}
                 Err(error) => {
                     tally.add(|| {
@@ -330,7 +335,6 @@ impl Audit<'_, '_> {
                     });
                 }
             }
-            let is_used = used.is_none_or(|used| used.has(fragment));
             unused = unused.saturating_add(u64::from(!is_used));
         }
         self.report_tally(tally);

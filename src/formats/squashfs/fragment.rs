@@ -36,7 +36,21 @@ impl FragmentTable {
     /// # Errors
     /// `Corrupt` if there is none; the errors of reading metadata.
     pub(super) fn block(&self, tail: Tail) -> Result<Extent> {
-        let Tail { fragment, .. } = tail;
+        match self.entry(tail.fragment)? {
+            Extent::Hole => {
+                let fragment = tail.fragment;
+                Err(Error::corrupt(format!("fragment {fragment} is a block of 0 bytes")))
+            }
+            extent => Ok(extent),
+        }
+    }
+
+    /// An entry of the fragment table. The crate backhand writes one of 0 bytes to images without
+    /// tails.
+    ///
+    /// # Errors
+    /// As `block`.
+    pub(super) fn entry(&self, fragment: u32) -> Result<Extent> {
         let Some(table) = &self.0 else {
             return Err(Error::corrupt(format!(
                 "fragment {fragment} referenced, but there are none"
@@ -46,11 +60,6 @@ impl FragmentTable {
         let mut reader = Reader::new("fragment", &record);
         let start = reader.u64()?;
         let word = reader.u32()?;
-        match Extent::parse(word, start) {
-            Extent::Hole => {
-                Err(Error::corrupt(format!("fragment {fragment} is a block of 0 bytes")))
-            }
-            extent => Ok(extent),
-        }
+        Ok(Extent::parse(word, start))
     }
 }
