@@ -86,7 +86,7 @@ class Reader:
                 connection.sendall(message)
                 status, size_of_file, length = _REPLY.unpack(_receive(connection, _REPLY.size))
                 payload = _receive(connection, length)
-            except (ConnectionError, BrokenPipeError):
+            except ConnectionError:
                 # The server was killed, and all connections with it.
                 connection.close()
                 self._forget()

@@ -31,7 +31,7 @@ pub use request::{CreatedArchive, Form, PackOutcome, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
 pub use source::{Excludes, FileList, OtherMounts, OutputNames, Separator, Sources, XattrRule};
 pub use squashfs::Layout;
-pub use tar::Members;
+pub use tar::{Holes, Members};
 
 /// State shared by all parts of a run.
 pub(crate) struct Job<'j> {

@@ -11,7 +11,7 @@ use super::recipe::Recipe;
 use super::shards::{self, Sharded, Shards};
 use super::source::{self, Gathered, Sources};
 use super::squashfs::{self, Layout};
-use super::tar::{self, Members};
+use super::tar::{self, Holes, Members};
 use super::{Job, OnProblem, Problem};
 use crate::error::Result;
 use crate::progress::Progress;
@@ -43,6 +43,8 @@ pub enum Form {
     Tar {
         /// Later times are replaced by this one, seconds since 1970.
         epoch: Option<i64>,
+        /// How holes are stored.
+        holes: Holes,
     },
     /// Tar archives of samples.
     Shards {
@@ -93,7 +95,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
     let output = || Output::create(&request.archive, request.existing);
     let unwritten = match &request.form {
         Form::Image(recipe) => Unwritten::Image(*recipe, output()?),
-        Form::Tar { epoch } => Unwritten::Tar(*epoch, output()?),
+        Form::Tar { epoch, holes } => Unwritten::Tar(*epoch, *holes, output()?),
         Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
     let Gathered { catalog, excluded } = source::gather(&job, &request.sources)?;
@@ -124,7 +126,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
 /// An archive that is not written yet, and where it goes.
 enum Unwritten {
     Image(Recipe, Output),
-    Tar(Option<i64>, Output),
+    Tar(Option<i64>, Holes, Output),
     Shards(Shards, Option<i64>),
 }
 
@@ -148,9 +150,9 @@ impl Unwritten {
                     squashfs::write(job, catalog, &recipe, request.on_problem, &mut output)?;
                 Ok((CreatedArchive::Image(layout), Unnamed::One(output)))
             }
-            Self::Tar(epoch, mut output) => {
+            Self::Tar(epoch, holes, mut output) => {
                 job.progress.expect(total_bytes(catalog));
-                let members = tar::write(job, catalog, epoch, &mut output)?;
+                let members = tar::write(job, catalog, epoch, holes, &mut output)?;
                 Ok((CreatedArchive::Tar(members), Unnamed::One(output)))
             }
             Self::Shards(shards, epoch) => {

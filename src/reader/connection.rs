@@ -54,9 +54,15 @@ fn read(
     if wanted == 0 {
         return protocol::succeed(client, attr.size, b"");
     }
+    let failed = |client: &mut _, error: Error| {
+        protocol::fail(client, &error.within(String::from_utf8_lossy(path)))
+    };
     match tree.read(attr.ino, offset, wanted, scratch) {
+        Ok(bytes) if bytes.as_slice().is_empty() => {
+            failed(client, Error::corrupt("the file ends before its recorded size"))
+        }
         Ok(bytes) => protocol::succeed(client, attr.size, bytes.as_slice()),
-        Err(error) => protocol::fail(client, &error.within(String::from_utf8_lossy(path))),
+        Err(error) => failed(client, error),
     }
 }
 

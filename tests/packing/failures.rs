@@ -370,9 +370,11 @@ with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
         let output = output.unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    for (bits, remedy) in
-        [(44, "use --block-size 1M"), (46, "use --block-size 1M"), (50, "a tar has no such limit")]
-    {
+    for (bits, remedy) in [
+        (44, "use --block-size 1M"),
+        (46, "use --block-size 1M"),
+        (50, "a tar made with --sparse has no such limit"),
+    ] {
         let size = (1_u64 << bits).to_string();
         run(Command::new("python3").args(["-c", make]).arg(&tar).arg(size));
         let (status, stderr) = pack(&[]);

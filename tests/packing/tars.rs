@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -102,12 +103,38 @@ fn the_same_source_gives_the_same_bytes() {
 }
 
 #[test]
-fn a_sparse_file_of_5_gib_takes_only_its_data() {
+fn a_sparse_file_of_5_gib_takes_only_its_data_if_that_is_asked_for() {
     let work = work_directory();
-    let archive = packed(work.path(), "a.tar", &source::large(), &[]);
+    let archive = packed(work.path(), "a.tar", &source::large(), &["--sparse"]);
     let size = fs::metadata(&archive).unwrap().len();
     // A header of 512 bytes for each of 100,000 names, and a second one for some.
     assert!(size < 200 << 20, "{size} bytes");
     let listed = said(&["tar", "-tvf", text(&archive), "sparse-5g"]);
     assert!(listed.contains(" 5368709120 "), "{listed}");
+}
+
+/// 7-Zip and busybox do not know the sparse format of pax, and extract another file without an
+/// error.
+#[test]
+fn holes_are_zeros_that_every_program_reads() {
+    let work = work_directory();
+    let source = work.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let file = File::create(source.join("holes")).unwrap();
+    file.set_len(3 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"data", 1 << 20).unwrap();
+    let archive = packed(work.path(), "a.tar", &source, &[]);
+    let bytes = fs::read(&archive).unwrap();
+    assert!(!bytes.windows(10).any(|part| part == b"GNU.sparse"));
+    let size = |path: &Path| fs::metadata(path).unwrap().len();
+    assert!(size(&archive) > 3 << 20);
+    let small = packed(work.path(), "b.tar", &source, &["--sparse"]);
+    assert!(size(&small) < 1 << 20);
+    for archive in [&archive, &small] {
+        let out = work.path().join("out");
+        fs::create_dir(&out).unwrap();
+        run(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&out));
+        assert_eq!(fs::read(out.join("holes")).unwrap(), fs::read(source.join("holes")).unwrap());
+        fs::remove_dir_all(&out).unwrap();
+    }
 }

@@ -13,8 +13,8 @@ use super::super::values::{size, threads};
 use crate::error::{Error, Kind, Result};
 use crate::os::processors;
 use crate::pack::{
-    Compressor, Excludes, Existing, FileList, Form, Labels, OnProblem, OtherMounts, OutputNames,
-    Owner, Profile, Recipe, Request, Separator, Shards, Sources, XattrRule,
+    Compressor, Excludes, Existing, FileList, Form, Holes, Labels, OnProblem, OtherMounts,
+    OutputNames, Owner, Profile, Recipe, Request, Separator, Shards, Sources, XattrRule,
 };
 
 /// Make a SquashFS image or a tar for fast reads from directories, tars and images
@@ -75,6 +75,10 @@ pub(in crate::cli) struct Args {
     /// Leave out extended attributes
     #[arg(long)]
     no_xattrs: bool,
+
+    /// In a tar, leave out the holes of sparse files; 7-Zip and busybox extract such files wrong
+    #[arg(long, conflicts_with = "shards")]
+    sparse: bool,
 
     /// Move files: lines of PATH, a tab and NEW PATH (a directory if it ends in /)
     #[arg(long, value_name = "FILE")]
@@ -233,7 +237,13 @@ impl Args {
                 let shards = Shards { bytes, seed: self.shuffle, labels };
                 Ok(Form::Shards { shards, epoch })
             }
-            (None, true) => Ok(Form::Tar { epoch }),
+            (None, true) => {
+                let holes = if self.sparse { Holes::LeftOut } else { Holes::Zeros };
+                Ok(Form::Tar { epoch, holes })
+            }
+            (None, false) if self.sparse => {
+                Err(usage("--sparse applies only to tars; an image keeps holes".into()))
+            }
             (None, false) => {
                 let block_size = self.block_size.map(u32::try_from).transpose();
                 let block_size =

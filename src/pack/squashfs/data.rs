@@ -78,7 +78,7 @@ fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Opt
     (count > FILE_BLOCKS_MAX).then(|| {
         let remedy = match catalog.inode(file).size().div_ceil(1 << 20) {
             ..=FILE_BLOCKS_MAX => "use --block-size 1M",
-            _ => "a tar has no such limit",
+            _ => "a tar made with --sparse has no such limit",
         };
         let context = format!(
             "{count} blocks, but an image made here has at most {FILE_BLOCKS_MAX} in a file; {remedy}"

@@ -54,6 +54,16 @@ pub struct Members {
     pub notes: Vec<String>,
 }
 
+/// How the holes of sparse files are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holes {
+    /// As zeros, which every program reads.
+    Zeros,
+    /// Left out, in GNU tar's pax format 1.0. Programs that do not know it, such as 7-Zip and
+    /// busybox, extract another file of another size without an error.
+    LeftOut,
+}
+
 /// Writes a whole archive. Times later than `epoch` become `epoch`.
 ///
 /// # Errors
@@ -62,6 +72,7 @@ pub(crate) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
     epoch: Option<i64>,
+    holes: Holes,
     output: &mut Output,
 ) -> Result<Members> {
     let mut files = Vec::new();
@@ -77,6 +88,8 @@ pub(crate) fn write(
         job,
         catalog,
         epoch,
+        holes,
+        filled: 0,
         output,
         walk: Walk::new(catalog),
         first: HashMap::new(),
@@ -93,6 +106,9 @@ struct Writer<'w> {
     job: &'w Job<'w>,
     catalog: &'w Catalog,
     epoch: Option<i64>,
+    holes: Holes,
+    /// Files whose holes are stored as zeros.
+    filled: u64,
     output: &'w mut Output,
     walk: Walk<'w>,
     /// Files with several names, with the name that has the bytes.
@@ -157,9 +173,13 @@ impl Writer<'_> {
         let InodeKind::File { size, content, sparse } = self.catalog.inode(file).kind else {
             return Ok(Ok(()));
         };
-        let map = match sparse {
-            true => Map::of(self.catalog.content(content), content, size),
-            false => Ok(None),
+        let map = match (sparse, self.holes) {
+            (true, Holes::LeftOut) => Map::of(self.catalog.content(content), content, size),
+            (true, Holes::Zeros) => {
+                self.filled += 1;
+                Ok(None)
+            }
+            (false, _) => Ok(None),
         };
         let map = match map {
             Ok(map) => map,
@@ -250,6 +270,11 @@ impl Writer<'_> {
         self.end_early()?;
         self.pass(None)?;
         finish(self.output)?;
+        if self.filled > 0 {
+            let files = counted(self.filled, "file");
+            let note = format!("holes of {files} stored as zeros; --sparse leaves them out");
+            self.members.notes.push(note);
+        }
         if self.sockets > 0 {
             let note = format!("{} left out: tar has no sockets", counted(self.sockets, "socket"));
             self.members.notes.push(note);

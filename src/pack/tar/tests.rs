@@ -150,7 +150,7 @@ fn pack(catalog: &Catalog, threads: usize, epoch: Option<i64>, path: &Path) -> (
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(threads, &progress, &stop);
     let mut output = Output::create(path, Existing::Replace).unwrap();
-    let members = write(&job, catalog, epoch, &mut output).unwrap();
+    let members = write(&job, catalog, epoch, Holes::LeftOut, &mut output).unwrap();
     output.publish().unwrap();
     (members, job.problems.lock().0.len())
 }
