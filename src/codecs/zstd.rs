@@ -8,10 +8,10 @@ use ::zstd::stream::raw::{DParameter, Decoder, Operation};
 
 use super::{Step, Streaming, damaged};
 use crate::error::{Error, Kind, Result};
+use crate::units::format_size;
 
-/// The largest window that a streaming decoder accepts, log2 of bytes: what `zstd --long` writes,
-/// and what the zstd command accepts by default.
-const WINDOW_LOG_MAX: u32 = 27;
+/// The largest window of the format that the library reads, log2 of bytes: `zstd --long=31`.
+const WINDOW_LOG_MAX: u32 = 31;
 
 /// The window that every streaming decoder accepts, log2 of bytes: 8 MiB, recommended by RFC 8878.
 const WINDOW_LOG_MIN: u32 = 23;
@@ -48,7 +48,7 @@ pub fn zstd_stream(memory: u64) -> Result<impl Streaming> {
     let mut decoder = Decoder::new().map_err(failed)?;
     let window = memory.checked_ilog2().unwrap_or(0).clamp(WINDOW_LOG_MIN, WINDOW_LOG_MAX);
     decoder.set_parameter(DParameter::WindowLogMax(window)).map_err(failed)?;
-    Ok(ZstdStream(decoder))
+    Ok(ZstdStream { decoder, window_max: 1_u64.checked_shl(window).unwrap_or(u64::MAX) })
 }
 
 /// The error for the library if it cannot `operate` although the data has no fault.
@@ -56,18 +56,26 @@ fn failed(operate: &str, why: impl Display) -> Error {
     Error::new(Kind::Io, format!("cannot {operate} zstd data")).with_detail(why)
 }
 
-struct ZstdStream(Decoder<'static>);
+struct ZstdStream {
+    decoder: Decoder<'static>,
+    /// The largest window that it accepts, bytes.
+    window_max: u64,
+}
 
 impl Streaming for ZstdStream {
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step> {
-        let status = self.0.run_on_buffers(input, output).map_err(|error| {
+        let status = self.decoder.run_on_buffers(input, output).map_err(|error| {
             let text = error.to_string();
-            match text.contains("too much memory") || text.contains("ictionary") {
-                true => Error::new(
-                    Kind::Unsupported,
-                    "zstd data that needs a dictionary or too large a window",
-                )
-                .with_detail(text),
+            let unsupported = |context: String| Error::new(Kind::Unsupported, context);
+            if text.contains("too much memory") {
+                let most = format_size(self.window_max);
+                let context = format!("a zstd frame with a window of more than {most}");
+                return unsupported(context).with_detail(text).with_hint(
+                    "free memory of this job, or re-pack it: zstd -dc --long=31 FILE | pzstd > NEW",
+                );
+            }
+            match text.contains("ictionary") {
+                true => unsupported("zstd data that needs a dictionary".into()).with_detail(text),
                 false => damaged("zstd", text),
             }
         })?;

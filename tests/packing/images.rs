@@ -219,3 +219,33 @@ fn incompressible_data_stays_uncompressed_and_fragments_respect_the_read_cost() 
     let most = noise + 200 * 500 * 8 / 2;
     assert!(sizes.iter().all(|&size| size > noise && size < most), "{sizes:?}");
 }
+
+#[test]
+fn the_summary_says_which_times_and_attributes_are_lost() {
+    let work = work_directory();
+    let source = work.path().join("source");
+    fs::create_dir_all(source.join("class")).unwrap();
+    for (name, seconds) in [("a.jpg", -5), ("b.jpg", 1_i64 << 33), ("c.jpg", 7)] {
+        let file = source.join("class").join(name);
+        fs::write(&file, name).unwrap();
+        let touch = format!("@{seconds}.5");
+        run(Command::new("touch").arg("-d").arg(touch).arg(&file));
+    }
+    run(Command::new("setfattr").args(["-n", "user.a", "-v", "1"]).arg(source.join("class/a.jpg")));
+    run(Command::new("touch").args(["-d", "@9"]).arg(source.join("class")));
+    let notes = |words: &[&str], name: &str| {
+        let mut pack = archfs();
+        pack.args(["pack", "--json", "-q"]).args(words).arg(&source).arg(work.path().join(name));
+        let summary: serde_json::Value = serde_json::from_slice(&run(&mut pack).stdout).unwrap();
+        let notes = summary["notes"].as_array().unwrap().iter();
+        notes.map(|note| note.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let times = "times of 2 objects changed: SquashFS has those from 1970 to 2106";
+    assert_eq!(notes(&[], "a.sqfs"), [times]);
+    assert_eq!(notes(&[], "a.tar"), [] as [&str; 0]);
+    let lost = [
+        "extended attributes of 1 file left out: shards have none",
+        "fractions of seconds of 3 files left out: shards have none",
+    ];
+    assert_eq!(notes(&["--shards", "1M"], "b.tar"), lost);
+}

@@ -189,3 +189,27 @@ fn every_container_keeps_attributes_and_sparse_files() {
         assert_same(packer.line, &expected, &found);
     }
 }
+
+/// `zstd --long=31` needs as much memory as the file is long. The zstd command refuses such a frame
+/// without that option.
+#[test]
+fn a_zstd_window_of_more_than_128_mib_is_read() {
+    let work = work_directory();
+    let source = work.path().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("a"), "first\n").unwrap();
+    fs::File::create(source.join("b")).unwrap().set_len(140 << 20).unwrap();
+    fs::write(source.join("c"), "last\n").unwrap();
+    let archive = work.path().join("long.tar.zst");
+    let script = "tar --sort=name -C \"$0\" -c . | zstd -q --long=31 --ultra -1 -o \"$1\" && \
+                  ! zstd -qt \"$1\" 2> /dev/null && zstd -qt --long=31 \"$1\"";
+    run(Command::new("bash").args(["-c", script]).arg(&source).arg(&archive));
+    let output = support::archfs().arg("cat").arg(&archive).args(["a", "c"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "first\nlast\n", "{output:?}");
+    // In a job with little memory, the error says what to do.
+    let mut limited = Command::new("prlimit");
+    limited.args(["--as=250000000", env!("CARGO_BIN_EXE_archfs"), "cat"]).arg(&archive).arg("c");
+    let said = limited.output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success() && text.contains("zstd -dc --long=31"), "{text}");
+}

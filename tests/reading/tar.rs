@@ -751,3 +751,43 @@ fn an_old_directory_with_a_size_has_no_data() {
         assert!(verified.status.success(), "{verified:?}");
     }
 }
+
+/// A second pax header before a member replaces the first one, as in GNU tar and bsdtar; Python
+/// merges them.
+#[test]
+fn a_later_pax_header_replaces_an_earlier_one() {
+    let work = work_directory();
+    let pax = |records: &str| member("x", b'x', "", records.as_bytes());
+    let mut bytes = [
+        pax("13 path=first\n14 mtime=1000\n"),
+        pax("14 mtime=2000\n"),
+        member("second", b'0', "", b"data"),
+    ]
+    .concat();
+    bytes.extend([0; 1024]);
+    let archive = work.path().join("two.tar");
+    fs::write(&archive, bytes).unwrap();
+    let out = extracted(&archive, &work.path().join("out"));
+    assert_eq!(out.join("second").metadata().unwrap().mtime(), 2000, "GNU tar agrees");
+    let listed = run(support::archfs().args(["ls", "--json"]).arg(&archive)).stdout;
+    let row: serde_json::Value = serde_json::from_slice(&listed).unwrap();
+    assert_eq!((&row["path"], &row["modified_seconds"]), (&"second".into(), &2000.into()));
+}
+
+#[test]
+fn shows_the_selinux_context_that_gnu_tar_stores() {
+    let work = work_directory();
+    let context = "system_u:object_r:etc_t:s0";
+    let record = format!("RHT.security.selinux={context}\n");
+    // The length counts its own two digits and the space.
+    let record = format!("{} {record}", record.len() + 3);
+    let mut bytes =
+        [member("x", b'x', "", record.as_bytes()), member("file", b'0', "", b"")].concat();
+    bytes.extend([0; 1024]);
+    let archive = work.path().join("selinux.tar");
+    fs::write(&archive, bytes).unwrap();
+    let tree = tree::open_one(&archive);
+    let ino = resolve(tree.as_ref(), b"file").unwrap().ino;
+    assert_eq!(tree.list_xattrs(ino).unwrap(), b"security.selinux\0");
+    assert_eq!(tree.xattr(ino, b"security.selinux").unwrap(), format!("{context}\0").as_bytes());
+}

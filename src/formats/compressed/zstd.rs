@@ -67,7 +67,7 @@ impl ContainerFormat for Zstd {
     }
 
     fn advice(&self) -> &'static str {
-        "re-pack it for random access: zstd -dc FILE | pzstd > NEW"
+        "re-pack it for random access: zstd -dc --long=31 FILE | pzstd > NEW"
     }
 }
 

@@ -146,7 +146,11 @@ impl Chain {
                     };
                     let current = extensions.get_or_insert_with(|| self.globals.clone());
                     let applied = match header.kind() {
-                        Type::Pax => current.apply(body),
+                        // It replaces the records of an earlier one, as in GNU tar and bsdtar.
+                        Type::Pax => {
+                            current.replace_records(&self.globals);
+                            current.apply(body)
+                        }
                         Type::LongName => {
                             current.long_name = Some(header::until_nul(body).to_vec());
                             Ok(())

@@ -16,6 +16,9 @@ use crate::formats::bytes::index;
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::vfs::Timestamp;
 
+/// The SELinux context in archives of `tar --selinux`.
+const SELINUX_CONTEXT: &[u8] = b"RHT.security.selinux";
+
 /// Values that replace those of a header.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Extensions {
@@ -37,6 +40,12 @@ pub(super) struct Extensions {
 }
 
 impl Extensions {
+    /// Forgets all records except those of `globals`. GNU tar's long names stay.
+    pub(super) fn replace_records(&mut self, globals: &Self) {
+        let (long_name, long_link) = (self.long_name.take(), self.long_link.take());
+        *self = Self { long_name, long_link, ..globals.clone() };
+    }
+
     /// Applies the records in `body`.
     ///
     /// # Errors
@@ -67,6 +76,11 @@ impl Extensions {
                         if let Some(decoded) = pax::base64(value) {
                             self.set_xattr(pax::unescaped(name), decoded);
                         }
+                    } else if keyword == SELINUX_CONTEXT {
+                        // The kernel returns it with a NUL.
+                        let value =
+                            if value.is_empty() { Vec::new() } else { [value, b"\0"].concat() };
+                        self.set_xattr(b"security.selinux".to_vec(), value);
                     } else if let Some(suffix) = keyword.strip_prefix(b"GNU.sparse.") {
                         self.sparse.apply(suffix, value)?;
                     }

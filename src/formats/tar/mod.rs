@@ -108,10 +108,13 @@ impl Tar {
         if !options.partial {
             notes::check_complete(&index.notes).map_err(|error| error.within(name))?;
         }
-        // Errors are logged even with --quiet, because files are missing.
         if options.logs_notes {
             for note in &index.notes {
-                log::error!("{name}: {}", notes::shown_line(note));
+                let shown = notes::shown_line(note);
+                match notes::is_loss(note) {
+                    true => log::error!("{name}: {shown}"),
+                    false => log::warn!("{name}: {shown}"),
+                }
             }
         }
         let (name, acls) = (name.to_owned(), options.acls);

@@ -41,6 +41,14 @@ impl Notes {
         self.damage_line(false, line_of(error));
     }
 
+    /// Adds something unusual that is no damage. A mount warns of it all the same.
+    pub(super) fn unusual(&mut self, error: &Error) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(Finding::note(format!("{error:#}")));
+        }
+        self.damage_line(false, line_of(error));
+    }
+
     /// Adds damage because of which the member at `path` is missing, and perhaps others. An empty
     /// path stands for the archive.
     pub(super) fn loss(&mut self, path: &[u8], error: &Error) {
@@ -164,7 +172,7 @@ fn loss_line(what: &str) -> String {
 }
 
 /// Whether a note says that members are missing.
-fn is_loss(note: &str) -> bool {
+pub(super) fn is_loss(note: &str) -> bool {
     note.starts_with(LOSS)
 }
 

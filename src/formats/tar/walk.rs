@@ -1,6 +1,8 @@
 //! Goes along the headers of an archive, also where their chain breaks: at ends, zeros and damage.
 //! `chain` does a single step.
 
+use std::cmp::Ordering;
+
 use super::chain::{Chain, Nesting, Skip, Step};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Dialect, Header};
 use super::members::Members;
@@ -81,10 +83,13 @@ impl Walk {
         } else if !self.after_end_mark && self.chain.offset() > self.start {
             let detail = format_args!("end at {end:#x}");
             // A few bytes more are the start of a header.
-            if self.chain.offset() < end {
-                notes.loss(&[], &cut_off("a header").with_detail(detail));
-            } else {
-                notes.damage(&Error::corrupt("no end mark: perhaps cut off").with_detail(detail));
+            let no_mark = || Error::corrupt("no end mark: perhaps cut off").with_detail(detail);
+            match self.chain.offset().cmp(&end) {
+                Ordering::Less => notes.loss(&[], &cut_off("a header").with_detail(detail)),
+                // Some programs write none. Every member is complete.
+                Ordering::Equal => notes.unusual(&no_mark()),
+                // The padding of the last member is missing.
+                Ordering::Greater => notes.damage(&no_mark()),
             }
         }
     }

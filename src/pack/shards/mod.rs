@@ -14,13 +14,14 @@ use self::samples::{Sample, Samples};
 use self::set::Set;
 use self::writer::Writer;
 use super::Job;
-use super::catalog::{Catalog, InodeId};
+use super::catalog::{Catalog, InodeId, Meta};
 use super::feed::feed;
 use super::output::Existing;
 use super::tar::body::finished;
 use super::tar::describe;
 use super::tar::header::{BLOCK, Flag, Header, NO_XATTRS, pad};
 use crate::error::{Error, Kind, Result};
+use crate::units::counted;
 use crate::vfs::Timestamp;
 
 mod plan;
@@ -141,7 +142,25 @@ pub(crate) fn write(
         totals.classes = samples.classes.len() as u64;
     }
     totals.notes = samples.notes();
+    totals.notes.extend(lost(catalog, &files));
     Ok((Unpublished { set }, totals))
+}
+
+/// What shards do not store of `files`, a sentence for each kind.
+fn lost(catalog: &Catalog, files: &[InodeId]) -> impl Iterator<Item = String> {
+    let count = |has: &dyn Fn(&Meta) -> bool| {
+        files.iter().filter(|&&file| has(&catalog.inode(file).meta)).count() as u64
+    };
+    let of = |count, what| {
+        (count > 0)
+            .then(|| format!("{what} of {} left out: shards have none", counted(count, "file")))
+    };
+    [
+        of(count(&|meta| meta.xattrs.is_some()), "extended attributes"),
+        of(count(&|meta| meta.modified.nanoseconds != 0), "fractions of seconds"),
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// Encodes the members of samples.

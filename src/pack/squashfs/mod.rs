@@ -78,13 +78,19 @@ pub(crate) fn write(
     if on_problem == OnProblem::Abort && layout.failed > 0 {
         return Ok(layout);
     }
-    let skipped = tree.xattrs.skipped;
+    let (skipped, changed_times) = (tree.xattrs.skipped, tree.changed_times);
     let superblock = finish(recipe, &geometry, &data, tree, &mut encoder, output)?;
     output.overwrite(&superblock.encode(), 0)?;
     let padding = output.len().next_multiple_of(PADDING) - output.len();
     output.append(&vec![0; padding as usize])?;
     layout.stored_bytes = superblock.bytes_used;
     layout.metadata_bytes = superblock.bytes_used - tree_start;
+    if changed_times > 0 {
+        let objects = counted(changed_times, "object");
+        layout
+            .notes
+            .push(format!("times of {objects} changed: SquashFS has those from 1970 to 2106"));
+    }
     if skipped > 0 {
         layout.notes.push(format!(
             "{} left out: SquashFS stores only user, trusted and security attributes of at most 64 KiB",

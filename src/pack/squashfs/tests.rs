@@ -334,7 +334,7 @@ fn round_trips_with_each_compressor_and_profile() {
             let recipe = Recipe { compressor, profile, read_cost, block_size, epoch };
             let (layout, problems) = pack(&catalog, &recipe, 3, &path);
             assert_eq!(problems, []);
-            assert_eq!(layout.notes.len(), 1, "{layout:?}");
+            assert_eq!(layout.notes.len(), 2, "{layout:?}");
             compare(&catalog, &path, epoch);
         }
     }

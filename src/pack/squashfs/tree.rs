@@ -45,6 +45,8 @@ pub(super) struct Tree {
     pub(super) xattrs: Xattrs,
     /// The latest modification time.
     pub(super) newest: u32,
+    /// Objects whose time the format cannot store.
+    pub(super) changed_times: u64,
 }
 
 /// Writes both tables for all files that could be read, and counts them.
@@ -77,6 +79,7 @@ pub(super) fn write(
         owners: Owners::default(),
         xattrs: Xattrs::default(),
         newest: 0,
+        changed_times: 0,
         decoded: 0.0,
     };
     for directory in directories_bottom_up(catalog) {
@@ -89,10 +92,10 @@ pub(super) fn write(
     layout.mean_decoded = writer.decoded / (layout.files.max(1) as f64);
     let references =
         positions.into_iter().map(|position| position.map_or(0, Position::reference)).collect();
-    let newest = writer.newest;
+    let (newest, changed_times) = (writer.newest, writer.changed_times);
     let (inodes, _) = inodes.finish(encoder)?;
     let (directories, _) = directories.finish(encoder)?;
-    Ok(Tree { inodes, directories, references, root, owners, xattrs, newest })
+    Ok(Tree { inodes, directories, references, root, owners, xattrs, newest, changed_times })
 }
 
 /// The number of each inode, 0 for those left out, and the number of inodes.
@@ -181,6 +184,7 @@ struct Writer<'w> {
     owners: Owners,
     xattrs: Xattrs,
     newest: u32,
+    changed_times: u64,
     /// Bytes decoded to read each file once.
     decoded: f64,
 }
@@ -249,8 +253,13 @@ impl Writer<'_> {
 
     fn header(&mut self, id: InodeId, inode: &Inode) -> Result<Header> {
         let meta = &inode.meta;
-        let Timestamp { seconds: modified, .. } = meta.modified;
-        let modified = seconds(modified).min(self.latest);
+        let Timestamp { seconds: exact, .. } = meta.modified;
+        let modified = seconds(exact).min(self.latest);
+        // A time that SOURCE_DATE_EPOCH replaces was not to be kept.
+        let is_replaced = exact > i64::from(self.latest) && self.latest < u32::MAX;
+        if i64::from(modified) != exact && !is_replaced {
+            self.changed_times += 1;
+        }
         self.newest = self.newest.max(modified);
         let xattr = match meta.xattrs {
             Some(set) => self.xattrs.number(self.catalog, self.encoder, set)?,
