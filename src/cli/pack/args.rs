@@ -41,6 +41,10 @@ pub(in crate::cli) struct Args {
     #[arg(short, long, value_name = "NAME[:LEVEL]", value_parser = compressor)]
     compressor: Option<Compressor>,
 
+    /// Pack quickly, for what is packed often, such as a Python environment: zstd:3
+    #[arg(long, conflicts_with_all = ["compressor", "profile"])]
+    fast: bool,
+
     /// For reads in any order, or as small as possible
     #[arg(long, value_enum, default_value = "random")]
     profile: ProfileName,
@@ -219,13 +223,15 @@ impl Args {
             }
         };
         let random = self.profile == ProfileName::Random;
-        let for_images = self.compressor.is_some()
+        let for_images = self.fast
+            || self.compressor.is_some()
             || self.block_size.is_some()
             || self.read_cost.is_some()
             || !random;
         match (self.shards, is_tar) {
             (_, true) if for_images => Err(usage(
-                "--compressor, --block-size, --read-cost and --profile apply only to images".into(),
+                "--compressor, --fast, --block-size, --read-cost and --profile apply only to images"
+                    .into(),
             )
             .with_hint("a tar is not compressed; end the name in .sqfs")),
             (Some(_), false) => {
@@ -250,6 +256,7 @@ impl Args {
                     block_size.map_err(|_| usage("--block-size is at most 1M".into()))?;
                 let profile = if random { Profile::Random } else { Profile::Archive };
                 let compressor = self.compressor.unwrap_or(match profile {
+                    _ if self.fast => Compressor::Zstd(3),
                     Profile::Random => Compressor::Zstd(15),
                     Profile::Archive => Compressor::Zstd(22),
                 });
@@ -343,6 +350,7 @@ mod tests {
     #[test]
     fn the_name_selects_the_format() {
         assert_eq!(recipe(&["a", "b.sqfs"]).compressor, Compressor::Zstd(15));
+        assert_eq!(recipe(&["--fast", "a", "b.sqfs"]).compressor, Compressor::Zstd(3));
         assert!(matches!(request(&["a", "b.tar"]).unwrap().form, Form::Tar { .. }));
         let shards = request(&["a", "b.tar", "--shards", "1M", "--shuffle", "7"]).unwrap().form;
         assert!(matches!(
@@ -357,6 +365,8 @@ mod tests {
             &["a", "b.tar", "--shards", "0"],
             &["a", "b.tar", "--compressor", "xz"],
             &["a", "b.tar", "--profile", "archive"],
+            &["a", "b.tar", "--fast"],
+            &["a", "b.sqfs", "--sparse"],
             &["a", "b.sqfs", "--block-size", "3K"],
             &["a", "b.sqfs", "--compressor", "zstd:23"],
         ] {

@@ -92,7 +92,19 @@ impl Geometry {
             Compressor::None => Method::None,
         }
     }
+
+    /// The compression method of metadata. Above this level, zstd takes ten times as long for
+    /// tables, which then are no smaller.
+    pub(super) fn metadata_method(&self) -> Method {
+        match self.method() {
+            Method::Zstd(level) => Method::Zstd(level.min(METADATA_LEVEL_MAX)),
+            method => method,
+        }
+    }
 }
+
+/// Highest level of zstd for metadata.
+const METADATA_LEVEL_MAX: i32 = 9;
 
 /// The block size for files of these sizes.
 fn block_size(sizes: impl Iterator<Item = u64>) -> u32 {

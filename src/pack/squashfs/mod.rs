@@ -70,7 +70,7 @@ pub(crate) fn write(
         fragments: data.fragments.len() as u64,
         ..Layout::default()
     };
-    let mut encoder = Encoder::new(geometry.method())?;
+    let mut encoder = Encoder::new(geometry.metadata_method())?;
     let tree_start = output.len();
     job.progress.begin("writing inodes and directories");
     let tree =
