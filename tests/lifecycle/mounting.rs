@@ -179,7 +179,7 @@ fn run_distinguishes_its_own_failures_from_those_of_the_command() {
     assert_eq!(status(&["/etc/passwd", mount_point, "--", "true"]), 123);
     assert_eq!(status(&[image, mount_point]), 122, "no command");
     assert_eq!(status(&["--no-such-option", image, mount_point, "--", "true"]), 122);
-    assert_eq!(status(&["-obig_writes", image, mount_point, "--", "true"]), 122);
+    assert_eq!(status(&["-odirect_io", image, mount_point, "--", "true"]), 122);
     assert_eq!(status(&[image, "/no/such/folder/mount", "--", "true"]), 121);
     assert!(stage.is_gone());
 }
