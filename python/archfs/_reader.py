@@ -12,10 +12,11 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Optional, cast
 
 from . import _command
 from ._archive import Entry
+from ._direct import DirectReads
 from ._errors import Error
 from ._options import PathLike, path, words
 
@@ -24,7 +25,15 @@ _REQUEST = struct.Struct("<IBQQ")
 # Status, size of the file, length of the payload.
 _REPLY = struct.Struct("<BQQ")
 _LENGTH = 4
-_READ, _DESCRIBE, _LIST = 1, 2, 3
+_READ, _DESCRIBE, _LIST, _DIRECT = 1, 2, 3, 4
+
+# What the server says of direct reads: ask again, here they are, read by requests.
+_LATER, _READY, _NEVER = 0, 1, 2
+_DESCRIPTORS = 32
+
+# Direct reads are asked for after this many requests, because the server lists the whole archive for them. If they
+# are not ready, they are asked for again after as many.
+_REQUESTS = 200
 
 TO_END = (1 << 64) - 1
 
@@ -43,6 +52,9 @@ class Reader:
         self._owner = os.getpid()
         # Connections that no thread uses.
         self._free: list[socket.socket] = []
+        self._direct: Optional[DirectReads] = None
+        # Requests until direct reads are asked for; negative for never.
+        self._until_direct = -1 if os.environ.get("ARCHFS_DIRECT") == "off" else _REQUESTS
         # The server exits soon without a client.
         self._free.append(self._connect())
 
@@ -65,9 +77,48 @@ class Reader:
         return b"".join(parts)
 
     def read_part(self, member: PathLike, offset: int, size: int) -> tuple[bytes, int]:
-        """Bytes of a file, as many as one reply carries, and the size of the file."""
+        """Bytes of a file, at least as many as one reply carries, and the size of the file."""
+        if self._direct is not None:
+            found = self._direct.read(os.fsencode(member), offset, size)
+            if found is not None:
+                return found
+        elif self._until_direct >= 0:
+            self._count_to_direct()
         size_of_file, data = self._ask(_READ, member, offset, size)
         return data, size_of_file
+
+    def _count_to_direct(self) -> None:
+        """Asks for direct reads if it is time."""
+        self._until_direct -= 1
+        if self._until_direct != 0:
+            return
+        self._until_direct = _REQUESTS
+        connection = self._take()
+        try:
+            connection.sendall(_REQUEST.pack(_REQUEST.size - _LENGTH, _DIRECT, 0, 0))
+            header, descriptors, _, _ = socket.recv_fds(connection, _REPLY.size, _DESCRIPTORS)
+            # Python 3.11 ignores the flag for that.
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            if len(header) < _REPLY.size:
+                raise ConnectionResetError("the server has closed the connection")
+            _, state, _ = _REPLY.unpack(header)
+        except OSError:
+            # The next request meets the same problem, and handles it.
+            connection.close()
+            return
+        except BaseException:
+            connection.close()
+            raise
+        self._free.append(connection)
+        if state == _READY:
+            direct = DirectReads(descriptors)
+            if self._direct is None:
+                self._direct = direct
+            else:  # Another thread was faster.
+                direct.close()
+        if state != _LATER:
+            self._until_direct = -1
 
     def describe(self, member: PathLike) -> Entry:
         """The object at a path; for a symbolic link its target."""
@@ -151,6 +202,8 @@ class Reader:
     def __del__(self) -> None:
         if hasattr(self, "_free"):
             self._forget()
+        if getattr(self, "_direct", None) is not None:
+            cast(DirectReads, self._direct).close()
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:

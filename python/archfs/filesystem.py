@@ -22,7 +22,7 @@ from ._reader import TO_END, Reader
 # How much of a file is read when it is opened, bytes. Most files of a dataset are complete then.
 _HEAD = 256 << 10
 
-# Buffer of larger files, bytes: as much as one reply carries.
+# Buffer of larger files, bytes: as many as one reply carries.
 _BUFFER = 1 << 20
 
 # The file type bits of a mode, for the kinds of `archfs ls --json`.

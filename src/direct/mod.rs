@@ -11,7 +11,6 @@
 //! bytes.
 
 mod library;
-mod memory_file;
 mod state;
 mod table;
 

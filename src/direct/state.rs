@@ -16,7 +16,7 @@ use std::sync::mpsc;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::memory_file;
+use crate::os::memory_file;
 use crate::stats::DirectCounts;
 use crate::sync::{Arc, Mutex, thread};
 

@@ -13,10 +13,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{OFlags, fcntl_getfl};
 
-use super::memory_file;
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::FilePosition;
-use crate::os::memory;
+use crate::os::{memory, memory_file};
 use crate::sync::Arc;
 use crate::vfs::{Ino, StoredFile, Tree};
 

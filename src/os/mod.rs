@@ -9,6 +9,7 @@ pub mod file_position;
 pub(crate) mod heap;
 pub mod kernel_file;
 pub mod memory;
+pub(crate) mod memory_file;
 pub mod mountinfo;
 pub mod new_file;
 pub(crate) mod own_program;

@@ -5,12 +5,20 @@ use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 
 use super::Describe;
+use super::direct::DirectReads;
 use super::protocol::{self, Operation, READ_MAX, Request};
 use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
 use crate::vfs::{self, Attr, Cookie, FileKind, Scratch, Tree, joined};
 
 /// Serves `client` until it closes the connection.
-pub(super) fn serve(client: &UnixStream, tree: &dyn Tree, describe: Describe) {
+pub(super) fn serve(
+    client: &UnixStream,
+    tree: &Arc<dyn Tree>,
+    direct: &Arc<DirectReads>,
+    describe: Describe,
+) {
+    let (shared, tree) = (tree, tree.as_ref());
     let mut requests = BufReader::new(client);
     let mut scratch = Scratch::default();
     while let Some(request) = Request::read(&mut requests) {
@@ -23,6 +31,7 @@ pub(super) fn serve(client: &UnixStream, tree: &dyn Tree, describe: Describe) {
                 answer(&mut client, described(tree, &request.path, &request.path, describe))
             }
             Operation::List => answer(&mut client, listed(tree, &request.path, describe)),
+            Operation::Direct => direct.answer(client, shared),
         };
         if answered.is_err() {
             return;

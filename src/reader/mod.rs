@@ -1,7 +1,8 @@
 //! Serves reads of archives to processes of this user over a socket, where nothing can be mounted.
 //!
 //! Each client has a thread and a connection, and waits for the reply to its last request.
-//! `protocol` has the messages, `connection` answers them.
+//! `protocol` has the messages, `connection` answers them. Clients can read files that the archives
+//! store as they are by themselves, with the tables of `direct` and `path_table`.
 //! Invariant: only this user's processes are served. The server exits when no client has been
 //! connected for a while.
 
@@ -21,7 +22,11 @@ use crate::sync::Arc;
 use crate::vfs::{Attr, Tree};
 
 mod connection;
+mod direct;
+mod path_table;
 mod protocol;
+
+use direct::DirectReads;
 
 /// How long the server waits for a client when none is connected.
 const LINGER: Duration = Duration::from_secs(5);
@@ -36,6 +41,7 @@ pub type Describe = fn(&Attr, &[u8], Option<&[u8]>) -> Result<Vec<u8>>;
 pub fn serve(tree: Arc<dyn Tree>, listener: &UnixListener, describe: Describe) -> io::Result<()> {
     // A client holds a clone of it while it is connected.
     let connected = Arc::new(());
+    let direct = Arc::new(DirectReads::default());
     loop {
         let mut waiting = [PollFd::new(listener, PollFlags::IN)];
         match poll(&mut waiting, Some(&timespec(LINGER))) {
@@ -52,9 +58,10 @@ pub fn serve(tree: Arc<dyn Tree>, listener: &UnixListener, describe: Describe) -
         if !is_own(&client) {
             continue;
         }
-        let (tree, connected) = (Arc::clone(&tree), Arc::clone(&connected));
+        let (tree, direct, connected) =
+            (Arc::clone(&tree), Arc::clone(&direct), Arc::clone(&connected));
         let serve_client = move || {
-            connection::serve(&client, tree.as_ref(), describe);
+            connection::serve(&client, &tree, &direct, describe);
             drop(connected);
         };
         // Without a thread the connection is closed, and the client reports that.

@@ -3,7 +3,7 @@
 //! | request | bytes |
 //! |---|---|
 //! | length of the rest | 4 |
-//! | operation: 1 read, 2 describe, 3 list | 1 |
+//! | operation: 1 read, 2 describe, 3 list, 4 direct | 1 |
 //! | offset in the file | 8 |
 //! | bytes wanted at most | 8 |
 //! | path in the archive | the rest |
@@ -19,6 +19,10 @@
 //! but at most `READ_MAX` bytes. That of the other operations is JSON, one object a line, as
 //! `archfs ls --json` prints it; it describes the target of a symbolic link. The payload of a
 //! failure is an object with the keys `errno`, `message` and `hint`.
+//!
+//! A client that asks for direct reads gets no payload, but `LATER`, `READY` or `NEVER` as the
+//! size. With `READY` come descriptors: the table of paths (`path_table`), that of positions
+//! (`direct::Table`) and the archives.
 //!
 //! A client and its server are the same version of archfs, so the messages have no version.
 
@@ -37,6 +41,11 @@ const REQUEST_MAX: usize = 64 << 10;
 /// Bytes of operation, offset and size.
 const FIXED: usize = 17;
 
+/// Answers to a client that asks for direct reads: ask again, here they are, read by requests.
+pub(super) const LATER: u64 = 0;
+pub(super) const READY: u64 = 1;
+pub(super) const NEVER: u64 = 2;
+
 /// What a client asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
@@ -49,6 +58,7 @@ pub(super) enum Operation {
     Read { offset: u64, size: u64 },
     Describe,
     List,
+    Direct,
 }
 
 impl Request {
@@ -68,6 +78,7 @@ impl Request {
             1 => Operation::Read { offset: number(1)?, size: number(9)? },
             2 => Operation::Describe,
             3 => Operation::List,
+            4 => Operation::Direct,
             _ => return None,
         };
         Some(Self { operation, path: path.to_vec() })
@@ -98,9 +109,13 @@ pub(super) fn fail(client: &mut impl Write, error: &Error) -> io::Result<()> {
     send(client, 1, 0, &serde_json::to_vec(&failure)?)
 }
 
+/// What comes before the payload of a reply.
+pub(super) fn header(status: u8, size: u64, length: u64) -> Vec<u8> {
+    [&[status][..], &size.to_le_bytes(), &length.to_le_bytes()].concat()
+}
+
 fn send(client: &mut impl Write, status: u8, size: u64, payload: &[u8]) -> io::Result<()> {
-    let length = payload.len() as u64;
-    let header = [&[status][..], &size.to_le_bytes(), &length.to_le_bytes()].concat();
+    let header = header(status, size, payload.len() as u64);
     let mut parts = [IoSlice::new(&header), IoSlice::new(payload)];
     let mut left = &mut parts[..];
     IoSlice::advance_slices(&mut left, 0);
@@ -142,7 +157,7 @@ mod tests {
         let longer = request(2, 0, 0, &vec![b'a'; REQUEST_MAX - FIXED + 1]);
         for bytes in [
             longer,
-            request(4, 0, 0, b"a"),
+            request(5, 0, 0, b"a"),
             (16_u32).to_le_bytes().to_vec(),
             [&16_u32.to_le_bytes()[..], &[1; 16]].concat(),
             sent[..sent.len() - 1].to_vec(),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 
 import archfs
 from stage import BIG, Stage, wait_until
@@ -218,6 +219,65 @@ class FileSystemTest(Stage):
         self.assertTrue(all({**contents, **expected} == contents for contents, _ in results))
         self.assertEqual(len({server for _, found in results for server in found}), 1)
         wait_until("the server has exited", lambda: not servers(image), 20)
+
+    def test_stored_files_are_read_without_the_server(self):
+        data = {f"n{number}": random.Random(number).randbytes(150_000 + number) for number in range(30)}
+        source = os.path.join(self.work, "stored")
+        os.makedirs(os.path.join(source, "class"))
+        for name, contents in data.items():
+            with open(os.path.join(source, "class", name), "wb") as file:
+                file.write(contents)
+        with open(os.path.join(source, "text"), "wb") as file:
+            file.write(b"compressed " * 10_000)
+        for archive in ("stored.sqfs", "stored.tar"):
+            archive = os.path.join(self.work, archive)
+            archfs.pack(source, archive)
+            fs = self.file_system(archive)
+
+            def has_tables():
+                for _ in range(100):
+                    self.assertEqual(fs.cat("class/n0"), data["n0"])
+                return fs._reader._direct is not None
+
+            wait_until("there are tables", has_tables)
+            self.assertFalse(any(os.get_inheritable(one) for one in fs._reader._direct._archives))
+            (server,) = servers(archive)
+            os.kill(server, signal.SIGSTOP)
+            try:
+                for name, contents in data.items():
+                    self.assertEqual(fs.cat(f"class/{name}"), contents)
+                    self.assertEqual(fs.cat_file(f"class/{name}", 140_000, 150_005), contents[140_000:150_005])
+                    with fs.open(f"class/{name}") as file:
+                        self.assertEqual(file.read(), contents)
+                        file.seek(131_000)
+                        self.assertEqual(file.read(200), contents[131_000:131_200])
+                child = os.fork()
+                if child == 0:
+                    os._exit(0 if fs.cat("class/n7") == data["n7"] else 1)
+                self.assertEqual(os.waitpid(child, 0)[1], 0)
+            finally:
+                os.kill(server, signal.SIGCONT)
+            # What is compressed, missing or reached by a link is asked for.
+            self.assertEqual(fs.cat("text"), b"compressed " * 10_000)
+            with self.assertRaises(FileNotFoundError):
+                fs.cat("class/none")
+            with self.assertRaises(IsADirectoryError):
+                fs.cat("class")
+            # The server notices that an archive was written to, and so does the client.
+            with open(archive, "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"x")
+            os.utime(archive, ns=(1, 1))
+            with self.assertRaises(OSError) as caught:
+                fs.cat("class/n1")
+            self.assertEqual(caught.exception.errno, errno.EIO)
+
+    def test_direct_reads_can_be_switched_off(self):
+        with unittest.mock.patch.dict(os.environ, ARCHFS_DIRECT="off"):
+            fs = self.file_system()
+        for _ in range(500):
+            fs.cat("folder/data")
+        self.assertIsNone(fs._reader._direct)
 
     def test_an_instance_can_be_pickled(self):
         fs = fsspec.filesystem("archfs", fo=self.image)

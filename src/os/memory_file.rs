@@ -7,23 +7,23 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
 /// An empty file in memory, without a name in any directory.
-pub(super) fn create() -> io::Result<File> {
+pub(crate) fn create() -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let created = match memfd_create("archfs-direct", flags | MemfdFlags::NOEXEC_SEAL) {
+    let created = match memfd_create("archfs", flags | MemfdFlags::NOEXEC_SEAL) {
         // Linux before 6.3.
-        Err(Errno::INVAL) => memfd_create("archfs-direct", flags),
+        Err(Errno::INVAL) => memfd_create("archfs", flags),
         created => created,
     };
     Ok(File::from(created?))
 }
 
 /// Fixes the length of `file`, so that no process that maps it gets SIGBUS.
-pub(super) fn seal_length(file: &File) -> io::Result<()> {
+pub(crate) fn seal_length(file: &File) -> io::Result<()> {
     Ok(fcntl_add_seals(file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW)?)
 }
 
 /// Fixes the length and the contents of `file`.
-pub(super) fn seal(file: &File) -> io::Result<()> {
+pub(crate) fn seal(file: &File) -> io::Result<()> {
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     Ok(fcntl_add_seals(file, all)?)
 }
