@@ -6,13 +6,18 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::inherited;
 use crate::os::own_program;
+
+/// How long a named pipe may have no reader, and the longest time between two checks.
+const READER_LIMIT: Duration = Duration::from_secs(600);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Where processes wait until files can be read. Nothing is reported twice.
 #[derive(Debug, Default)]
@@ -111,14 +116,37 @@ fn start_notifier(pipe: &Path, status: MountStatus) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a process opens the named pipe for reading, and writes the status.
+/// Waits until a process opens the named pipe for reading, and writes the status. Gives up if the
+/// pipe is removed, or after `READER_LIMIT`, so that no process is left behind.
 ///
 /// # Errors
-/// `Io`.
-pub fn notify(pipe: &Path, status: MountStatus) -> Result<()> {
+/// `Io`, also if the pipe was removed; `TimedOut`.
+pub fn notify(path: &Path, status: MountStatus) -> Result<()> {
     // The caller waits for the end of some other pipe that this process has inherited.
     inherited::close_all(&[]);
-    let failed = |error| Error::io(pipe.display().to_string(), error);
-    let mut pipe = OpenOptions::new().write(true).open(pipe).map_err(failed)?;
-    pipe.write_all(&[status.character()]).map_err(|error| Error::io("cannot notify", error))
+    let failed = |error| Error::io(path.display().to_string(), error);
+    let deadline = Instant::now() + READER_LIMIT;
+    let mut pause = Duration::from_millis(1);
+    // Opening it as usual would wait for ever.
+    let mut open = OpenOptions::new();
+    open.write(true).custom_flags(libc::O_NONBLOCK);
+    loop {
+        match open.open(path) {
+            Ok(mut pipe) => {
+                // Another file may be there now.
+                if !pipe.metadata().map_err(failed)?.file_type().is_fifo() {
+                    let context = format!("{}: not a named pipe", path.display());
+                    return Err(Error::new(Kind::InvalidInput, context));
+                }
+                return pipe.write_all(&[status.character()]).map_err(failed);
+            }
+            Err(error) if error.raw_os_error() != Some(libc::ENXIO) => return Err(failed(error)),
+            Err(_) if Instant::now() >= deadline => {
+                let context = format!("{}: no process has read it", path.display());
+                return Err(Error::new(Kind::TimedOut, context));
+            }
+            Err(_) => thread::sleep(pause),
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
 }

@@ -7,7 +7,9 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::support::skip::skip;
-use crate::support::stage::{Stage, Talker, has_ended, said, stage, stage_as_user};
+use crate::support::stage::{
+    Stage, Talker, has_ended, processes_about, said, stage, stage_as_user,
+};
 use crate::support::{skip_without_user_mounts, wait_until, work_directory};
 
 /// `stage_as_user`, with `squashfuse` and `squashfuse_ll` as links to archfs.
@@ -161,6 +163,18 @@ fn the_reader_of_the_named_pipe_may_come_later() {
         // The pipe has an end.
         assert_eq!(fs::read_to_string(&pipe).unwrap(), status, "{call}: {text}");
     }
+    // Nobody reads this one, and it is removed.
+    let output = stage.bash("$ARCHFS mount -o notify_pipe=pipe no.sqfs mount").output().unwrap();
+    assert!(!output.status.success());
+    let path = pipe.display().to_string();
+    let notifies = |pid: &i32| {
+        fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|words| String::from_utf8_lossy(&words).contains(&path))
+    };
+    let notifiers = || processes_about(&["notify"]).into_iter().filter(notifies).count();
+    assert_eq!(notifiers(), 1);
+    fs::remove_file(&pipe).unwrap();
+    wait_until("the notifier has ended", || notifiers() == 0);
     assert!(stage.ends(&["unmount", "mount"]).status.success());
 }
 
