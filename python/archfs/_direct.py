@@ -19,7 +19,7 @@ _PATHS = struct.Struct("=8sQQ")
 _SLOT = struct.Struct("=QQII")
 _POSITIONS = struct.Struct("=8sQQQQQQ")
 _FILES_AT = 56
-_FILE = struct.Struct("=7Q")
+_FILE = struct.Struct("=QQQqQqQ")
 _ENTRY = struct.Struct("=QQ")
 _TAIL = struct.Struct("=QQQ")
 
@@ -53,7 +53,7 @@ class DirectReads:
         header = _POSITIONS.unpack_from(self._positions)
         _, _, self._entries, self._entries_at, _, self._tails_at, count = header
         places = range(_FILES_AT, _FILES_AT + count * _FILE.size, _FILE.size)
-        self._expected = [_FILE.unpack_from(self._positions, at) for at in places]
+        self._expected = [_identity(*_FILE.unpack_from(self._positions, at)) for at in places]
 
     def read(self, path: bytes, offset: int, size: int) -> Optional[tuple[bytes, int]]:
         """Bytes of a file, and its size. None if only the server can read it, or must say what is wrong."""
@@ -106,11 +106,8 @@ class DirectReads:
         """Whether the archives of a file are the files that were opened, and were not written since."""
         for number in {_number(location) for location in (found.head, found.tail) if location}:
             now = os.fstat(self._archives[number])
-            modified, modified_nanoseconds = divmod(now.st_mtime_ns, 1_000_000_000)
-            changed, changed_nanoseconds = divmod(now.st_ctime_ns, 1_000_000_000)
-            times = (modified, modified_nanoseconds, changed, changed_nanoseconds)
-            seen = (now.st_dev, now.st_ino, now.st_size, *times)
-            if tuple(value & 0xFFFF_FFFF_FFFF_FFFF for value in seen) != self._expected[number]:
+            seen = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+            if seen != self._expected[number]:
                 return False
         return True
 
@@ -121,6 +118,13 @@ class DirectReads:
         self._archives = []
         self._paths.close()
         self._positions.close()
+
+
+def _identity(
+    device: int, inode: int, size: int, modified: int, modified_ns: int, changed: int, changed_ns: int
+) -> tuple[int, ...]:
+    """The description of an archive in the table, with times as os.stat has them."""
+    return device, inode, size, modified * 10**9 + modified_ns, changed * 10**9 + changed_ns
 
 
 def _number(location: int) -> int:

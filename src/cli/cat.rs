@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use super::bar::Bar;
 use super::open_args::OpenArgs;
 use super::term::written;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::vfs::{self, FileKind, Scratch, Tree};
+use crate::vfs::{self, Scratch, Tree};
 
 /// Write files of an archive to standard output without mounting it
 #[derive(Debug, clap::Args)]
@@ -44,19 +44,7 @@ fn cat(tree: &dyn Tree, open: &OpenArgs, path: &Path, progress: &Progress) -> Re
     let name = path.display();
     let path_bytes = path.as_os_str().as_bytes();
     let located = |error| open.located(path_bytes, error);
-    let attr = vfs::resolve_through(tree, path_bytes).map_err(located)?;
-    match attr.kind {
-        FileKind::Regular => {}
-        FileKind::Directory => {
-            let context = format!("{name}: is a directory");
-            let error = Error::new(Kind::IsADirectory, context);
-            return Err(located(error.with_hint("list it with `archfs ls`")));
-        }
-        _ => {
-            let context = format!("{name}: not a regular file");
-            return Err(located(Error::new(Kind::InvalidInput, context)));
-        }
-    }
+    let attr = vfs::resolve_file(tree, path_bytes).map_err(located)?;
     progress.begin(format!("reading {name}"));
     progress.expect(attr.size);
     let mut scratch = Scratch::default();

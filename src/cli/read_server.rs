@@ -13,13 +13,14 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use rustix::fd::OwnedFd;
-use rustix::process::{geteuid, getpid, setsid};
+use rustix::process::{getpid, setsid};
 
 use super::bar::Bar;
 use super::{args, ls};
 use crate::error::{Error, Result};
 use crate::lifecycle::{self, MountPlan};
-use crate::os::{own_program, peer_credentials, raw_signals};
+use crate::os::peer_credentials::{self, PeerCredentials};
+use crate::os::{own_program, raw_signals};
 use crate::progress::Progress;
 use crate::reader;
 use crate::sync::Arc;
@@ -78,7 +79,7 @@ fn is_own(name: &str) -> bool {
     let connected =
         SocketAddr::from_abstract_name(name).and_then(|name| UnixStream::connect_addr(&name));
     let peer = connected.and_then(|stream| peer_credentials::of(&stream));
-    peer.map_or(true, |peer| peer.uid == geteuid().as_raw())
+    peer.map_or(true, PeerCredentials::is_own)
 }
 
 /// Starts the server with `listener` and waits until it has opened the archives. `Err` is its exit

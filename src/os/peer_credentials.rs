@@ -17,6 +17,13 @@ pub(crate) struct PeerCredentials {
     pub(crate) uid: u32,
 }
 
+impl PeerCredentials {
+    /// Whether the process is of this user.
+    pub(crate) fn is_own(self) -> bool {
+        self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
 /// The credentials of the process at the other end of `stream` (SO_PEERCRED, unix(7)).
 ///
 /// # Errors

@@ -1,15 +1,14 @@
 //! Answers the requests of one client.
 
 use std::io::{self, BufReader, Write};
-use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 
 use super::Describe;
 use super::direct::DirectReads;
 use super::protocol::{self, Operation, READ_MAX, Request};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::sync::Arc;
-use crate::vfs::{self, Attr, Cookie, FileKind, Scratch, Tree, joined};
+use crate::vfs::{self, Entry, FileKind, Scratch, Tree, joined};
 
 /// Serves `client` until it closes the connection.
 pub(super) fn serve(
@@ -54,7 +53,7 @@ fn read(
     (offset, size): (u64, u64),
     scratch: &mut Scratch,
 ) -> io::Result<()> {
-    let attr = match file(tree, path) {
+    let attr = match vfs::resolve_file(tree, path) {
         Ok(attr) => attr,
         Err(error) => return protocol::fail(client, &error),
     };
@@ -75,17 +74,6 @@ fn read(
     }
 }
 
-fn file(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
-    let attr = vfs::resolve_through(tree, path)?;
-    let refused =
-        |kind, what| Err(Error::new(kind, format!("{}: {what}", String::from_utf8_lossy(path))));
-    match attr.kind {
-        FileKind::Regular => Ok(attr),
-        FileKind::Directory => refused(Kind::IsADirectory, "is a directory"),
-        _ => refused(Kind::InvalidInput, "not a regular file"),
-    }
-}
-
 /// The object at `path`, as `name`. A link whose target is missing describes itself.
 fn described(tree: &dyn Tree, path: &[u8], name: &[u8], describe: Describe) -> Result<Vec<u8>> {
     let attr = vfs::resolve(tree, path)?;
@@ -100,13 +88,8 @@ fn described(tree: &dyn Tree, path: &[u8], name: &[u8], describe: Describe) -> R
 /// The entries of the directory at `path`, a line each.
 fn listed(tree: &dyn Tree, path: &[u8], describe: Describe) -> Result<Vec<u8>> {
     let directory = vfs::resolve_through(tree, path)?;
-    let mut entries = Vec::new();
-    tree.read_dir(directory.ino, Cookie::START, &mut |entry| {
-        entries.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
-        ControlFlow::Continue(())
-    })?;
     let mut lines = Vec::new();
-    for (ino, kind, name) in entries {
+    for Entry { ino, kind, name } in vfs::entries(tree, directory.ino)? {
         let line = match kind {
             FileKind::Symlink => described(tree, &joined(path, &name), &name, describe)?,
             _ => describe(&tree.attr(ino)?, &name, None)?,

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
 use crate::error::Result;
-use crate::os::peer_credentials;
+use crate::os::peer_credentials::{self, PeerCredentials};
 use crate::os::process::timespec;
 use crate::sync::Arc;
 use crate::vfs::{Attr, Tree};
@@ -81,5 +80,5 @@ fn is_temporary(error: &io::Error) -> bool {
 
 /// An abstract socket has no permissions, so any user can connect.
 fn is_own(client: &UnixStream) -> bool {
-    peer_credentials::of(client).is_ok_and(|peer| peer.uid == geteuid().as_raw())
+    peer_credentials::of(client).is_ok_and(PeerCredentials::is_own)
 }

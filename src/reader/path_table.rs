@@ -15,12 +15,11 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 
 use crate::error::{Error, Kind, Result};
 use crate::os::{memory, memory_file};
-use crate::vfs::{Cookie, DirectoryWalk, FileKind, Ino, Tree, joined};
+use crate::vfs::{DirectoryWalk, Entry, FileKind, Ino, Tree, entries, joined};
 
 const MAGIC: [u8; 8] = *b"ARCHFSP1";
 const HEADER: u64 = 24;
@@ -49,12 +48,8 @@ pub(super) fn build(tree: &dyn Tree) -> Result<File> {
     let mut paths = BufWriter::new(Appended { file: &file, at: paths_at });
     let mut walk = DirectoryWalk::from_root();
     while let Some((directory, ino)) = walk.next() {
-        let mut entries = Vec::new();
-        tree.read_dir(ino, Cookie::START, &mut |entry| {
-            entries.push((entry.ino, entry.kind, joined(&directory, entry.name.as_bytes())));
-            ControlFlow::Continue(())
-        })?;
-        for (ino, kind, path) in entries {
+        for Entry { ino, kind, name } in entries(tree, ino)? {
+            let path = joined(&directory, &name);
             match kind {
                 FileKind::Directory => _ = walk.add(path, ino),
                 FileKind::Regular => {

@@ -28,6 +28,23 @@ pub fn resolve_through(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
     walk(tree, path, LastLink::Follow)
 }
 
+/// Like `resolve_through`, for a regular file.
+///
+/// # Errors
+/// As `resolve`; `IsADirectory`, and `InvalidInput` for anything else that is not a regular file.
+pub fn resolve_file(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
+    let attr = resolve_through(tree, path)?;
+    let refused =
+        |kind, what| Error::new(kind, format!("{}: {what}", String::from_utf8_lossy(path)));
+    match attr.kind {
+        FileKind::Regular => Ok(attr),
+        FileKind::Directory => {
+            Err(refused(Kind::IsADirectory, "is a directory").with_hint("list it with `archfs ls`"))
+        }
+        _ => Err(refused(Kind::InvalidInput, "not a regular file")),
+    }
+}
+
 /// The path of `name` in the directory `directory`, which is empty for the root.
 pub fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
     match directory {

@@ -4,7 +4,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
-use std::ops::ControlFlow;
 use std::vec::IntoIter;
 
 use serde::Serialize;
@@ -14,7 +13,7 @@ use crate::cli::term::{hex_if_not_utf8, name_for_output};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::units::{counted, format_size};
-use crate::vfs::{Cookie, FileKind, Ino, Tree, joined};
+use crate::vfs::{self, Entry, FileKind, Ino, Tree, joined};
 
 /// The largest files and directories, each list from the largest down.
 #[derive(Serialize)]
@@ -52,7 +51,7 @@ impl Top {
         // arbitrarily deep.
         let mut stack = vec![Directory::read(tree.as_ref(), open, Ino::ROOT, Vec::new())?];
         while let Some(directory) = stack.last_mut() {
-            let Some((ino, kind, name)) = directory.remaining.next() else {
+            let Some(Entry { ino, kind, name }) = directory.remaining.next() else {
                 let Some(done) = stack.pop() else { break };
                 if let Some(parent) = stack.last_mut() {
                     parent.files += done.files;
@@ -123,19 +122,14 @@ impl Row {
 /// A directory that is being visited, and what was found below it.
 struct Directory {
     path: Vec<u8>,
-    remaining: IntoIter<(Ino, FileKind, Vec<u8>)>,
+    remaining: IntoIter<Entry>,
     files: u64,
     bytes: u64,
 }
 
 impl Directory {
     fn read(tree: &dyn Tree, open: &OpenArgs, ino: Ino, path: Vec<u8>) -> Result<Self> {
-        let mut entries = Vec::new();
-        let listed = tree.read_dir(ino, Cookie::START, &mut |entry| {
-            entries.push((entry.ino, entry.kind, entry.name.as_bytes().to_vec()));
-            ControlFlow::Continue(())
-        });
-        listed.map_err(|error| open.located(&path, error))?;
+        let entries = vfs::entries(tree, ino).map_err(|error| open.located(&path, error))?;
         Ok(Self { path, remaining: entries.into_iter(), files: 0, bytes: 0 })
     }
 }

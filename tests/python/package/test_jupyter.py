@@ -14,16 +14,13 @@ from stage import LIMIT, Stage, mounted
 TOP = Path(__file__).resolve().parents[3]
 
 
-class JupyterTest(Stage):
+class KernelStage(Stage):
+    """A test with a kernel, `manager`, and its client."""
+
     def setUp(self):
         super().setUp()
         if not os.environ.get("ARCHFS_TEST_JUPYTER"):
             self.skipTest("only with --jupyter")
-        from jupyter_client.manager import start_new_kernel
-
-        self.manager, self.client = start_new_kernel(cwd=self.work)
-        self.addCleanup(self.manager.shutdown_kernel, now=True)
-        self.addCleanup(self.client.stop_channels)
 
     def cell(self, code):
         """The output of a cell."""
@@ -36,6 +33,25 @@ class JupyterTest(Stage):
         reply = self.client.execute_interactive(code, output_hook=hear, timeout=LIMIT)["content"]
         self.assertEqual(reply["status"], "ok", reply)
         return "".join(shown).strip()
+
+    def interrupt_a_cell(self):
+        """Interrupts a cell that sleeps."""
+        self.client.execute("import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+        while self.client.get_iopub_msg(timeout=LIMIT)["content"].get("text") != "asleep\n":
+            pass
+        self.manager.interrupt_kernel()
+        reply = self.client.get_shell_msg(timeout=LIMIT)["content"]
+        self.assertEqual((reply["status"], reply["ename"]), ("error", "KeyboardInterrupt"))
+
+
+class JupyterTest(KernelStage):
+    def setUp(self):
+        super().setUp()
+        from jupyter_client.manager import start_new_kernel
+
+        self.manager, self.client = start_new_kernel(cwd=self.work)
+        self.addCleanup(self.manager.shutdown_kernel, now=True)
+        self.addCleanup(self.client.stop_channels)
 
     def test_cells_mount_and_unmount(self):
         self.cell(f"import archfs\nmount = archfs.mount({self.image!r}, at={self.mount_point!r})")
@@ -62,23 +78,16 @@ class JupyterTest(Stage):
         self.assert_gone(mount_point)
 
     def test_an_interrupted_cell_leaves_the_kernel_with_its_mount(self):
-        mount_point = self.cell(f"import archfs, time\nprint(archfs.mount_until_exit({self.image!r}))")
-        self.client.execute("print('asleep', flush=True)\ntime.sleep(60)")
-        while self.client.get_iopub_msg(timeout=LIMIT)["content"].get("text") != "asleep\n":
-            pass
-        self.manager.interrupt_kernel()
-        reply = self.client.get_shell_msg(timeout=LIMIT)["content"]
-        self.assertEqual((reply["status"], reply["ename"]), ("error", "KeyboardInterrupt"))
+        mount_point = self.cell(f"import archfs\nprint(archfs.mount_until_exit({self.image!r}))")
+        self.interrupt_a_cell()
         self.assertEqual(self.cell(f"import os\nprint(os.path.ismount({mount_point!r}))"), "True")
 
 
-class EnvironmentKernelTest(Stage):
+class EnvironmentKernelTest(KernelStage):
     """A kernel whose Python is in an archive: the kernel specification of docs/how-to/notebook.md."""
 
     def setUp(self):
         super().setUp()
-        if not os.environ.get("ARCHFS_TEST_JUPYTER"):
-            self.skipTest("only with --jupyter")
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import KernelManager
 
@@ -102,18 +111,11 @@ class EnvironmentKernelTest(Stage):
         self.addCleanup(self.client.stop_channels)
         self.client.wait_for_ready(timeout=LIMIT)
 
-    cell = JupyterTest.cell
-
     def test_runs_from_the_mount_until_it_is_shut_down(self):
         prefix = self.cell("import sys\nprint(sys.prefix)")
         self.assertIn(prefix, mounted(self.work))
         # An interrupt ends the cell and not the mount.
-        self.client.execute("import time\nprint('asleep', flush=True)\ntime.sleep(60)")
-        while self.client.get_iopub_msg(timeout=LIMIT)["content"].get("text") != "asleep\n":
-            pass
-        self.manager.interrupt_kernel()
-        reply = self.client.get_shell_msg(timeout=LIMIT)["content"]
-        self.assertEqual((reply["status"], reply["ename"]), ("error", "KeyboardInterrupt"))
+        self.interrupt_a_cell()
         self.assertEqual(self.cell("import json.tool, sys\nprint(sys.prefix)"), prefix)
         self.manager.shutdown_kernel()
         self.assert_gone(prefix)

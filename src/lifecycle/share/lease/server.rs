@@ -7,7 +7,6 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::geteuid;
 
 use super::connection::{ClientId, Connection, LeaseState};
 use super::message::{
@@ -242,7 +241,7 @@ impl Leases {
             let Ok(peer) = peer_credentials::of(&stream) else {
                 continue;
             };
-            let is_allowed = peer.uid == geteuid().as_raw() || peer.uid == 0;
+            let is_allowed = peer.is_own() || peer.uid == 0;
             if !is_allowed || stream.set_nonblocking(true).is_err() {
                 continue;
             }

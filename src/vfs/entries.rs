@@ -1,0 +1,31 @@
+//! All entries of a directory at once, for code that is not asked for them one by one.
+
+use std::ops::ControlFlow;
+
+use super::{Cookie, FileKind, Ino, Tree};
+use crate::error::Result;
+
+/// An entry with a name of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The inode.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: FileKind,
+    /// The name in the directory.
+    pub name: Vec<u8>,
+}
+
+/// The entries of the directory `ino`, without `.` and `..`, in the order of the tree.
+///
+/// # Errors
+/// As `Tree::read_dir`.
+pub fn entries(tree: &dyn Tree, ino: Ino) -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    tree.read_dir(ino, Cookie::START, &mut |entry| {
+        let name = entry.name.as_bytes().to_vec();
+        entries.push(Entry { ino: entry.ino, kind: entry.kind, name });
+        ControlFlow::Continue(())
+    })?;
+    Ok(entries)
+}
