@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use super::bytes::length;
+use super::index::paths::archive_stem;
 use super::squashfs::SquashFs;
 use super::tar;
 use crate::error::{Error, Result};
@@ -48,7 +49,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
                     directories.add(path, entry.ino);
                 }
                 FileKind::Regular => {
-                    let directory = tar::archive_stem(&path).map(<[u8]>::to_vec);
+                    let directory = archive_stem(&path).map(<[u8]>::to_vec);
                     candidates.extend(directory.map(|directory| (directory, entry.ino)));
                 }
                 _ => {}
@@ -100,7 +101,7 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
                 FileKind::Directory => {
                     directories.add(Vec::new(), entry.ino);
                 }
-                FileKind::Regular if tar::archive_stem(name).is_some() => {
+                FileKind::Regular if archive_stem(name).is_some() => {
                     candidates.push(entry.ino);
                 }
                 FileKind::Regular => {

@@ -36,11 +36,11 @@ pub(crate) const FILE_SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 pub(crate) const TAR_EXTENSION_MAX: u64 = 16 << 20;
 
 /// Longest path of a tar member, bytes: eight times PATH_MAX of Linux.
-pub(crate) const TAR_PATH_MAX: usize = 32 << 10;
+pub(crate) const MEMBER_PATH_MAX: usize = 32 << 10;
 
 /// Most directories above a tar member. Paths of many short names would take 100x their length in
 /// memory.
-pub(crate) const TAR_DEPTH_MAX: usize = 1024;
+pub(crate) const MEMBER_DEPTH_MAX: usize = 1024;
 
 /// Most extension headers before one tar member. GNU tar writes at most four.
 pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
@@ -56,11 +56,11 @@ pub(crate) const TAR_EMPTY_MAX: u64 = 1 << 20;
 pub(crate) const TAR_SPARSE_MAX: usize = 1 << 20;
 
 /// Most pieces of all sparse members of an archive: 384 MiB of memory.
-pub(crate) const TAR_SEGMENTS_MAX: usize = 1 << 24;
+pub(crate) const MEMBER_SEGMENTS_MAX: usize = 1 << 24;
 
 /// Extended attributes of all members of an archive, bytes. Equal sets count once. Ten million
 /// members with a short label each have a dozen sets; one million different checksums take 90 MB.
-pub(crate) const TAR_XATTRS_MAX: usize = 256 << 20;
+pub(crate) const MEMBER_XATTRS_MAX: usize = 256 << 20;
 
 /// How far to search after zeros or damage for another header, bytes. Tapes were padded to records
 /// of a few MiB at most.

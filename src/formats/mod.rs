@@ -33,6 +33,7 @@ mod compressed;
 mod foreign;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod index;
 mod info;
 mod inside;
 mod limits;

@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
+use super::index::Allowance;
 use super::inside::{self, NestedFile};
 use super::limits::{CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
 use super::slow_reads::SlowReads;
 use super::squashfs::{Shared, SquashFs};
-use super::tar::{self, Allowance, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
+use super::tar::{self, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};

@@ -7,14 +7,16 @@
 
 use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header, Type, padded};
-use super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
-use super::paths::{archive_stem, shown};
 use super::source::{self, Source};
 use super::sparse;
 use super::{HEAD, recognises};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
-use crate::formats::limits::{FILE_SIZE_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX, TAR_PATH_MAX};
+use crate::formats::index::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
+use crate::formats::index::paths::{archive_stem, shown};
+use crate::formats::limits::{
+    FILE_SIZE_MAX, MEMBER_PATH_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX,
+};
 use crate::formats::squashfs::SquashFs;
 use crate::vfs::Timestamp;
 
@@ -270,8 +272,8 @@ fn member(
         return Ok(damaged(Error::corrupt("larger than a file can be"), next));
     }
     let link = extensions.link().unwrap_or_else(|| header.link());
-    if path.len() > TAR_PATH_MAX || link.len() > TAR_PATH_MAX {
-        let what = format!("paths over {TAR_PATH_MAX} bytes");
+    if path.len() > MEMBER_PATH_MAX || link.len() > MEMBER_PATH_MAX {
+        let what = format!("paths over {MEMBER_PATH_MAX} bytes");
         return Ok((Step::Skipped(Some(Skip { what, path: Some(path) })), next));
     }
     let mut member = base_member(header, extensions, start);

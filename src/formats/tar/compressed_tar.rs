@@ -4,15 +4,15 @@
 //! container.
 
 use super::empty::{no_empty_tar, only_zeros};
-use super::index::{FinishedTree, Index, IndexFile};
 use super::index_source::{IndexSource, NewIndex};
-use super::notes;
 use super::options::TarOptions;
 use super::scan;
 use super::unpack::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
+use crate::formats::index::notes;
+use crate::formats::index::{FinishedTree, Index, IndexFile};
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;

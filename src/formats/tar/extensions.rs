@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 
 use super::header::id_or_nobody;
-use super::members::Xattrs;
 use super::sparse_records::SparseRecords;
 use super::{acl, pax};
 use crate::error::{Error, Result};
 use crate::formats::bytes::index;
+use crate::formats::index::members::Xattrs;
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::vfs::Timestamp;
 

@@ -3,10 +3,10 @@
 //!
 //! Invariant: a saved index that does not match the archive costs a scan, never a wrong tree.
 
-use super::index::{FinishedTree, Index, IndexFile, IndexOptions, unsaved};
 use super::options::{IndexPolicy, SavedIndex, TarOptions};
 use super::saved::{New, Saved};
 use crate::error::Result;
+use crate::formats::index::{FinishedTree, Index, IndexFile, IndexOptions, unsaved};
 use crate::sync::Arc;
 
 /// An index with at least this many members is saved without being asked for.

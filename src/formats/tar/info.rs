@@ -6,9 +6,9 @@
 use std::ops::ControlFlow;
 
 use super::Tar;
-use super::index::Content;
 use crate::error::Result;
 use crate::formats::bytes::length;
+use crate::formats::index::Content;
 use crate::formats::info::{Compressed, Costs, Info, Kinds, Layout, Sizes, TarLayout};
 use crate::formats::slow_reads::SlowReads;
 

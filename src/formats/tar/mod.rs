@@ -3,7 +3,7 @@
 //! This file answers requests from an index. `open` and `compressed_tar` get the index: a saved
 //! one, or a new one from a scan (`index_source`, `saved`). In a scan, `chain` decodes a member
 //! (`header`, `pax`, `extensions`, `sparse`), and `walk` goes from one to the next. `scan` and
-//! `segments` say where, for a stream `unpack`. `new_tree` collects the members.
+//! `segments` say where, for a stream `unpack`. `formats/index` makes a tree of the members.
 //!
 //! Invariants: opening reads headers, but not the data of large members. A read goes straight from
 //! the archive into the answer, with no lock and no copy in between.
@@ -16,7 +16,7 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
-    StoredFile, Timestamp, Totals, Tree,
+    StoredFile, Totals, Tree,
 };
 
 mod acl;
@@ -27,15 +27,10 @@ mod extensions;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod header;
-mod index;
 mod index_source;
 mod info;
-mod members;
-mod new_tree;
-mod notes;
 mod open;
 mod options;
-mod paths;
 mod pax;
 mod saved;
 mod scan;
@@ -45,29 +40,22 @@ mod sparse;
 mod sparse_records;
 mod unpack;
 mod walk;
-mod weight;
 
 #[cfg(test)]
 mod tests;
 
 use super::bytes::{index, length};
 use super::compressed::Compressed;
+use super::index::members::Segment;
+use super::index::{Content, Index, Map, NestedImage, Node, NodeId, ino_of, notes};
 use header::{BLOCK, Block, BlockKind};
-use index::{Content, Index, Map, Node, NodeId};
-use members::Segment;
 use open::Opened;
 
 pub use acl::Acls;
 pub(in crate::formats) use compressed_tar::CompressedTar;
-pub(in crate::formats) use index::{Allowance, NestedImage};
 pub(in crate::formats) use open::Bytes;
 pub use options::IndexPolicy;
 pub(in crate::formats) use options::{SavedIndex, TarOptions};
-pub(in crate::formats) use paths::archive_stem;
-
-/// The st_blksize of files, bytes. Python uses it as its buffer size, so one read gets a whole
-/// JPEG.
-const PREFERRED_READ: u32 = 256 << 10;
 
 /// Bytes of a file that show whether it is a tar or another format: two blocks.
 pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
@@ -141,41 +129,9 @@ impl Tar {
         &self.storage
     }
 
-    fn node(&self, ino: Ino) -> Result<(NodeId, Node)> {
-        let id = ino.number().checked_sub(1).and_then(|id| NodeId::try_from(id).ok());
-        let id = id.filter(|&id| id < self.index.len()).ok_or_else(|| {
-            let context =
-                format!("{}: {} is not an inode of this archive", self.name, ino.number());
-            Error::new(Kind::NotFound, context)
-        })?;
-        self.in_index(self.index.resolve_hard_link(id))
-    }
-
     fn attr_of(&self, id: NodeId, node: &Node) -> Result<Attr> {
-        let (size, allocated, device) = match node.content() {
-            Content::Stored { .. } => (node.size, node.size, 0),
-            Content::Sparse { map } => (node.size, self.index.map(id, node, map)?.stored, 0),
-            Content::Device { number, .. } => (0, 0, number),
-            _ => (node.size, 0, 0),
-        };
-        Ok(Attr {
-            ino: ino_of(id),
-            kind: node.kind(),
-            permissions: self.permissions(id, node)?,
-            nlink: match node.kind() {
-                // Counting subdirectories would take a read of all children. 1 means unknown, as
-                // for large directories in ext4.
-                FileKind::Directory => 1,
-                _ => self.index.link_count(id)?,
-            },
-            uid: node.uid,
-            gid: node.gid,
-            size,
-            allocated,
-            device,
-            modified: Timestamp { seconds: node.seconds, nanoseconds: node.nanoseconds },
-            block_size: PREFERRED_READ,
-        })
+        let permissions = self.permissions(id, node)?;
+        Ok(Attr { permissions, ..self.index.attr(id, node)? })
     }
 
     /// The mode of a node, without the permissions that its ACL denies.
@@ -190,47 +146,6 @@ impl Tar {
             })?;
         }
         Ok(permitted)
-    }
-
-    /// A directory: its node, its first child and its number of children.
-    fn directory(&self, ino: Ino) -> Result<(NodeId, (NodeId, u32))> {
-        let (id, node) = self.node(ino)?;
-        match node.content() {
-            Content::Directory { first, count } => Ok((id, (first, count))),
-            _ => Err(Error::new(Kind::NotADirectory, "not a directory")),
-        }
-    }
-
-    /// Visits the children of a directory, except the first `skipped`.
-    fn visit_children(
-        &self,
-        directory: NodeId,
-        (first, count): (NodeId, u32),
-        skipped: u32,
-        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        let (mut buffer, mut previous) = ([0; 255], [0; 255]);
-        let mut previous_len = 0;
-        for nth in skipped..count {
-            let (own_node, (id, node)) = self.index.child(directory, first.saturating_add(nth))?;
-            let name = self.index.name(&own_node, &mut buffer)?;
-            // Names ascend strictly, so even a listing from a hostile index ends.
-            let is_next = previous.get(..previous_len).is_some_and(|previous| previous < name);
-            let name = Name::parse(name).filter(|_| is_next);
-            let Some(name) = name else {
-                return Err(Error::corrupt("names of a directory in the index are out of order"));
-            };
-            let ino = ino_of(id);
-            let next = Cookie(Cookie::START.0.saturating_add(u64::from(nth)).saturating_add(1));
-            if visit(DirEntry { ino, kind: node.kind(), name, next }).is_break() {
-                break;
-            }
-            previous_len = name.as_bytes().len();
-            if let Some(previous) = previous.get_mut(..previous_len) {
-                previous.copy_from_slice(name.as_bytes());
-            }
-        }
-        Ok(())
     }
 
     /// Announces what a sequential reader of a file, or of files in the order of the archive, will
@@ -295,7 +210,7 @@ impl Tar {
 
     /// Adds the name of the index to an error.
     fn in_index<T>(&self, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|error| self.index.name_error(error))
+        self.index.named(outcome)
     }
 
     /// Adds the name of the archive to an error.
@@ -304,19 +219,14 @@ impl Tar {
     }
 }
 
-fn ino_of(id: NodeId) -> Ino {
-    Ino::new(u64::from(id).saturating_add(1)).unwrap_or(Ino::ROOT)
-}
-
 impl Tree for Tar {
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        let (id, node) = self.node(ino)?;
+        let (id, node) = self.index.node_of(ino)?;
         self.in_index(self.attr_of(id, &node))
     }
 
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        let (id, children) = self.directory(parent)?;
-        let found = self.in_index(self.index.find(id, children, name))?;
+        let found = self.index.lookup(parent, name)?;
         found.map(|(id, node)| self.in_index(self.attr_of(id, &node))).transpose()
     }
 
@@ -326,24 +236,11 @@ impl Tree for Tar {
         cookie: Cookie,
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let (id, (first, count)) = self.directory(ino)?;
-        let skipped = cookie.0.checked_sub(Cookie::START.0);
-        let skipped = skipped.and_then(|skipped| u32::try_from(skipped).ok());
-        let skipped = skipped.filter(|&skipped| skipped <= count).ok_or_else(|| {
-            Error::new(
-                Kind::InvalidInput,
-                format!("{} is not a position in this directory", cookie.0),
-            )
-        })?;
-        self.in_index(self.visit_children(id, (first, count), skipped, visit))
+        self.index.read_dir(ino, cookie, visit)
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        let (_, node) = self.node(ino)?;
-        match node.content() {
-            Content::Symlink { target } => self.in_index(self.index.target(target, node.size)),
-            _ => Err(Error::new(Kind::InvalidInput, "not a symbolic link")),
-        }
+        self.index.read_link(ino)
     }
 
     fn read<'s>(
@@ -353,7 +250,7 @@ impl Tree for Tar {
         size: u32,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
-        let (id, node) = self.node(ino)?;
+        let (id, node) = self.index.node_of(ino)?;
         let end = offset.saturating_add(u64::from(size)).min(node.size);
         let (answer, after_reply) = scratch.parts(index(end.saturating_sub(offset)));
         let outcome = match node.content() {
@@ -381,7 +278,7 @@ impl Tree for Tar {
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
-        let (id, node) = self.node(ino)?;
+        let (id, node) = self.index.node_of(ino)?;
         let past_end = || Error::new(Kind::PastEnd, format!("nothing after byte {offset}"));
         let map = match node.content() {
             Content::Stored { .. } | Content::Sparse { .. } if offset >= node.size => {
@@ -411,7 +308,7 @@ impl Tree for Tar {
     }
 
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
-        let (id, _) = self.node(ino)?;
+        let (id, _) = self.index.node_of(ino)?;
         let mut list = Vec::new();
         self.in_index(self.index.xattrs_of(id, &mut |name, _| {
             if self.acls.shows(name) {
@@ -424,7 +321,7 @@ impl Tree for Tar {
     }
 
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let (id, _) = self.node(ino)?;
+        let (id, _) = self.index.node_of(ino)?;
         let mut found = None;
         self.in_index(self.index.xattrs_of(id, &mut |other, value| {
             if other != name || !self.acls.shows(name) {
@@ -445,8 +342,7 @@ impl Tree for Tar {
     }
 
     fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
-        let (id, _) = self.directory(ino)?;
-        Ok(Some(ino_of(self.in_index(self.index.parent(id))?)))
+        self.index.parent_of(ino).map(Some)
     }
 
     fn numbers_end(&self) -> u64 {
@@ -454,7 +350,7 @@ impl Tree for Tar {
     }
 
     fn data_offset(&self, ino: Ino) -> Result<u64> {
-        let (id, node) = self.node(ino)?;
+        let (id, node) = self.index.node_of(ino)?;
         let mut data_offset = 0;
         match node.content() {
             Content::Stored { start } => data_offset = start,

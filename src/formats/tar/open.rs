@@ -2,14 +2,14 @@
 
 use super::compressed_tar::{self, CompressedTar, OpenedCompressed};
 use super::empty::{is_empty_tar, no_empty_tar, only_zeros};
-use super::header::{self, BLOCK};
-use super::index::{Index, IndexFile};
+use super::header::{self, BLOCK, BLOCK_LEN};
 use super::index_source::{IndexSource, NewIndex};
 use super::options::TarOptions;
 use super::saved::SAMPLES;
 use super::scan;
 use crate::error::{Error, Result};
 use crate::formats::compressed::Compressed;
+use crate::formats::index::{Index, IndexFile};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
@@ -63,7 +63,7 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
         return Ok(Opened { storage, compressed: None, index, is_saved: true });
     }
     let finished = scan::uncompressed(storage.as_ref(), options.nesting(), options.progress)?;
-    let offsets = finished.header_offsets(SAMPLES);
+    let offsets = finished.header_offsets(SAMPLES, BLOCK_LEN);
     let NewIndex { index, is_saved } = source.make(finished, storage.len(), &offsets)?;
     Ok(Opened { storage, compressed: None, index, is_saved })
 }

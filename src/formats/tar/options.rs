@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::acl::Acls;
 use super::chain::Nesting;
-use super::index::Allowance;
+use crate::formats::index::Allowance;
 use crate::progress::Progress;
 use crate::storage::FileStorage;
 use crate::sync::Arc;

@@ -31,10 +31,10 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
-use super::index::{
+use crate::error::{Error, Kind, Result};
+use crate::formats::index::{
     Allowance, FileKey, FinishedTree, Hash, Index, IndexFile, IndexOptions, Key, MAGIC,
 };
-use crate::error::{Error, Kind, Result};
 use crate::os::base_directory::base_directory;
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};

@@ -9,14 +9,14 @@ use std::mem;
 use std::ops::ControlFlow;
 
 use super::chain::Nesting;
-use super::index::{ArchiveRange, DirectoryId, FinishedTree};
-use super::members::{Inner, Kind, Members};
-use super::new_tree::NewTree;
-use super::notes::Notes;
 use super::segments::{self, Grain, THREADS};
 use super::source::{Source, Windowed};
 use super::walk::Walk;
 use crate::error::Result;
+use crate::formats::index::NewTree;
+use crate::formats::index::members::{Inner, Kind, Members};
+use crate::formats::index::notes::Notes;
+use crate::formats::index::{ArchiveRange, DirectoryId, FinishedTree};
 use crate::formats::limits::NESTING_MAX;
 use crate::ordered::ordered;
 use crate::progress::Progress;

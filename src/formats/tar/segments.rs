@@ -23,13 +23,13 @@ use std::ops::ControlFlow;
 
 use super::chain::{Chain, Nesting, Step};
 use super::header::{BLOCK, BLOCK_LEN, Dialect, Header};
-use super::index::ArchiveRange;
-use super::members::Members;
-use super::new_tree::NewTree;
 use super::source::{Source, Windowed};
 use super::walk::Walk;
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
+use crate::formats::index::ArchiveRange;
+use crate::formats::index::NewTree;
+use crate::formats::index::members::Members;
 use crate::ordered::ordered;
 use crate::progress::Progress;
 use crate::storage::Storage;

@@ -10,11 +10,11 @@
 use std::borrow::Cow;
 
 use super::header::{self, BLOCK, BLOCK_LEN, Header, Type};
-use super::members::Segment;
 use super::pax;
 use super::source::{self, Source};
 use super::sparse_records::{SparseRecords, check_count};
 use crate::error::{Error, Result};
+use crate::formats::index::members::Segment;
 use crate::formats::limits::FILE_SIZE_MAX;
 
 /// A sparse member.

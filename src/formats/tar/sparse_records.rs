@@ -3,7 +3,7 @@
 
 use super::pax;
 use crate::error::{Error, Result};
-use crate::formats::limits::{TAR_PATH_MAX, TAR_SPARSE_MAX};
+use crate::formats::limits::{MEMBER_PATH_MAX, TAR_SPARSE_MAX};
 
 /// The records of GNU tar for a sparse member.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +38,7 @@ impl SparseRecords {
     pub(super) fn apply(&mut self, suffix: &[u8], value: &[u8]) -> Result<()> {
         let number = || pax::number(value);
         match suffix {
-            b"name" if value.len() <= TAR_PATH_MAX => self.name = Some(value.to_vec()),
+            b"name" if value.len() <= MEMBER_PATH_MAX => self.name = Some(value.to_vec()),
             b"size" | b"realsize" => self.real_size = number(),
             b"map" => self.pieces = Some(parse_list(value)?),
             // A map without pieces has no other record: the file is one hole.

@@ -7,16 +7,18 @@ use std::ops::ControlFlow;
 
 use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
-use super::index::index_parts::IndexParts;
-use super::index::{Allowance, ArchiveRange, Content, DirectoryId, FinishedTree, Index, in_memory};
-use super::members::Members;
-use super::new_tree::NewTree;
-use super::notes::Notes;
 use super::scan::{forward, uncompressed, uncompressed_with_grain};
 use super::segments::Grain;
 use super::source::Windowed;
 use super::walk::Walk;
 use crate::error::{Error, Kind, Result};
+use crate::formats::index::NewTree;
+use crate::formats::index::index_parts::IndexParts;
+use crate::formats::index::members::Members;
+use crate::formats::index::notes::Notes;
+use crate::formats::index::{
+    Allowance, ArchiveRange, Content, DirectoryId, FinishedTree, Index, in_memory,
+};
 use crate::formats::limits::NESTING_MAX;
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};

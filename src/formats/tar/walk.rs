@@ -5,11 +5,11 @@ use std::cmp::Ordering;
 
 use super::chain::{Chain, Nesting, Skip, Step};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Dialect, Header};
-use super::members::Members;
-use super::notes::Notes;
-use super::paths::shown;
 use super::source::Source;
 use crate::error::{Error, Result};
+use crate::formats::index::members::Members;
+use crate::formats::index::notes::Notes;
+use crate::formats::index::paths::shown;
 use crate::formats::limits::TAR_SEARCH_MAX;
 
 /// What pixz appends to a tar that it compresses: a list of the members, which starts with this

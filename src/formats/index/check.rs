@@ -158,7 +158,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt`, `Io` if one of the two cannot be read.
-    pub(in crate::formats::tar) fn is_same_tree(&self, other: &Self) -> Result<bool> {
+    pub(in crate::formats) fn is_same_tree(&self, other: &Self) -> Result<bool> {
         let has_same_len = |&section: &Section| {
             self.section_lens.len_of(section) == other.section_lens.len_of(section)
         };

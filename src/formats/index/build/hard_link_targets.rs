@@ -7,8 +7,8 @@ use super::hard_links::HardLinks;
 use super::pending_tree::PendingTree;
 use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
-use crate::formats::tar::notes::Notes;
-use crate::formats::tar::paths::components_of;
+use crate::formats::index::notes::Notes;
+use crate::formats::index::paths::components_of;
 use crate::vfs::FileKind;
 
 /// The slot of each hard link's target, by the link's slot. No target is a link.

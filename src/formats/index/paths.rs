@@ -2,7 +2,7 @@
 
 /// The components of `path`, normalized as text: `.` and empty ones vanish, and `..` removes the
 /// component before it, if there is one.
-pub(super) fn components_of(path: &[u8]) -> Vec<&[u8]> {
+pub(in crate::formats) fn components_of(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for part in path.split(|&byte| byte == b'/') {
         match part {
@@ -15,7 +15,7 @@ pub(super) fn components_of(path: &[u8]) -> Vec<&[u8]> {
 }
 
 /// `path` for messages, shortened if it is very long.
-pub(super) fn shown(path: &[u8]) -> String {
+pub(in crate::formats) fn shown(path: &[u8]) -> String {
     match path.split_at_checked(200) {
         Some((start, rest)) if !rest.is_empty() => format!("{}...", start.escape_ascii()),
         _ => path.escape_ascii().to_string(),

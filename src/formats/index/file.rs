@@ -44,30 +44,30 @@ const SMALL: u64 = 1 << 20;
 
 /// How to open an index.
 #[derive(Clone)]
-pub(in crate::formats::tar) struct IndexOptions<'o> {
+pub(in crate::formats) struct IndexOptions<'o> {
     /// The name of the index in errors.
-    pub(in crate::formats::tar) name: &'o str,
-    pub(in crate::formats::tar) allowance: Arc<Allowance>,
+    pub(in crate::formats) name: &'o str,
+    pub(in crate::formats) allowance: Arc<Allowance>,
     /// Data up to this length is read and checked as a whole, bytes.
     pub(super) small: u64,
 }
 
 impl<'o> IndexOptions<'o> {
     /// Options for an index called `name`, which takes memory for blocks from `allowance`.
-    pub(in crate::formats::tar) fn new(name: &'o str, allowance: &Arc<Allowance>) -> Self {
+    pub(in crate::formats) fn new(name: &'o str, allowance: &Arc<Allowance>) -> Self {
         Self { name, allowance: Arc::clone(allowance), small: SMALL }
     }
 }
 
 /// An index from a file, and what is stored with it.
-pub(in crate::formats::tar) struct IndexFile {
+pub(in crate::formats) struct IndexFile {
     #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "checked before the rest"))]
-    pub(in crate::formats::tar) key: Key,
+    pub(in crate::formats) key: Key,
     /// The output of `SeekIndex::write`, for a compressed archive.
-    pub(in crate::formats::tar) seek_points: Vec<u8>,
+    pub(in crate::formats) seek_points: Vec<u8>,
     /// Length of the uncompressed archive, bytes.
-    pub(in crate::formats::tar) archive_len: u64,
-    pub(in crate::formats::tar) index: Index,
+    pub(in crate::formats) archive_len: u64,
+    pub(in crate::formats) index: Index,
 }
 
 impl IndexFile {
@@ -77,7 +77,7 @@ impl IndexFile {
     /// # Errors
     /// `Corrupt` if it is not an index, has another version, or is damaged. The errors of `accept`.
     /// `Io`.
-    pub(in crate::formats::tar) fn open(
+    pub(in crate::formats) fn open(
         file: Arc<dyn Storage>,
         options: &IndexOptions<'_>,
         accept: &dyn Fn(&Key) -> Result<()>,

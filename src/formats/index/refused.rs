@@ -177,9 +177,9 @@ fn refuses_links_to_nothing_and_unknown_kinds() {
         (
             "a target longer than paths are",
             |parts| {
-                parts.names.extend([b'x'; TAR_PATH_MAX + 1]);
+                parts.names.extend([b'x'; MEMBER_PATH_MAX + 1]);
                 let link = node_at(parts, "link");
-                (link.content, link.size) = (0, TAR_PATH_MAX as u64 + 1);
+                (link.content, link.size) = (0, MEMBER_PATH_MAX as u64 + 1);
             },
             "target is missing",
         ),

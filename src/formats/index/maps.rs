@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::super::members::Segment;
+use super::members::Segment;
 use super::sections::Section;
 use super::{Index, MAP_LEN, Node, NodeId, SEGMENT_LEN, wrong};
 use crate::error::{Error, Result};
@@ -10,11 +10,11 @@ use crate::formats::bytes::Reader;
 
 /// The map of a sparse file: a range of the segments of all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats::tar) struct Map {
+pub(in crate::formats) struct Map {
     first: u64,
     end: u64,
     /// Bytes stored in the archive.
-    pub(in crate::formats::tar) stored: u64,
+    pub(in crate::formats) stored: u64,
     /// Size of the file, bytes.
     size: u64,
 }
@@ -24,7 +24,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
-    pub(in crate::formats::tar) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
+    pub(in crate::formats) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
         let wrong = || wrong(id, "its sparse map is not valid");
         if number >= self.section_lens.count(Section::Maps, MAP_LEN) {
             return Err(wrong());
@@ -71,7 +71,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt` if a segment is out of order, outside the file, or outside the archive. `Io`.
-    pub(in crate::formats::tar) fn segments(
+    pub(in crate::formats) fn segments(
         &self,
         map: &Map,
         offset: u64,

@@ -1,8 +1,8 @@
 //! The maps of all sparse files in an archive.
 
 use crate::formats::bytes::{index, length};
-use crate::formats::limits::TAR_SEGMENTS_MAX;
-use crate::formats::tar::members::Segment;
+use crate::formats::index::members::Segment;
+use crate::formats::limits::MEMBER_SEGMENTS_MAX;
 
 /// All maps so far.
 pub(super) struct SparseMaps {
@@ -16,7 +16,7 @@ pub(super) struct SparseMaps {
 
 impl SparseMaps {
     pub(super) fn new() -> Self {
-        Self { segments: Vec::new(), segments_max: TAR_SEGMENTS_MAX, ends: Vec::new() }
+        Self { segments: Vec::new(), segments_max: MEMBER_SEGMENTS_MAX, ends: Vec::new() }
     }
 
     /// Number of maps.

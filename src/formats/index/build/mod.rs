@@ -1,4 +1,4 @@
-//! Builds the tree of a tar from its members, in the order in which a scan finds them.
+//! Builds the tree of an archive from its members, in the order in which a scan finds them.
 //!
 //! Problem: a member says only its path. Paths come in any order, and some come twice. An index
 //! needs the children of each directory side by side and sorted by name, and an archive may have
@@ -49,9 +49,9 @@ mod sparse_maps;
 mod unsaved_index;
 mod xattrs;
 
-pub(in crate::formats::tar) use builder::{ArchiveRange, Builder};
-pub(in crate::formats::tar) use directories::DirectoryId;
-pub(in crate::formats::tar) use finished_tree::FinishedTree;
+pub(in crate::formats) use builder::{ArchiveRange, Builder};
+pub(in crate::formats) use directories::DirectoryId;
+pub(in crate::formats) use finished_tree::FinishedTree;
 #[cfg(any(test, fuzzing))]
-pub(in crate::formats::tar) use unsaved_index::in_memory;
-pub(in crate::formats::tar) use unsaved_index::unsaved;
+pub(in crate::formats) use unsaved_index::in_memory;
+pub(in crate::formats) use unsaved_index::unsaved;

@@ -11,20 +11,19 @@ use super::numbering::Numbering;
 use super::pending_tree::PendingTree;
 use super::side_tables::SideTables;
 use crate::formats::bytes::{index, length};
-use crate::formats::tar::header::BLOCK_LEN;
 use crate::vfs::Finding;
 
 /// A finished tree that is not an index yet.
-pub(in crate::formats::tar) struct FinishedTree {
+pub(in crate::formats) struct FinishedTree {
     tree: PendingTree,
     numbering: Numbering,
     side_tables: SideTables,
     /// The output of `SeekIndex::write`, for a compressed archive.
-    pub(in crate::formats::tar) seek_points: Vec<u8>,
+    pub(in crate::formats) seek_points: Vec<u8>,
     /// Warnings about this archive, as `Notes::finish` returns them.
-    pub(in crate::formats::tar) notes: Vec<String>,
+    pub(in crate::formats) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
-    pub(in crate::formats::tar) findings: Vec<Finding>,
+    pub(in crate::formats) findings: Vec<Finding>,
 }
 
 impl FinishedTree {
@@ -34,12 +33,12 @@ impl FinishedTree {
     }
 
     /// Number of nodes.
-    pub(in crate::formats::tar) fn len(&self) -> usize {
+    pub(in crate::formats) fn len(&self) -> usize {
         self.numbering.len()
     }
 
     /// Whether the tree has only its root.
-    pub(in crate::formats::tar) fn is_empty(&self) -> bool {
+    pub(in crate::formats) fn is_empty(&self) -> bool {
         self.len() <= 1
     }
 
@@ -48,14 +47,14 @@ impl FinishedTree {
         ids.map(|id| self.numbering.final_node(&self.tree, id))
     }
 
-    /// About `count` offsets of headers, unordered: the blocks before the data of stored files.
-    /// Samples of these blocks identify the archive.
-    pub(in crate::formats::tar) fn header_offsets(&self, count: usize) -> Vec<u64> {
+    /// About `count` offsets of headers, unordered: the `header_len` bytes before the data of stored
+    /// files. Samples of these bytes identify the archive.
+    pub(in crate::formats) fn header_offsets(&self, count: usize, header_len: u64) -> Vec<u64> {
         let step = self.len().div_ceil(count.max(1)).max(1);
         let header_offset = |id| {
             let node = self.numbering.final_node(&self.tree, NodeId::try_from(id).ok()?);
             match node.content() {
-                Content::Stored { start } => start.checked_sub(BLOCK_LEN),
+                Content::Stored { start } => start.checked_sub(header_len),
                 _ => None,
             }
         };
@@ -73,7 +72,7 @@ impl FinishedTree {
     ///
     /// # Errors
     /// The errors of `out`.
-    pub(in crate::formats::tar) fn write(
+    pub(in crate::formats) fn write(
         &self,
         key: &Key,
         archive_len: u64,
@@ -161,7 +160,7 @@ impl FinishedTree {
     }
 
     /// Approximate size of the index, bytes.
-    pub(in crate::formats::tar) fn estimate(&self) -> u64 {
+    pub(in crate::formats) fn estimate(&self) -> u64 {
         let Self { tree, numbering, side_tables, seek_points, notes, .. } = self;
         let tables = [
             (numbering.len(), NODE_LEN),

@@ -1,17 +1,17 @@
 //! The tree that a scan fills with members, and the notes on what it leaves out.
 
-use super::index::{ArchiveRange, Builder, DirectoryId, FinishedTree};
 use super::members::Members;
 use super::notes::Notes;
 use super::weight::Weight;
+use super::{ArchiveRange, Builder, DirectoryId, FinishedTree};
 use crate::error::Result;
 use crate::spilled::Spill;
 
 /// A tree that a scan fills.
-pub(super) struct NewTree {
+pub(in crate::formats) struct NewTree {
     builder: Builder,
     weight: Weight,
-    pub(super) notes: Notes,
+    pub(in crate::formats) notes: Notes,
 }
 
 impl Default for NewTree {
@@ -29,7 +29,7 @@ impl NewTree {
     ///
     /// # Errors
     /// `Io` if there is no room for them. `Unsupported` if there are too many names.
-    pub(super) fn add(
+    pub(in crate::formats) fn add(
         &mut self,
         archive: ArchiveRange,
         members: &Members,
@@ -42,7 +42,7 @@ impl NewTree {
     ///
     /// # Errors
     /// As `add`.
-    pub(super) fn add_from(
+    pub(in crate::formats) fn add_from(
         &mut self,
         archive: ArchiveRange,
         members: &Members,
@@ -55,7 +55,7 @@ impl NewTree {
     }
 
     /// Adds the notes of the archive that `directory` shows.
-    pub(super) fn note(&mut self, directory: DirectoryId, notes: Notes) {
+    pub(in crate::formats) fn note(&mut self, directory: DirectoryId, notes: Notes) {
         self.notes.append(notes.within(&self.builder.path(directory)));
     }
 
@@ -63,7 +63,7 @@ impl NewTree {
     ///
     /// # Errors
     /// `Io` if there is no room for it.
-    pub(super) fn finish(mut self) -> Result<FinishedTree> {
+    pub(in crate::formats) fn finish(mut self) -> Result<FinishedTree> {
         let mut finished = self.builder.finish(&mut self.notes)?;
         (finished.notes, finished.findings) = self.notes.finish();
         Ok(finished)

@@ -14,25 +14,25 @@ use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
 use crate::error::Result;
 use crate::formats::bytes::length;
-use crate::formats::tar::members::{Body, Inner, Kind, Member, Members};
-use crate::formats::tar::notes::Notes;
-use crate::formats::tar::paths::archive_stem;
+use crate::formats::index::members::{Body, Inner, Kind, Member, Members};
+use crate::formats::index::notes::Notes;
+use crate::formats::index::paths::archive_stem;
 use crate::spilled::Spill;
 use crate::vfs::{FileKind, Name};
 
 /// A tar: the whole file or a member of a tar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats::tar) struct ArchiveRange {
+pub(in crate::formats) struct ArchiveRange {
     /// The directory that shows its contents.
-    pub(in crate::formats::tar) base: DirectoryId,
+    pub(in crate::formats) base: DirectoryId,
     /// Number of archives around it. 0 for the outermost archive.
-    pub(in crate::formats::tar) depth: u32,
-    pub(in crate::formats::tar) start: u64,
-    pub(in crate::formats::tar) end: u64,
+    pub(in crate::formats) depth: u32,
+    pub(in crate::formats) start: u64,
+    pub(in crate::formats) end: u64,
 }
 
 /// A tree to which members are added.
-pub(in crate::formats::tar) struct Builder {
+pub(in crate::formats) struct Builder {
     tree: PendingTree,
     hard_links: HardLinks,
     side_tables: SideTables,
@@ -53,14 +53,14 @@ const TOO_MANY_XATTRS: Added =
 
 impl Builder {
     /// An empty builder that keeps its long lists where `spill` says.
-    pub(in crate::formats::tar) fn new(spill: Spill) -> Self {
+    pub(in crate::formats) fn new(spill: Spill) -> Self {
         let tree = PendingTree::new(spill);
         Self { tree, hard_links: HardLinks::new(), side_tables: SideTables::new() }
     }
 
     /// The same with limits for segments of sparse files, and for bytes of attributes.
     #[cfg(test)]
-    pub(in crate::formats::tar) fn with_limits(mut self, segments: usize, xattrs: usize) -> Self {
+    pub(in crate::formats) fn with_limits(mut self, segments: usize, xattrs: usize) -> Self {
         self.side_tables.sparse_maps.limit(segments);
         self.side_tables.xattrs.limit(xattrs);
         self
@@ -72,7 +72,7 @@ impl Builder {
     /// # Errors
     /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
     /// if there is no room for the lists.
-    pub(in crate::formats::tar) fn add(
+    pub(in crate::formats) fn add(
         &mut self,
         archive: ArchiveRange,
         members: &Members,
@@ -206,7 +206,7 @@ impl Builder {
     }
 
     /// The path of a directory from the root.
-    pub(in crate::formats::tar) fn path(&self, directory: DirectoryId) -> Vec<u8> {
+    pub(in crate::formats) fn path(&self, directory: DirectoryId) -> Vec<u8> {
         self.tree.path(directory)
     }
 
@@ -214,7 +214,7 @@ impl Builder {
     ///
     /// # Errors
     /// `Io` if there is no room for the order of its nodes.
-    pub(in crate::formats::tar) fn finish(self, notes: &mut Notes) -> Result<FinishedTree> {
+    pub(in crate::formats) fn finish(self, notes: &mut Notes) -> Result<FinishedTree> {
         let Self { mut tree, hard_links, side_tables } = self;
         tree.directories.shrink();
         let by_directory = SlotsByDirectory::new(&tree)?;

@@ -8,7 +8,7 @@ use crate::vfs::Timestamp;
 
 /// What a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::formats) enum Kind {
     Regular,
     Directory,
     Symlink,
@@ -23,14 +23,14 @@ pub(super) enum Kind {
 
 /// The format of an archive within an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Inner {
+pub(in crate::formats) enum Inner {
     Tar,
     SquashFs,
 }
 
 /// Where the contents of a member are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body {
+pub(in crate::formats) enum Body {
     /// No contents. For a device, its number.
     Device(u32),
     /// `size` bytes at this offset in the archive.
@@ -41,48 +41,48 @@ pub(super) enum Body {
 
 /// A part of a file that is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(in crate::formats) struct Segment {
     /// Offset in the file, bytes.
-    pub(super) offset: u64,
+    pub(in crate::formats) offset: u64,
     /// Length in bytes, at least one.
-    pub(super) len: u64,
+    pub(in crate::formats) len: u64,
     /// Offset in the archive, bytes.
-    pub(super) archive_offset: u64,
+    pub(in crate::formats) archive_offset: u64,
 }
 
 impl Segment {
     /// The end of the segment in the file.
-    pub(super) fn end(&self) -> u64 {
+    pub(in crate::formats) fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 }
 
 /// One member. Its path is as in the archive: neither normalized nor checked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
+pub(in crate::formats) struct Member {
     /// Offset of its first header, which may be an extension.
-    pub(super) start: u64,
-    pub(super) kind: Kind,
-    pub(super) permissions: u16,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+    pub(in crate::formats) start: u64,
+    pub(in crate::formats) kind: Kind,
+    pub(in crate::formats) permissions: u16,
+    pub(in crate::formats) uid: u32,
+    pub(in crate::formats) gid: u32,
     /// Size of a file with its holes, bytes.
-    pub(super) size: u64,
-    pub(super) modified: Timestamp,
-    pub(super) body: Body,
+    pub(in crate::formats) size: u64,
+    pub(in crate::formats) modified: Timestamp,
+    pub(in crate::formats) body: Body,
     /// Position in `Members`: the start and length of the path, the length of the link target after
     /// it, and the number of the attributes.
-    pub(super) path: (usize, usize),
-    pub(super) link: usize,
-    pub(super) xattrs: Option<usize>,
+    pub(in crate::formats) path: (usize, usize),
+    pub(in crate::formats) link: usize,
+    pub(in crate::formats) xattrs: Option<usize>,
 }
 
 /// Extended attributes: name and value.
-pub(super) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+pub(in crate::formats) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A list of members.
 #[derive(Default)]
-pub(super) struct Members {
+pub(in crate::formats) struct Members {
     list: Vec<Member>,
     /// Paths, each followed by the target of its link.
     bytes: Vec<u8>,
@@ -96,16 +96,16 @@ pub(super) struct Members {
 const HEAVY: usize = 16 << 20;
 
 /// The parts of a new member that are not in its record.
-pub(super) struct Parts<'p> {
-    pub(super) path: &'p [u8],
-    pub(super) link: &'p [u8],
-    pub(super) sparse: Option<Vec<Segment>>,
-    pub(super) xattrs: Xattrs,
+pub(in crate::formats) struct Parts<'p> {
+    pub(in crate::formats) path: &'p [u8],
+    pub(in crate::formats) link: &'p [u8],
+    pub(in crate::formats) sparse: Option<Vec<Segment>>,
+    pub(in crate::formats) xattrs: Xattrs,
 }
 
 impl Member {
     /// A member without the fields that `Members::push` fills in.
-    pub(super) fn new(start: u64, kind: Kind) -> Self {
+    pub(in crate::formats) fn new(start: u64, kind: Kind) -> Self {
         Self {
             start,
             kind,
@@ -123,7 +123,7 @@ impl Member {
 }
 
 impl Members {
-    pub(super) fn push(&mut self, member: Member, parts: Parts<'_>) {
+    pub(in crate::formats) fn push(&mut self, member: Member, parts: Parts<'_>) {
         let path = (self.bytes.len(), parts.path.len());
         self.bytes.extend(parts.path);
         self.bytes.extend(parts.link);
@@ -147,45 +147,45 @@ impl Members {
         self.list.push(Member { body, path, link: parts.link.len(), xattrs, ..member });
     }
 
-    pub(super) fn list(&self) -> &[Member] {
+    pub(in crate::formats) fn list(&self) -> &[Member] {
         &self.list
     }
 
     /// Whether the list takes much memory even if it is short.
-    pub(super) fn is_heavy(&self) -> bool {
+    pub(in crate::formats) fn is_heavy(&self) -> bool {
         self.weight >= HEAVY
     }
 
     /// Number of pieces in the member's sparse map, 0 if it has none.
-    pub(super) fn segment_count(&self, member: &Member) -> usize {
+    pub(in crate::formats) fn segment_count(&self, member: &Member) -> usize {
         match member.body {
             Body::Sparse(number) => self.sparse(number).len(),
             _ => 0,
         }
     }
 
-    pub(super) fn path(&self, member: &Member) -> &[u8] {
+    pub(in crate::formats) fn path(&self, member: &Member) -> &[u8] {
         let (start, len) = member.path;
         self.slice(start..start.saturating_add(len))
     }
 
     /// The target of a link.
-    pub(super) fn link(&self, member: &Member) -> &[u8] {
+    pub(in crate::formats) fn link(&self, member: &Member) -> &[u8] {
         let (start, len) = member.path;
         let start = start.saturating_add(len);
         self.slice(start..start.saturating_add(member.link))
     }
 
-    pub(super) fn sparse(&self, number: usize) -> &[Segment] {
+    pub(in crate::formats) fn sparse(&self, number: usize) -> &[Segment] {
         self.sparse.get(number).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn xattrs(&self, member: &Member) -> &[(Vec<u8>, Vec<u8>)] {
+    pub(in crate::formats) fn xattrs(&self, member: &Member) -> &[(Vec<u8>, Vec<u8>)] {
         member.xattrs.and_then(|number| self.xattrs.get(number)).map_or(&[], Vec::as_slice)
     }
 
     /// The end of the member's data in the archive, 0 if it has none.
-    pub(super) fn data_end(&self, member: &Member) -> u64 {
+    pub(in crate::formats) fn data_end(&self, member: &Member) -> u64 {
         match member.body {
             Body::Stored(start) => start.saturating_add(member.size),
             Body::Sparse(number) => self
@@ -197,11 +197,11 @@ impl Members {
     }
 
     /// Removes the last member, because its data is missing.
-    pub(super) fn pop(&mut self) {
+    pub(in crate::formats) fn pop(&mut self) {
         self.list.pop();
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(in crate::formats) fn clear(&mut self) {
         self.list.clear();
         self.bytes.clear();
         self.sparse.clear();

@@ -1,8 +1,8 @@
 //! Tests of the limits on sparse maps and attributes of a whole archive, at and above each limit.
 
-use super::super::members::{Kind, Member, Members, Parts, Segment, Xattrs};
-use super::super::notes::Notes;
 use super::index_parts::IndexParts;
+use super::members::{Kind, Member, Members, Parts, Segment, Xattrs};
+use super::notes::Notes;
 use super::*;
 use crate::spilled::Spill;
 use crate::sync::Arc;

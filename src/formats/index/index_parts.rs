@@ -1,9 +1,9 @@
 //! Decodes an index into its parts and encodes it again, for tests and fuzzing.
 
-use super::super::members::Segment;
 use super::blocks::BLOCK;
 use super::file::{IndexFile, IndexOptions};
 use super::key::Key;
+use super::members::Segment;
 use super::output::Output;
 use super::sections::{HASH, Section, TAIL, hash_of};
 use super::{
@@ -17,7 +17,7 @@ use crate::sync::Arc;
 
 /// All parts of an index file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats::tar) struct IndexParts {
+pub(in crate::formats) struct IndexParts {
     pub(super) key: Key,
     pub(super) seek_points: Vec<u8>,
     pub(super) archive_len: u64,
@@ -45,14 +45,14 @@ fn records<T, const N: usize>(
 
 impl IndexParts {
     /// The parts of `found`.
-    pub(in crate::formats::tar) fn of(found: &IndexFile) -> Result<Self> {
+    pub(in crate::formats) fn of(found: &IndexFile) -> Result<Self> {
         let parts = Self::of_index(&found.index)?;
         let (key, seek_points) = (found.key.clone(), found.seek_points.clone());
         Ok(Self { key, seek_points, ..parts })
     }
 
     /// The parts of `index` alone.
-    pub(in crate::formats::tar) fn of_index(index: &Index) -> Result<Self> {
+    pub(in crate::formats) fn of_index(index: &Index) -> Result<Self> {
         let nodes = index.section(Section::Nodes)?;
         let nodes = nodes.as_chunks().0.iter().map(Node::from_bytes).collect::<Result<_>>()?;
         Ok(Self {
@@ -84,7 +84,7 @@ impl IndexParts {
     }
 
     /// Encodes the file.
-    pub(in crate::formats::tar) fn written(&self) -> Vec<u8> {
+    pub(in crate::formats) fn written(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut out = Output::new(&mut bytes, &self.key).expect("memory");
         let sections: [(Section, Vec<u8>); 10] = [
@@ -140,7 +140,7 @@ impl IndexParts {
 }
 
 /// Opens the index in `bytes`. Up to `small` bytes of data are checked as a whole.
-pub(in crate::formats::tar) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> {
+pub(in crate::formats) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> {
     let allowance = Arc::new(Allowance::new(1 << 20));
     let options = IndexOptions { small, ..IndexOptions::new("index", &allowance) };
     IndexFile::open(Arc::new(InMemory::new(bytes)), &options, &|_| Ok(()))
@@ -148,7 +148,7 @@ pub(in crate::formats::tar) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexF
 
 /// A file without its checksums: start, data, and the numbers of the tail.
 #[cfg(test)]
-pub(in crate::formats::tar) fn without_sums(file: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn without_sums(file: &[u8]) -> Vec<u8> {
     let (before, tail) = file.split_at(file.len() - TAIL);
     let numbers = &tail[..TAIL - HASH];
     let (numbers_of, _) = numbers.as_chunks::<8>();
@@ -158,7 +158,7 @@ pub(in crate::formats::tar) fn without_sums(file: &[u8]) -> Vec<u8> {
 }
 
 /// The reverse of `without_sums`: adds the checksums.
-pub(in crate::formats::tar) fn sealed(bytes: &[u8]) -> Vec<u8> {
+pub(in crate::formats) fn sealed(bytes: &[u8]) -> Vec<u8> {
     let (before, numbers) = bytes.split_at(bytes.len().saturating_sub(TAIL - HASH));
     let samples = before.get(68..72).and_then(|count| count.first_chunk().copied());
     let samples = index(u32::from_le_bytes(samples.unwrap_or_default()));

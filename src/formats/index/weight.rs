@@ -1,4 +1,4 @@
-//! Checks that the index of a tar fits in the memory that the job has left.
+//! Checks that the index of an archive fits in the memory that the job has left.
 //!
 //! A new index takes about 80 bytes per member, in memory if temporary files are in memory. If a
 //! job has too little memory left, the mount fails with an error. Otherwise the kernel would kill
@@ -17,14 +17,14 @@ const RESERVE: u64 = 16 << 20;
 
 /// Checks the memory that a new index takes, every few members.
 #[derive(Debug)]
-pub(super) struct Weight {
+pub(in crate::formats) struct Weight {
     since_check: usize,
     /// Memory that the process had in use at the start, bytes.
     initial: u64,
 }
 
 impl Weight {
-    pub(super) fn new() -> Self {
+    pub(in crate::formats) fn new() -> Self {
         Self { since_check: 0, initial: anonymous_memory() }
     }
 
@@ -32,7 +32,7 @@ impl Weight {
     ///
     /// # Errors
     /// `Io` if the job has no room for the index of the members so far.
-    pub(super) fn add(&mut self, members: usize) -> Result<()> {
+    pub(in crate::formats) fn add(&mut self, members: usize) -> Result<()> {
         self.since_check = self.since_check.saturating_add(members);
         if self.since_check < CHECK_INTERVAL {
             return Ok(());
@@ -48,7 +48,7 @@ impl Weight {
 ///
 /// # Errors
 /// `Io` if the job has less memory left.
-pub(super) fn check(bytes: u64) -> Result<()> {
+pub(in crate::formats) fn check(bytes: u64) -> Result<()> {
     memory::headroom().map_or(Ok(()), |left| fits(bytes, left))
 }
 

@@ -5,7 +5,7 @@ use super::pending_tree::PendingTree;
 use super::slot::Slot;
 use super::slots_by_directory::SlotsByDirectory;
 use crate::error::Result;
-use crate::formats::tar::notes::Notes;
+use crate::formats::index::notes::Notes;
 use crate::vfs::FileKind;
 
 /// One slot for each path: the directory, or else the node with the highest rank. Hard links

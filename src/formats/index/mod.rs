@@ -1,5 +1,6 @@
-//! The tree of a tar archive, made from all its headers and kept in a file or in memory. `build`
-//! makes it; the rest reads it.
+//! The tree of an archive of members (tar), made from all their headers and kept in a file or in
+//! memory. A scan adds `members` to a `NewTree`, and `build` makes the index. The rest reads it;
+//! `answers` are those to the requests of a `Tree`.
 //!
 //! Node numbers start at the root, which is 0. The children of a directory have consecutive
 //! numbers, ascending by name, and higher than that of their directory. So no table of names is
@@ -17,9 +18,10 @@ use std::cmp::Ordering;
 
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::{Reader, index, length};
-use crate::formats::limits::{FILE_SIZE_MAX, TAR_PATH_MAX};
+use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX};
 use crate::vfs::{Finding, Name};
 
+mod answers;
 mod attributes;
 mod blocks;
 mod build;
@@ -28,35 +30,42 @@ mod caps;
 mod check;
 mod file;
 #[cfg(any(test, fuzzing))]
-pub(super) mod index_parts;
+pub(in crate::formats) mod index_parts;
 mod key;
 mod maps;
+pub(in crate::formats) mod members;
+mod new_tree;
 mod node;
+pub(in crate::formats) mod notes;
 mod output;
+pub(in crate::formats) mod paths;
 #[cfg(test)]
 mod refused;
 mod sections;
 #[cfg(test)]
 mod tests;
+mod weight;
 
+pub(in crate::formats) use answers::ino_of;
 pub(in crate::formats) use blocks::Allowance;
 #[cfg(any(test, fuzzing))]
-pub(super) use build::in_memory;
-pub(super) use build::{ArchiveRange, Builder, DirectoryId, FinishedTree, unsaved};
-pub(super) use file::{IndexFile, IndexOptions};
-pub(super) use key::{FileKey, Hash, Key, MAGIC};
-pub(super) use maps::Map;
-pub(super) use node::{Content, Node};
+pub(in crate::formats) use build::in_memory;
+pub(in crate::formats) use build::{ArchiveRange, Builder, DirectoryId, FinishedTree, unsaved};
+pub(in crate::formats) use file::{IndexFile, IndexOptions};
+pub(in crate::formats) use key::{FileKey, Hash, Key, MAGIC};
+pub(in crate::formats) use maps::Map;
+pub(in crate::formats) use new_tree::NewTree;
+pub(in crate::formats) use node::{Content, Node};
 
 use blocks::Blocks;
 use node::NODE_LEN;
 use sections::{Section, Sections};
 
 /// The number of a node.
-pub(super) type NodeId = u32;
+pub(in crate::formats) type NodeId = u32;
 
 /// The number of the root.
-pub(super) const ROOT: NodeId = 0;
+pub(in crate::formats) const ROOT: NodeId = 0;
 
 /// Sizes of the other records of an index, bytes.
 const SEGMENT_LEN: usize = 24;
@@ -65,7 +74,7 @@ const LINK_COUNT_LEN: usize = 8;
 const WITH_XATTRS_LEN: usize = 12;
 
 /// A buffer for any name.
-pub(super) type NameBuffer = [u8; 255];
+pub(in crate::formats) type NameBuffer = [u8; 255];
 
 /// An image within the archive, shown as a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,28 +87,28 @@ pub(in crate::formats) struct NestedImage {
 }
 
 /// The whole tree.
-pub(super) struct Index {
+pub(in crate::formats) struct Index {
     /// The name of the index in errors.
     name: String,
     blocks: Blocks,
     section_lens: Sections,
     /// Length of the uncompressed archive, bytes.
     archive_len: u64,
-    pub(super) nested_images: Vec<NestedImage>,
+    pub(in crate::formats) nested_images: Vec<NestedImage>,
     /// Warnings about this archive, as `Notes::finish` returns them.
-    pub(super) notes: Vec<String>,
+    pub(in crate::formats) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
-    pub(super) findings: Vec<Finding>,
+    pub(in crate::formats) findings: Vec<Finding>,
 }
 
 impl Index {
     /// The same index with `findings`.
-    pub(super) fn with_findings(self, findings: Vec<Finding>) -> Self {
+    pub(in crate::formats) fn with_findings(self, findings: Vec<Finding>) -> Self {
         Self { findings, ..self }
     }
 
     /// Number of nodes.
-    pub(super) fn len(&self) -> u32 {
+    pub(in crate::formats) fn len(&self) -> u32 {
         u32::try_from(self.section_lens.count(Section::Nodes, NODE_LEN)).unwrap_or(u32::MAX)
     }
 
@@ -108,7 +117,7 @@ impl Index {
     /// # Errors
     /// `Corrupt` if there is no such node, or if a file system cannot show it. `Io` if the index
     /// cannot be read.
-    pub(super) fn node(&self, id: NodeId) -> Result<Node> {
+    pub(in crate::formats) fn node(&self, id: NodeId) -> Result<Node> {
         let node = Node::from_bytes(&self.record(Section::Nodes, id.into())?)?;
         match self.fault_of(id, &node) {
             None => Ok(node),
@@ -141,7 +150,7 @@ impl Index {
                     .then_some("its children are not where they should be");
             }
             Content::Symlink { target } => {
-                let is_short = node.size <= length(TAR_PATH_MAX);
+                let is_short = node.size <= length(MEMBER_PATH_MAX);
                 return (!is_short || !is_within(target, node.size, names))
                     .then_some("its target is missing");
             }
@@ -154,7 +163,7 @@ impl Index {
     ///
     /// # Errors
     /// As `node`.
-    pub(super) fn resolve_hard_link(&self, id: NodeId) -> Result<(NodeId, Node)> {
+    pub(in crate::formats) fn resolve_hard_link(&self, id: NodeId) -> Result<(NodeId, Node)> {
         let node = self.node(id)?;
         self.resolve_node(id, node)
     }
@@ -176,7 +185,11 @@ impl Index {
     ///
     /// # Errors
     /// As `node`. `Corrupt` if it is a child of another directory.
-    pub(super) fn child(&self, parent: NodeId, id: NodeId) -> Result<(Node, (NodeId, Node))> {
+    pub(in crate::formats) fn child(
+        &self,
+        parent: NodeId,
+        id: NodeId,
+    ) -> Result<(Node, (NodeId, Node))> {
         let node = self.node(id)?;
         if node.parent != parent {
             return Err(wrong(id, "it is in another directory"));
@@ -188,7 +201,7 @@ impl Index {
     ///
     /// # Errors
     /// As `node`. `Corrupt` if `id` is not among the children of that parent.
-    pub(super) fn parent(&self, id: NodeId) -> Result<NodeId> {
+    pub(in crate::formats) fn parent(&self, id: NodeId) -> Result<NodeId> {
         let parent = self.node(id)?.parent;
         let is_child = match self.node(parent)?.content() {
             Content::Directory { first, count } => {
@@ -206,7 +219,11 @@ impl Index {
     ///
     /// # Errors
     /// As `node`.
-    pub(super) fn name<'b>(&self, node: &Node, buffer: &'b mut NameBuffer) -> Result<&'b [u8]> {
+    pub(in crate::formats) fn name<'b>(
+        &self,
+        node: &Node,
+        buffer: &'b mut NameBuffer,
+    ) -> Result<&'b [u8]> {
         self.name_at(node.name.into(), node.name_len.into(), buffer)
     }
 
@@ -221,7 +238,7 @@ impl Index {
     ///
     /// # Errors
     /// As `child`.
-    pub(super) fn find(
+    pub(in crate::formats) fn find(
         &self,
         parent: NodeId,
         (first, count): (NodeId, u32),
@@ -251,8 +268,8 @@ impl Index {
     ///
     /// # Errors
     /// As `node`.
-    pub(super) fn target(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
-        let mut target = vec![0; index(len).min(TAR_PATH_MAX)];
+    pub(in crate::formats) fn target(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let mut target = vec![0; index(len).min(MEMBER_PATH_MAX)];
         self.read_section(Section::Names, offset, &mut target)?;
         Ok(target)
     }
@@ -261,7 +278,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt`, `Io`.
-    pub(super) fn link_count(&self, id: NodeId) -> Result<u32> {
+    pub(in crate::formats) fn link_count(&self, id: NodeId) -> Result<u32> {
         let read = |nth| {
             let bytes: [u8; LINK_COUNT_LEN] = self.record(Section::LinkCounts, nth)?;
             let mut reader = Reader::new("link", &bytes);
@@ -272,7 +289,7 @@ impl Index {
     }
 
     /// Adds the name of the index to an error. For damage, also adds a remedy.
-    pub(super) fn name_error(&self, error: Error) -> Error {
+    pub(in crate::formats) fn name_error(&self, error: Error) -> Error {
         match error.is_damage() {
             true => error
                 .within(&self.name)
@@ -284,7 +301,7 @@ impl Index {
     }
 
     /// Drops the blocks that can be read again.
-    pub(super) fn release(&self) {
+    pub(in crate::formats) fn release(&self) {
         self.blocks.release();
     }
 

@@ -14,10 +14,10 @@ pub(super) const NODE_LEN: usize = 47;
 /// can be kept in a file while the tree is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(in crate::formats::tar) struct Node {
-    pub(in crate::formats::tar) seconds: i64,
+pub(in crate::formats) struct Node {
+    pub(in crate::formats) seconds: i64,
     /// Size of a file, length of a symbolic link's target, or number of children of a directory.
-    pub(in crate::formats::tar) size: u64,
+    pub(in crate::formats) size: u64,
     /// By kind: offset in the archive, number of the sparse map, first child, offset of the target
     /// in the names, device number, or the node of a link's target.
     pub(super) content: u64,
@@ -26,9 +26,9 @@ pub(in crate::formats::tar) struct Node {
     /// The parent directory. The root is its own parent. In a pending node: the number of a
     /// `DirectoryId`.
     pub(super) parent: NodeId,
-    pub(in crate::formats::tar) nanoseconds: u32,
-    pub(in crate::formats::tar) uid: u32,
-    pub(in crate::formats::tar) gid: u32,
+    pub(in crate::formats) nanoseconds: u32,
+    pub(in crate::formats) uid: u32,
+    pub(in crate::formats) gid: u32,
     /// Kind in the upper four bits, permissions in the lower twelve.
     pub(super) mode: u16,
     /// Length of its name in bytes.
@@ -39,7 +39,7 @@ pub(in crate::formats::tar) struct Node {
 
 /// What a node refers to, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats::tar) enum Content {
+pub(in crate::formats) enum Content {
     Stored { start: u64 },
     Sparse { map: u64 },
     Directory { first: NodeId, count: u32 },
@@ -94,12 +94,12 @@ impl Node {
     }
 
     /// Permission, set-id and sticky bits.
-    pub(in crate::formats::tar) fn permissions(&self) -> u16 {
+    pub(in crate::formats) fn permissions(&self) -> u16 {
         self.mode & 0o7777
     }
 
     /// What it refers to. An unknown kind counts as a stored file.
-    pub(in crate::formats::tar) fn content(&self) -> Content {
+    pub(in crate::formats) fn content(&self) -> Content {
         let id = || NodeId::try_from(self.content).unwrap_or(NodeId::MAX);
         let number = || u32::try_from(self.content).unwrap_or(0);
         match self.mode >> 12 {
@@ -116,7 +116,7 @@ impl Node {
         }
     }
 
-    pub(in crate::formats::tar) fn kind(&self) -> FileKind {
+    pub(in crate::formats) fn kind(&self) -> FileKind {
         match self.content() {
             Content::Stored { .. } | Content::Sparse { .. } | Content::HardLink { .. } => {
                 FileKind::Regular

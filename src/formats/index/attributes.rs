@@ -10,17 +10,16 @@ use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 
 /// The offset and the length of an attribute's value.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::formats::tar) struct Value {
+pub(in crate::formats) struct Value {
     offset: u64,
     len: u32,
 }
 
 /// A callback for each attribute, with its name and its value.
-pub(in crate::formats::tar) type Visit<'v> =
-    dyn FnMut(&[u8], Value) -> Result<ControlFlow<()>> + 'v;
+pub(in crate::formats) type Visit<'v> = dyn FnMut(&[u8], Value) -> Result<ControlFlow<()>> + 'v;
 
 impl Index {
-    pub(in crate::formats::tar) fn has_xattrs(&self) -> bool {
+    pub(in crate::formats) fn has_xattrs(&self) -> bool {
         self.section_lens.len_of(Section::WithXattrs) > 0
     }
 
@@ -28,11 +27,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt` if Linux cannot show them. `Io`. The errors of `visit`.
-    pub(in crate::formats::tar) fn xattrs_of(
-        &self,
-        id: NodeId,
-        visit: &mut Visit<'_>,
-    ) -> Result<()> {
+    pub(in crate::formats) fn xattrs_of(&self, id: NodeId, visit: &mut Visit<'_>) -> Result<()> {
         let read = |nth| {
             let bytes: [u8; WITH_XATTRS_LEN] = self.record(Section::WithXattrs, nth)?;
             let mut reader = Reader::new("node with attributes", &bytes);
@@ -86,7 +81,7 @@ impl Index {
     ///
     /// # Errors
     /// `Corrupt`, `Io`.
-    pub(in crate::formats::tar) fn value(&self, value: Value) -> Result<Vec<u8>> {
+    pub(in crate::formats) fn value(&self, value: Value) -> Result<Vec<u8>> {
         let mut bytes = vec![0; index(value.len.min(XATTR_VALUE_MAX))];
         self.read_section(Section::Xattrs, value.offset, &mut bytes)?;
         Ok(bytes)

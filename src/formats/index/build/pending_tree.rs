@@ -8,10 +8,9 @@ use super::ranks::Ranks;
 use super::slot::Slot;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
-use crate::formats::limits::TAR_DEPTH_MAX;
-use crate::formats::tar::header::id_or_nobody;
-use crate::formats::tar::members::Member;
-use crate::formats::tar::paths::components_of;
+use crate::formats::index::members::Member;
+use crate::formats::index::paths::components_of;
+use crate::formats::limits::MEMBER_DEPTH_MAX;
 use crate::spilled::{Spill, Spilled};
 use crate::vfs::{FileKind, Name};
 
@@ -38,7 +37,7 @@ impl PendingTree {
         Self {
             nodes: Spilled::new(&spill),
             names: Spilled::new(&spill),
-            root: PendingNode::root(id_or_nobody(0)),
+            root: PendingNode::root(0),
             directories: Directories::new(),
             ranks: Ranks::new(),
             last_parent: None,
@@ -113,7 +112,7 @@ impl PendingTree {
         components: &[&[u8]],
         member: &Member,
     ) -> Result<Option<DirectoryId>> {
-        if components.len() > TAR_DEPTH_MAX {
+        if components.len() > MEMBER_DEPTH_MAX {
             return Ok(None);
         }
         let mut directory = base;

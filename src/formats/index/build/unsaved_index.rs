@@ -10,7 +10,7 @@ use super::super::file::{IndexFile, IndexOptions};
 use super::super::key::Key;
 use super::finished_tree::FinishedTree;
 use crate::error::{Error, Result};
-use crate::formats::tar::weight;
+use crate::formats::index::weight;
 use crate::os::unlinked;
 use crate::storage::{FileStorage, InMemory, Storage};
 use crate::sync::Arc;
@@ -25,7 +25,7 @@ const IN_MEMORY_MAX: u64 = 1 << 20;
 /// # Errors
 /// `Io` if the temporary file cannot be read, or if the index would take memory that the job does
 /// not have.
-pub(in crate::formats::tar) fn unsaved(
+pub(in crate::formats) fn unsaved(
     finished: FinishedTree,
     archive_len: u64,
     name: &str,
@@ -53,7 +53,7 @@ pub(in crate::formats::tar) fn unsaved(
 ///
 /// # Errors
 /// `Corrupt` if the tree does not fit an archive of `archive_len` bytes.
-pub(in crate::formats::tar) fn in_memory(
+pub(in crate::formats) fn in_memory(
     finished: FinishedTree,
     archive_len: u64,
     name: &str,

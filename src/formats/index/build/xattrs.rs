@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::slot::Slot;
 use crate::formats::bytes::{index, length};
-use crate::formats::limits::TAR_XATTRS_MAX;
+use crate::formats::limits::MEMBER_XATTRS_MAX;
 
 /// All sets of attributes so far, and the nodes that have them.
 pub(super) struct XattrSets {
@@ -37,7 +37,7 @@ impl XattrSets {
     pub(super) fn new() -> Self {
         Self {
             bytes: Vec::new(),
-            bytes_max: TAR_XATTRS_MAX,
+            bytes_max: MEMBER_XATTRS_MAX,
             offsets: HashMap::new(),
             entries: Vec::new(),
         }

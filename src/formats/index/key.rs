@@ -8,7 +8,7 @@ use crate::storage::Storage;
 const FORMAT: u32 = 4;
 
 /// The first bytes of an index.
-pub(in crate::formats::tar) const MAGIC: &[u8; 8] = b"ARCHFSIX";
+pub(in crate::formats) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 
 /// Most samples that a file may claim. archfs writes far fewer.
 const SAMPLES_MAX: u32 = 4096;
@@ -18,32 +18,32 @@ pub(super) const START: usize = 72;
 const SAMPLE: usize = 40;
 
 /// The hash of a sampled block.
-pub(in crate::formats::tar) type Hash = [u8; 32];
+pub(in crate::formats) type Hash = [u8; 32];
 
 /// The identity of the archive's file on its file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats::tar) struct FileKey {
+pub(in crate::formats) struct FileKey {
     /// The type of the file system.
-    pub(in crate::formats::tar) file_system: u64,
-    pub(in crate::formats::tar) inode: u64,
+    pub(in crate::formats) file_system: u64,
+    pub(in crate::formats) inode: u64,
     /// Its ctime: seconds and nanoseconds.
-    pub(in crate::formats::tar) changed: (i64, u32),
-    pub(in crate::formats::tar) owner: u32,
+    pub(in crate::formats) changed: (i64, u32),
+    pub(in crate::formats) owner: u32,
 }
 
 /// The key of an index: what its archive was when the index was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats::tar) struct Key {
+pub(in crate::formats) struct Key {
     /// Whether archives within the archive are shown as directories.
-    pub(in crate::formats::tar) recursive: bool,
+    pub(in crate::formats) recursive: bool,
     /// Length of the archive's file, bytes.
-    pub(in crate::formats::tar) len: u64,
+    pub(in crate::formats) len: u64,
     /// Its mtime: seconds and nanoseconds.
-    pub(in crate::formats::tar) modified: (i64, u32),
+    pub(in crate::formats) modified: (i64, u32),
     /// Its identity on its file system.
-    pub(in crate::formats::tar) file: FileKey,
+    pub(in crate::formats) file: FileKey,
     /// Samples of its blocks: offset and hash.
-    pub(in crate::formats::tar) samples: Vec<(u64, Hash)>,
+    pub(in crate::formats) samples: Vec<(u64, Hash)>,
 }
 
 impl Key {

@@ -7,11 +7,11 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
-use super::super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
-use super::super::notes::Notes;
 use super::blocks::BLOCK;
 use super::index_parts::{IndexParts, read, sealed, without_sums};
 use super::key::START;
+use super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
+use super::notes::Notes;
 use super::sections::TAIL;
 use super::*;
 use crate::spilled::Spill;
@@ -208,7 +208,7 @@ fn walk_node(
         }
         Content::Symlink { target } => {
             assert_eq!(index.target(target, node.size)?.len() as u64, node.size);
-            assert!(node.size <= TAR_PATH_MAX as u64);
+            assert!(node.size <= MEMBER_PATH_MAX as u64);
         }
         Content::HardLink { .. } => panic!("a link to a link"),
         Content::Device { .. } | Content::Fifo => {}

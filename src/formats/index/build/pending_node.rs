@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::super::NodeId;
 use super::super::node::{Content, Node};
 use super::directories::DirectoryId;
-use crate::formats::tar::members::Member;
+use crate::formats::index::members::Member;
 use crate::vfs::FileKind;
 
 /// A pending node. It takes no more memory than a `Node`, whose fields it keeps. Until it is
