@@ -42,29 +42,46 @@ pub(super) fn run(
 pub fn xz_stream(memory: u64) -> Result<impl Streaming> {
     let memory = memory.min(FILE_MEMORY_LIMIT);
     let stream = Stream::new_stream_decoder(memory, 0);
-    stream.map(|stream| XzStream { stream, memory }).map_err(|error| damaged("xz", error))
+    LiblzmaStream::new(Codec::Xz, stream, memory)
 }
 
-struct XzStream {
+/// A decoder of liblzma.
+pub(super) struct LiblzmaStream {
+    codec: Codec,
     stream: Stream,
     /// The limit, bytes.
     memory: u64,
 }
 
-impl Streaming for XzStream {
+impl LiblzmaStream {
+    pub(super) fn new(
+        codec: Codec,
+        stream: std::result::Result<Stream, liblzma::stream::Error>,
+        memory: u64,
+    ) -> Result<Self> {
+        let stream = stream.map_err(|error| damaged(codec.name(), error))?;
+        Ok(Self { codec, stream, memory })
+    }
+}
+
+impl Streaming for LiblzmaStream {
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step> {
         let (before_in, before_out) = (self.stream.total_in(), self.stream.total_out());
+        let name = self.codec.name();
         let status =
             self.stream.process(input, output, Action::Run).map_err(|error| match error {
                 liblzma::stream::Error::MemLimit => Error::new(
                     Kind::Unsupported,
-                    format!("xz needs more than {} MiB of memory to decode it", self.memory >> 20),
+                    format!(
+                        "{name} needs more than {} MiB of memory to decode it",
+                        self.memory >> 20
+                    ),
                 ),
                 liblzma::stream::Error::Options => Error::new(
                     Kind::Unsupported,
-                    "xz filters or options that archfs does not support",
+                    format!("{name} filters or options that archfs does not support"),
                 ),
-                error => damaged("xz", error),
+                error => damaged(name, error),
             })?;
         let delta = |before: u64, after: u64| {
             usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)

@@ -1,7 +1,7 @@
 //! Files that archfs cannot read: what they seem to be, and a hint what to do.
 //!
 //! Known files are recognised by magic bytes. Invariant: archfs does not guess; a file without
-//! known magic bytes is called neither a SquashFS image nor a tar.
+//! known magic bytes gets no name.
 
 use super::bytes::index;
 use crate::error::{Error, Kind};
@@ -16,9 +16,7 @@ const OFFSET: &str = "if the archive starts further into the file, use --offset 
 type Magic = (u64, &'static [u8], &'static str, &'static str);
 
 /// From the specifications of the formats, and from file(1).
-const MAGICS: [Magic; 24] = [
-    (0, b"PK\x03\x04", "a ZIP archive", PACK),
-    (0, b"PK\x05\x06", "a ZIP archive", PACK),
+const MAGICS: [Magic; 21] = [
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", PACK),
     (0, b"Rar!\x1a\x07", "a rar archive", PACK),
     (0, b"07070", "a cpio archive", PACK),
@@ -26,7 +24,6 @@ const MAGICS: [Magic; 24] = [
     (0, b"DWARFS", "a DwarFS image", PACK),
     (0, b"LZIP", "lzip data", DECODE),
     (0, b"\x1f\x9d", "a file of compress (.Z)", DECODE),
-    (0, b"\x5d\0\0", "lzma data", DECODE),
     (0, b"\x89LZO\0\r\n\x1a\n", "lzop data", DECODE),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", LIBRARY),
     (16, b"\xde\xc0\xef\xbe", "an LMDB database", LIBRARY),
@@ -58,7 +55,7 @@ pub(super) fn unknown(name: &str, head: &[u8], offset: u64) -> Error {
     let (description, hint) = match head {
         [] if offset == 0 => ("is empty", "check that it was copied completely"),
         [] => ("ends before --offset", "check --offset"),
-        _ => find_magic(head).unwrap_or(("neither a SquashFS image nor a tar", OFFSET)),
+        _ => find_magic(head).unwrap_or(("not a SquashFS image, tar or ZIP archive", OFFSET)),
     };
     Error::new(Kind::UnknownFormat, format!("{name}: {description}")).with_hint(hint)
 }
@@ -84,10 +81,9 @@ mod tests {
         let message = |head: &[u8]| unknown("f", head, 0).to_string();
         assert_eq!(message(b""), "f: is empty");
         assert_eq!(message(b"7z\xbc\xaf\x27\x1c\0\x04"), "f: a 7z archive");
-        assert_eq!(message(b"7z\xbc\xaf"), "f: neither a SquashFS image nor a tar");
+        assert_eq!(message(b"7z\xbc\xaf"), "f: not a SquashFS image, tar or ZIP archive");
         assert_eq!(message(b"\n\r\n  <!DOCTYPE html>"), "f: a web page");
         assert_eq!(message(b"\xef\xbb\xbf<html>"), "f: a web page");
-        assert_eq!(message(b"  PK\x03\x04"), "f: neither a SquashFS image nor a tar");
         let mut lmdb = [0; 64];
         lmdb[16..20].copy_from_slice(b"\xde\xc0\xef\xbe");
         assert_eq!(message(&lmdb), "f: an LMDB database");

@@ -13,12 +13,13 @@ use crate::vfs::{Cookie, FileKind, Ino, Name, ReadBytes, Scratch, SeekTarget, Tr
 pub use super::compressed::fuzzing::{compressed, seek_points};
 pub use super::squashfs::fuzzing::{directory, inode, metadata, squashfs, superblock, tables};
 pub use super::tar::fuzzing::{pax, saved_index, sparse_map, tar, tar_header};
+pub use super::zip::fuzzing::zip;
 
 /// A fuzz target.
 pub type Door = fn(&[u8]);
 
 /// All targets, by name. The directories in `fuzz/corpus` have the same names.
-pub const DOORS: [(&str, Door); 13] = [
+pub const DOORS: [(&str, Door); 14] = [
     ("superblock", superblock),
     ("inode", inode),
     ("directory", directory),
@@ -32,6 +33,7 @@ pub const DOORS: [(&str, Door); 13] = [
     ("compressed", compressed),
     ("squashfs", squashfs),
     ("tar", tar),
+    ("zip", zip),
 ];
 
 /// Most files visited by a walk, and most entries looked up in one directory.

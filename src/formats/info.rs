@@ -90,6 +90,8 @@ pub enum Layout {
     Image(Image),
     /// A tar, compressed or not.
     Tar(TarLayout),
+    /// A ZIP archive.
+    Zip(ZipLayout),
 }
 
 /// The layout of an image.
@@ -160,6 +162,26 @@ pub struct TarLayout {
     pub is_indexed: bool,
 }
 
+/// The layout of a ZIP archive.
+#[derive(Clone, Debug)]
+pub struct ZipLayout {
+    /// The compression methods of its files.
+    pub methods: Vec<MethodShare>,
+}
+
+/// The files of a ZIP archive with one compression method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MethodShare {
+    /// Name of the method.
+    pub method: &'static str,
+    /// Number of entries of files.
+    pub files: u64,
+    /// Their bytes in the archive.
+    pub compressed: u64,
+    /// Their decoded bytes.
+    pub bytes: u64,
+}
+
 /// The compression of a tar.
 #[derive(Clone, Copy, Debug)]
 pub struct Compressed {
@@ -181,7 +203,7 @@ pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Resul
     progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, options);
     let image_bytes = memory.image_bytes;
-    let opening = Opening { options, memory: &memory, progress, number: 0, image_bytes };
+    let opening = Opening { options, memory: &memory, progress, image_bytes };
     let mut parts = Vec::new();
     for file in &files {
         parts.extend(opening.parts(file)?);
@@ -202,6 +224,7 @@ fn part(part: &Part, progress: &Progress) -> Result<Info> {
     let info = match &part.format {
         Format::Image(image) => image.info(progress)?,
         Format::Tar(tar) => tar.info()?,
+        Format::Zip(zip) => zip.info()?,
     };
     Ok(Info { path: part.layer.path.clone(), ..info })
 }

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use super::bytes::length;
 use super::index::paths::archive_stem;
 use super::squashfs::SquashFs;
-use super::tar;
+use super::{tar, zip};
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -136,7 +136,7 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
 const HEAD: u32 = 1024;
 
 fn recognises(head: &[u8]) -> bool {
-    SquashFs::recognises(head) || tar::recognises(head)
+    SquashFs::recognises(head) || tar::recognises(head) || zip::recognises(head)
 }
 
 /// A file of a tree as storage.

@@ -35,6 +35,14 @@ pub(crate) const FILE_SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 /// KiB and long sparse maps fit; no larger one is known.
 pub(crate) const TAR_EXTENSION_MAX: u64 = 16 << 20;
 
+/// Bytes of decoded data for each byte of DEFLATE data, at most: a match of 258 bytes takes at
+/// least two bits.
+pub(crate) const DEFLATE_RATIO_MAX: u64 = 1032;
+
+/// Largest member of a ZIP archive that is decompressed at once and cached as a whole, decompressed
+/// bytes. A larger one gets seek points when it is first read.
+pub(crate) const ZIP_WHOLE_MAX: u64 = 8 << 20;
+
 /// Longest path of a tar member, bytes: eight times PATH_MAX of Linux.
 pub(crate) const MEMBER_PATH_MAX: usize = 32 << 10;
 
@@ -45,8 +53,8 @@ pub(crate) const MEMBER_DEPTH_MAX: usize = 1024;
 /// Most extension headers before one tar member. GNU tar writes at most four.
 pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
 
-/// Most images within one archive, with --nested. Each has its own caches.
-pub(crate) const INNER_IMAGES_MAX: usize = 4096;
+/// Most images and ZIP archives within one archive, with --nested. Each has its own caches.
+pub(crate) const SEPARATE_ARCHIVES_MAX: usize = 4096;
 
 /// Longest file of only zeros that counts as an empty tar, bytes. Tars are padded to records of 10
 /// KiB, or the size given to `tar -b`.

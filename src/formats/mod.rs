@@ -30,6 +30,7 @@ use crate::vfs::{Finding, Hidden, Layer, Tree, Union};
 
 mod bytes;
 mod compressed;
+mod cursor;
 mod foreign;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -40,14 +41,16 @@ mod limits;
 mod opening;
 mod slow_reads;
 mod squashfs;
+mod stored_reads;
 mod tar;
 mod verify;
+mod zip;
 
 use opening::{Memory, Opening};
 
 pub use info::{
-    Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, READ_COST, Shares,
-    Sizes, TarLayout, info,
+    Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, MethodShare, READ_COST,
+    Shares, Sizes, TarLayout, ZipLayout, info,
 };
 pub use inside::{Contents, contents};
 pub use tar::{Acls, IndexPolicy};
@@ -143,9 +146,8 @@ pub fn open_partly(
         files.get(nth).map_or_else(
             || Ok(Vec::new()),
             |file| {
-                let number = u32::try_from(nth).unwrap_or(u32::MAX);
                 let image_bytes = memory.image_bytes;
-                let opening = Opening { options, memory: &memory, progress, number, image_bytes };
+                let opening = Opening { options, memory: &memory, progress, image_bytes };
                 opening.file(file)
             },
         )

@@ -12,10 +12,11 @@ use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container};
 use super::index::Allowance;
 use super::inside::{self, NestedFile};
-use super::limits::{CHUNK_MAX, INNER_IMAGES_MAX, NESTING_MAX};
+use super::limits::{CHUNK_MAX, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
 use super::slow_reads::SlowReads;
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
+use super::zip::{self, Zip, ZipOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};
@@ -99,6 +100,7 @@ pub(super) struct Part {
 pub(super) enum Format {
     Image(Arc<SquashFs>),
     Tar(Arc<Tar>),
+    Zip(Arc<Zip>),
 }
 
 impl Format {
@@ -107,6 +109,7 @@ impl Format {
         match self {
             Self::Image(image) => image.describe(),
             Self::Tar(tar) => tar.describe(),
+            Self::Zip(zip) => zip.describe(),
         }
     }
 
@@ -114,6 +117,8 @@ impl Format {
         match self {
             Self::Image(image) => image.slow_reads(),
             Self::Tar(tar) => tar.slow_reads(),
+            // A read decodes the file that is read, and no others.
+            Self::Zip(_) => None,
         }
     }
 }
@@ -124,8 +129,6 @@ pub(super) struct Opening<'o> {
     pub(super) options: &'o OpenOptions,
     pub(super) memory: &'o Memory,
     pub(super) progress: &'o Progress,
-    /// Its number among all archives.
-    pub(super) number: u32,
     /// Memory left for the blocks of its images, bytes.
     pub(super) image_bytes: u64,
 }
@@ -190,14 +193,22 @@ impl Opening<'_> {
         if SquashFs::recognises(head) {
             return self.open_image(name, storage, depth);
         }
+        if zip::recognises(head) {
+            return self.open_zip(name, storage, depth);
+        }
         // The cache identifies chunks by the number of the file, so an inner archive cannot be
         // compressed.
         let bytes = match Container::recognise(head).filter(|_| depth == 0) {
             Some(container) => {
                 let cache = Arc::clone(&self.memory.chunks);
-                Bytes::Compressed(CompressedTar { storage, container, cache, archive: self.number })
+                let archive = cache.new_number();
+                Bytes::Compressed(CompressedTar { storage, container, cache, archive })
             }
             None if tar::recognises(head) => Bytes::Uncompressed(storage),
+            // Other data may come before a ZIP archive.
+            None if zip::has_directory(storage.as_ref())? => {
+                return self.open_zip(name, storage, depth);
+            }
             None => return Err(foreign::unknown(name, head, self.options.offset)),
         };
         let OpenOptions { recursive, partial, index_policy, acls, .. } = *self.options;
@@ -208,15 +219,15 @@ impl Opening<'_> {
         let options =
             TarOptions { recursive, saved, progress, partial, logs_notes, memory, acls, indexes };
         let tar = Tar::open(name, bytes, &options)?;
-        let opening = self.with_share(tar.nested_images().len());
+        let opening = self.with_share(tar.nested_archives().len());
         let mut parts = Vec::new();
-        for nested_image in tar.nested_images() {
-            let file_range = FileRange::new(Arc::clone(tar.storage()), nested_image.offset)?
-                .cut(nested_image.len)?;
+        for nested_archive in tar.nested_archives() {
+            let file_range = FileRange::new(Arc::clone(tar.storage()), nested_archive.offset)?
+                .cut(nested_archive.len)?;
             // The directory exists in the tar. It stays empty if the image cannot be opened.
             opening.open_inner(
                 name,
-                &nested_image.path,
+                &nested_archive.path,
                 Arc::new(file_range),
                 depth,
                 &mut parts,
@@ -231,21 +242,58 @@ impl Opening<'_> {
 
     /// Opens an image, and the archives in it if `options.recursive` is set.
     fn open_image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
-        if self.options.index_policy == IndexPolicy::Save && depth == 0 {
-            let context = format!("{name}: a SquashFS image, which needs no index");
-            return Err(Error::new(Kind::InvalidInput, context));
-        }
+        self.refuse_index(name, "a SquashFS image", depth)?;
         // Inner archives get half of the image's memory.
         let own = if self.options.recursive { self.with_share(2) } else { *self };
         let image = SquashFs::open(name, storage, own.image_bytes, &self.memory.shared)?;
         image.report_to(&self.options.stats);
         image.draw_on(&self.options.budget);
-        let mut tree: Arc<dyn Tree> = Arc::<SquashFs>::clone(&image);
+        let tree: Arc<dyn Tree> = Arc::<SquashFs>::clone(&image);
+        own.with_inner(name, tree, Format::Image(image), depth)
+    }
+
+    /// Opens a ZIP archive, and the archives in it if `options.recursive` is set.
+    fn open_zip(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
+        self.refuse_index(name, "a ZIP archive", depth)?;
+        let OpenOptions { partial, index_policy, .. } = *self.options;
+        let options = ZipOptions {
+            progress: self.progress,
+            partial,
+            logs_notes: index_policy != IndexPolicy::Compare,
+            chunks: &self.memory.chunks,
+            memory: self.memory.chunk_bytes,
+            indexes: &self.memory.indexes,
+        };
+        let zip = Arc::new(Zip::open(name, storage, &options)?);
+        let tree: Arc<dyn Tree> = Arc::<Zip>::clone(&zip);
+        self.with_inner(name, tree, Format::Zip(zip), depth)
+    }
+
+    /// Refuses to make an index for `what`, which has one in itself.
+    fn refuse_index(&self, name: &str, what: &str, depth: u32) -> Result<()> {
+        match self.options.index_policy == IndexPolicy::Save && depth == 0 {
+            true => {
+                let context = format!("{name}: {what}, which needs no index");
+                Err(Error::new(Kind::InvalidInput, context))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// The parts of an archive whose inner archives are files of `tree`: its own, and those of the
+    /// archives in it if `options.recursive` is set.
+    fn with_inner(
+        &self,
+        name: &str,
+        mut tree: Arc<dyn Tree>,
+        format: Format,
+        depth: u32,
+    ) -> Result<Vec<Part>> {
         let mut parts = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {
             let mut shown = Vec::new();
             let found = inside::find(tree.as_ref());
-            let opening = own.with_share(found.len());
+            let opening = self.with_share(found.len());
             for inner in found {
                 let storage = Arc::new(NestedFile::new(Arc::clone(&tree), inner.ino, inner.size));
                 if opening.open_inner(name, &inner.directory, storage, depth, &mut parts)? {
@@ -255,7 +303,7 @@ impl Opening<'_> {
             tree = View::without(tree, shown);
         }
         let layer = Layer { path: Vec::new(), name: name.to_owned(), tree };
-        parts.insert(0, Part { layer, format: Format::Image(image) });
+        parts.insert(0, Part { layer, format });
         Ok(parts)
     }
 
@@ -278,7 +326,7 @@ impl Opening<'_> {
         depth: u32,
         parts: &mut Vec<Part>,
     ) -> Result<bool> {
-        let limit = length(INNER_IMAGES_MAX);
+        let limit = length(SEPARATE_ARCHIVES_MAX);
         if self.memory.inner.fetch_add(1, Ordering::Relaxed) >= limit {
             self.report(Finding::note(format!(
                 "{name}: more than {limit} archives inside archives: the others are not opened"

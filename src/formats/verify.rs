@@ -35,7 +35,7 @@ pub fn verify(
     progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, &options);
     let image_bytes = memory.image_bytes;
-    let opening = Opening { options: &options, memory: &memory, progress, number: 0, image_bytes };
+    let opening = Opening { options: &options, memory: &memory, progress, image_bytes };
     let mut layers = Vec::new();
     for file in &files {
         layers.extend(opening.file(file)?);

@@ -142,6 +142,16 @@ pub trait Tree: Send + Sync {
         Ok(())
     }
 
+    /// The CRC-32 of the contents of the regular file `ino`, if the archive records one that `read`
+    /// does not check.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn stored_crc32(&self, ino: Ino) -> Result<Option<u32>> {
+        let _ = ino;
+        Ok(None)
+    }
+
     /// Reports problems of the archive that reading every file would not reveal: tables that
     /// contradict each other, members that are not shown.
     fn audit(&self, found: &mut dyn FnMut(Finding)) {

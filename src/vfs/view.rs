@@ -160,6 +160,10 @@ impl Tree for View {
         self.tree.data_offset(self.inner(ino))
     }
 
+    fn stored_crc32(&self, ino: Ino) -> Result<Option<u32>> {
+        self.tree.stored_crc32(self.inner(ino))
+    }
+
     fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
         self.tree.stored_files(visit)
     }

@@ -48,7 +48,7 @@ fn files_that_are_not_archives_exit_with_status_3() {
         path
     };
     refuses(&file("empty", b""), &mount_point, 3, "empty: is empty");
-    refuses(&file("text", b"hello"), &mount_point, 3, "neither a SquashFS image nor a tar");
+    refuses(&file("text", b"hello"), &mount_point, 3, "not a SquashFS image, tar or ZIP archive");
     refuses(&file("page", b"\n  <!DOCTYPE html>\n"), &mount_point, 3, "page: a web page");
     refuses(&file("zip", b"PK\x03\x04rest of it"), &mount_point, 3, "a ZIP archive");
     refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &mount_point, 3, "h5: an HDF5 file");

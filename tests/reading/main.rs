@@ -16,3 +16,4 @@ mod stored_files;
 mod system_calls;
 mod tar;
 mod tar_index;
+mod zip;

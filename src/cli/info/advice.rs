@@ -10,7 +10,7 @@ use crate::units::format_size;
 const GAIN: (u64, u64) = (2, 3);
 
 /// Compressors that decompress more slowly than zstd.
-const SLOW: [&str; 4] = ["gzip", "xz", "lzma", "bzip2"];
+const SLOW: [&str; 5] = ["gzip", "deflate", "xz", "lzma", "bzip2"];
 
 /// Number of files from which reading all headers of a tar takes noticeable time.
 const MANY: u64 = 1000;
@@ -72,6 +72,10 @@ fn compressor(info: &Info) -> Option<String> {
     let name = match &info.layout {
         Layout::Image(Image { compressor, shares, .. }) if shares.compressed > 0 => compressor,
         Layout::Tar(TarLayout { compressed: Some(Compressed { container, .. }), .. }) => container,
+        Layout::Zip(zip) => {
+            let compressed = zip.methods.iter().filter(|share| share.method != "stored");
+            &compressed.max_by_key(|share| share.bytes)?.method
+        }
         _ => return None,
     };
     SLOW.contains(name)

@@ -10,7 +10,7 @@ use super::advice;
 use super::top::Top;
 use crate::cli::term;
 use crate::error::Result;
-use crate::formats::{Compressed, Cost, Image, Info, Layout, TarLayout};
+use crate::formats::{Compressed, Cost, Image, Info, Layout, MethodShare, TarLayout, ZipLayout};
 
 /// One object on one line for the archive at the path `archive`.
 pub(super) fn object(archive: &str, info: &Info, top: Option<Top>) -> Result<String> {
@@ -51,6 +51,8 @@ struct Row<'i> {
     squashfs: Option<ImageRow<'i>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tar: Option<TarRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zip: Option<ZipRow>,
     within: Vec<Row<'i>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<Vec<String>>,
@@ -123,12 +125,26 @@ struct TarRow {
     indexed: bool,
 }
 
+#[derive(Serialize)]
+struct ZipRow {
+    methods: Vec<MethodRow>,
+}
+
+#[derive(Serialize)]
+struct MethodRow {
+    method: &'static str,
+    files: u64,
+    compressed: u64,
+    bytes: u64,
+}
+
 impl<'i> Row<'i> {
     fn of(info: &'i Info) -> Self {
         let path = (!info.path.is_empty()).then_some(&info.path);
-        let (format, squashfs, tar) = match &info.layout {
-            Layout::Image(image) => ("squashfs", Some(ImageRow::of(image)), None),
-            Layout::Tar(stored) => ("tar", None, Some(TarRow::of(stored))),
+        let (format, squashfs, tar, zip) = match &info.layout {
+            Layout::Image(image) => ("squashfs", Some(ImageRow::of(image)), None, None),
+            Layout::Tar(stored) => ("tar", None, Some(TarRow::of(stored)), None),
+            Layout::Zip(zip) => ("zip", None, None, Some(ZipRow::of(zip))),
         };
         let sizes = info.sizes.classes().filter(|&(_, files, _)| files > 0);
         let Cost { mean, p99, worst } = info.cost;
@@ -153,6 +169,7 @@ impl<'i> Row<'i> {
             packed: PackedRow { read_cost: info.packed.read_cost, mean: info.packed.mean },
             squashfs,
             tar,
+            zip,
             within: info.within.iter().map(Row::of).collect(),
             advice: None,
             top: None,
@@ -190,6 +207,16 @@ impl<'i> ImageRow<'i> {
             exportable: image.is_exportable,
             owners: image.owners,
         }
+    }
+}
+
+impl ZipRow {
+    fn of(zip: &ZipLayout) -> Self {
+        let row = |share: &MethodShare| {
+            let MethodShare { method, files, compressed, bytes } = *share;
+            MethodRow { method, files, compressed, bytes }
+        };
+        Self { methods: zip.methods.iter().map(row).collect() }
     }
 }
 

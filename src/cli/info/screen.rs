@@ -5,7 +5,7 @@
 
 use super::advice;
 use crate::cli::term::columns;
-use crate::formats::{Image, Info, Layout, Shares, TarLayout};
+use crate::formats::{Image, Info, Layout, MethodShare, Shares, TarLayout, ZipLayout};
 use crate::log::printable;
 use crate::units::{counted, format_size};
 
@@ -35,6 +35,7 @@ pub(super) fn lines(archive: &str, info: &Info, width: usize) -> String {
     match &info.layout {
         Layout::Image(image) => screen.image(info, image),
         Layout::Tar(stored) => screen.tar(info, stored),
+        Layout::Zip(zip) => screen.zip(info, zip),
     }
     screen.within(info);
     screen.cost(info);
@@ -153,6 +154,25 @@ impl Screen {
         self.add_labelled("tables", &tables);
     }
 
+    fn zip(&mut self, info: &Info, zip: &ZipLayout) {
+        self.add_labelled("format", "ZIP");
+        self.counts(info, info.bytes);
+        let bytes = zip.methods.iter().map(|share| share.bytes).fold(0, u64::saturating_add);
+        let shares = zip.methods.iter().map(|share| {
+            let MethodShare { method, files, compressed, bytes: part } = *share;
+            let (part, files) = (percent(part, bytes), count(files, "file"));
+            let ratio = match method {
+                "stored" => String::new(),
+                _ => format!(", ratio {}", ratio(share.bytes, compressed)),
+            };
+            format!("{part} {method} ({files}{ratio})")
+        });
+        let shares: Vec<_> = shares.collect();
+        if !shares.is_empty() {
+            self.add_labelled("stored", &shares.join(", "));
+        }
+    }
+
     /// Adds the lines that all archives have.
     fn counts(&mut self, info: &Info, stored: u64) {
         let (bytes, kinds) = (info.sizes.bytes(), info.kinds);
@@ -185,18 +205,23 @@ impl Screen {
         if info.within.is_empty() {
             return;
         }
-        let (mut images, mut tars, mut files, mut bytes) = (0_u64, 0_u64, 0_u64, 0_u64);
+        let (mut images, mut tars, mut zips) = (0_u64, 0_u64, 0_u64);
+        let (mut files, mut bytes) = (0_u64, 0_u64);
         for inner in &info.within {
             match inner.layout {
                 Layout::Image(_) => images += 1,
                 Layout::Tar(_) => tars += 1,
+                Layout::Zip(_) => zips += 1,
             }
             files = files.saturating_add(inner.kinds.files);
             bytes = bytes.saturating_add(inner.sizes.bytes());
         }
-        let (all, files) = (count(images + tars, "archive"), count(files, "file"));
-        let what =
-            format!("{all} ({images} SquashFS, {tars} tar): {files}, {}", format_size(bytes));
+        let kinds = [(images, "SquashFS"), (tars, "tar"), (zips, "ZIP")];
+        let kinds = kinds.into_iter().filter(|&(number, _)| number > 0);
+        let kinds: Vec<_> = kinds.map(|(number, name)| format!("{number} {name}")).collect();
+        let (all, kinds) = (count(images + tars + zips, "archive"), kinds.join(", "));
+        let files = count(files, "file");
+        let what = format!("{all} ({kinds}): {files}, {}", format_size(bytes));
         self.add_labelled("within", &what);
     }
 

@@ -20,7 +20,7 @@ use crate::units::Size;
 
 /// A decoded chunk and the permit for its memory.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(in crate::formats) struct Chunk {
     bytes: Vec<u8>,
     /// Where the memory is returned to.
     buffers: Arc<Buffers>,
@@ -30,6 +30,12 @@ pub(super) struct Chunk {
 
 impl Chunk {
     pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
@@ -52,7 +58,7 @@ impl Cached for Arc<Chunk> {
 
 /// Why a chunk is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Demand {
+pub(in crate::formats) enum Demand {
     /// A reader waits for it.
     Now,
     /// A reader may need it soon.
@@ -75,6 +81,8 @@ pub(crate) struct ChunkCache {
     /// Which archives are read in order.
     readahead: Readahead,
     workers: Arc<Workers>,
+    /// The number of the next archive.
+    next_number: AtomicU64,
 }
 
 impl ChunkCache {
@@ -104,7 +112,15 @@ impl ChunkCache {
             spool_limit: SpoolLimit::for_cache(capacity),
             readahead: Readahead::new(capacity),
             workers,
+            next_number: AtomicU64::new(0),
         }
+    }
+
+    /// A number for an archive, or for a member that has chunks, that no other has.
+    pub(in crate::formats) fn new_number(&self) -> u32 {
+        // After 2^32 archives, the first numbers are long out of the cache.
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
     }
 
     /// Registers its counters with `stats`.
@@ -138,7 +154,7 @@ impl ChunkCache {
     }
 
     /// Frees the chunks of all archives, except those being decoded.
-    pub(super) fn release(&self) {
+    pub(in crate::formats) fn release(&self) {
         self.cache.clear();
         self.buffers.release();
     }
@@ -169,7 +185,7 @@ impl ChunkCache {
     }
 
     /// Memory for chunks.
-    pub(super) fn buffers(&self) -> &Buffers {
+    pub(in crate::formats) fn buffers(&self) -> &Buffers {
         &self.buffers
     }
 
@@ -195,7 +211,7 @@ impl ChunkCache {
     ///
     /// # Errors
     /// The error of `decode`. `Busy` if the chunk is decoded ahead and there is no room now.
-    pub(super) fn get_or_decode(
+    pub(in crate::formats) fn get_or_decode(
         &self,
         key: (u32, u32),
         memory_needed: impl Fn() -> u64,

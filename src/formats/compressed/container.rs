@@ -12,6 +12,8 @@ pub(crate) enum Container {
     Zstd,
     /// LZ4 frames, also those of the legacy format.
     Lz4,
+    /// .lzma, the predecessor of .xz.
+    Lzma,
 }
 
 /// What the chunks of a container start with.
@@ -41,7 +43,8 @@ struct Facts {
 }
 
 impl Container {
-    pub(super) const ALL: [Self; 5] = [Self::Gzip, Self::Bzip2, Self::Xz, Self::Zstd, Self::Lz4];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Gzip, Self::Bzip2, Self::Xz, Self::Zstd, Self::Lz4, Self::Lzma];
 
     fn facts(self) -> Facts {
         use {ChunkStart::*, Unit::*};
@@ -53,6 +56,7 @@ impl Container {
             Self::Xz => facts("xz", 3, Extent, Bytes, true),
             Self::Zstd => facts("zstd", 4, Extent, Bytes, true),
             Self::Lz4 => facts("lz4", 5, Extent, Bytes, true),
+            Self::Lzma => facts("lzma", 6, Extent, Bytes, true),
         }
     }
 
@@ -119,10 +123,13 @@ mod tests {
     #[test]
     fn numbers_of_containers_do_not_change() {
         let codes = Container::ALL.map(|container| (container.name(), container.code()));
-        assert_eq!(codes, [("gzip", 1), ("bzip2", 2), ("xz", 3), ("zstd", 4), ("lz4", 5)]);
+        assert_eq!(
+            codes,
+            [("gzip", 1), ("bzip2", 2), ("xz", 3), ("zstd", 4), ("lz4", 5), ("lzma", 6)]
+        );
         for container in Container::ALL {
             assert_eq!(Container::from_code(container.code()), Some(container));
         }
-        assert_eq!((Container::from_code(0), Container::from_code(6)), (None, None));
+        assert_eq!((Container::from_code(0), Container::from_code(7)), (None, None));
     }
 }

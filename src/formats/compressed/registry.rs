@@ -2,7 +2,7 @@
 
 use super::container::Container;
 use super::format::ContainerFormat;
-use super::{bzip2, gzip, lz4, skippable, xz, zstd};
+use super::{bzip2, gzip, lz4, lzma, skippable, xz, zstd};
 
 /// The implementation of `container`.
 pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
@@ -12,6 +12,7 @@ pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
         Container::Xz => &xz::Xz,
         Container::Zstd => &zstd::Zstd,
         Container::Lz4 => &lz4::Lz4,
+        Container::Lzma => &lzma::Lzma,
     }
 }
 

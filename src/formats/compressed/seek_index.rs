@@ -49,6 +49,20 @@ impl SeekIndex {
         starts.iter().zip(ends).map(|(start, end)| end.saturating_sub(*start)).max().unwrap_or(0)
     }
 
+    /// Memory that the seek points take, bytes.
+    pub(crate) fn weight(&self) -> u64 {
+        let count = self.starts().len();
+        let windows = match &self.chunks {
+            Chunks::Points(points) => points
+                .iter()
+                .filter_map(|point| point.window.as_ref())
+                .fold(0, |sum: usize, window| sum.saturating_add(window.compressed.len())),
+            Chunks::Extents(_) | Chunks::Spooled => 0,
+        };
+        let records = count.saturating_mul(size_of::<Point>().max(size_of::<Extent>()));
+        length(windows.saturating_add(records))
+    }
+
     /// Offsets of the chunks in the decoded bytes. Empty for a file that is spooled.
     fn starts(&self) -> Vec<u64> {
         match &self.chunks {

@@ -5,12 +5,12 @@
 use std::marker::PhantomData;
 
 use super::container::Container;
-use super::cursor::Cursor;
 use super::forward::Forward;
 use super::trailing_garbage;
 use crate::codecs::Streaming;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
+use crate::formats::cursor::Cursor;
 use crate::os::memory;
 use crate::storage::Storage;
 use crate::sync::Arc;

@@ -8,7 +8,6 @@
 use super::buffers::Buffers;
 use super::chunk_cache::ChunkCache;
 use super::container::Container;
-use super::cursor::Cursor;
 use super::extent::{Extent, ExtentDecoder, Size, decode_whole, is_giant};
 use super::format::{ChunkDecoder, ContainerFormat};
 use super::forward::Forward;
@@ -21,6 +20,7 @@ use super::walk::{Next, Note, Task, Walk};
 use crate::codecs::{Codec, Streaming, zstd_stream};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
+use crate::formats::cursor::Cursor;
 use crate::formats::limits::{CHUNK_MAX, CHUNK_TARGET, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;

@@ -40,10 +40,14 @@ impl Index {
         let (size, allocated, device) = match node.content() {
             Content::Sparse { map } => (node.size, self.map(id, node, map)?.stored, 0),
             Content::Device { number, .. } => (0, 0, number),
-            Content::Directory { .. } | Content::Symlink { .. } | Content::Fifo => {
-                (node.size, 0, 0)
-            }
-            Content::Stored { .. } | Content::HardLink { .. } => (node.size, node.size, 0),
+            Content::Directory { .. }
+            | Content::Symlink { .. }
+            | Content::Described { kind: FileKind::Symlink, .. }
+            | Content::Fifo => (node.size, 0, 0),
+            Content::Stored { .. }
+            | Content::AfterHeader { .. }
+            | Content::Described { .. }
+            | Content::HardLink { .. } => (node.size, node.size, 0),
         };
         Ok(Attr {
             ino: ino_of(id),

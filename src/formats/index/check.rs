@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use super::sections::Section;
 use super::{
-    Content, Index, LINK_COUNT_LEN, MAP_LEN, NestedImage, NodeId, ROOT, SEGMENT_LEN,
+    Content, Index, LINK_COUNT_LEN, MAP_LEN, NestedArchive, NodeId, ROOT, SEGMENT_LEN,
     WITH_XATTRS_LEN, wrong,
 };
 use crate::error::{Error, Result};
@@ -26,17 +26,17 @@ impl Index {
         self.check_xattrs()
     }
 
-    /// Checks that images lie within the archive and have valid paths.
-    pub(super) fn check_nested_images(&self) -> Result<()> {
-        let is_sound = |nested_image: &NestedImage| {
-            let end = nested_image.offset.checked_add(nested_image.len);
-            let mut names = nested_image.path.split(|&byte| byte == b'/');
+    /// Checks that nested archives lie within the archive and have valid paths.
+    pub(super) fn check_nested_archives(&self) -> Result<()> {
+        let is_sound = |nested_archive: &NestedArchive| {
+            let end = nested_archive.offset.checked_add(nested_archive.len);
+            let mut names = nested_archive.path.split(|&byte| byte == b'/');
             end.is_some_and(|end| end <= self.archive_len)
-                && (nested_image.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
+                && (nested_archive.path.is_empty() || names.all(|name| Name::parse(name).is_some()))
         };
-        match self.nested_images.iter().all(is_sound) {
+        match self.nested_archives.iter().all(is_sound) {
             true => Ok(()),
-            false => Err(Error::corrupt("an image lies outside the archive or the tree")),
+            false => Err(Error::corrupt("a nested archive lies outside the outer one or the tree")),
         }
     }
 
@@ -162,8 +162,8 @@ impl Index {
         let has_same_len = |&section: &Section| {
             self.section_lens.len_of(section) == other.section_lens.len_of(section)
         };
-        let is_alike =
-            (self.archive_len, &self.nested_images) == (other.archive_len, &other.nested_images);
+        let is_alike = (self.archive_len, &self.nested_archives)
+            == (other.archive_len, &other.nested_archives);
         Ok(is_alike && Section::TREE.iter().all(has_same_len) && self.has_same_bytes(other)?)
     }
 

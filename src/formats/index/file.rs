@@ -21,7 +21,7 @@
 use super::blocks::{Allowance, BLOCK, Backing, Blocks, Checked};
 use super::key::{Hash, Key, START};
 use super::sections::{HASH, Section, Sections, TAIL, hash_of};
-use super::{Index, NestedImage};
+use super::{Index, NestedArchive};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
@@ -125,7 +125,7 @@ impl IndexFile {
             blocks,
             section_lens,
             archive_len,
-            nested_images: Vec::new(),
+            nested_archives: Vec::new(),
             notes: Vec::new(),
             findings: Vec::new(),
         };
@@ -148,12 +148,12 @@ impl IndexFile {
 impl Index {
     /// Reads the lists of images and notes.
     fn read_lists(&mut self) -> Result<()> {
-        let bytes = self.section(Section::NestedImages)?;
+        let bytes = self.section(Section::NestedArchives)?;
         let mut reader = Reader::new("image in the index", &bytes);
         while reader.remaining() > 0 {
             let (offset, len, path) = (reader.u64()?, reader.u64()?, reader.u64()?);
             let path = reader.bytes(index(path))?.to_vec();
-            self.nested_images.push(NestedImage { path, offset, len });
+            self.nested_archives.push(NestedArchive { path, offset, len });
         }
         let bytes = self.section(Section::Notes)?;
         let mut reader = Reader::new("note in the index", &bytes);
@@ -161,7 +161,7 @@ impl Index {
             let len = index(reader.u64()?);
             self.notes.push(String::from_utf8_lossy(reader.bytes(len)?).into_owned());
         }
-        self.check_nested_images()
+        self.check_nested_archives()
     }
 
     /// Reads a whole section.

@@ -7,7 +7,7 @@ use super::members::Segment;
 use super::output::Output;
 use super::sections::{HASH, Section, TAIL, hash_of};
 use super::{
-    Allowance, Index, LINK_COUNT_LEN, MAP_LEN, NestedImage, Node, NodeId, SEGMENT_LEN,
+    Allowance, Index, LINK_COUNT_LEN, MAP_LEN, NestedArchive, Node, NodeId, SEGMENT_LEN,
     WITH_XATTRS_LEN,
 };
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(in crate::formats) struct IndexParts {
     pub(super) links: Vec<(NodeId, u32)>,
     pub(super) with_xattrs: Vec<(NodeId, u64)>,
     pub(super) xattrs: Vec<u8>,
-    pub(super) nested_images: Vec<NestedImage>,
+    pub(super) nested_archives: Vec<NestedArchive>,
     pub(super) notes: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl IndexParts {
                 Ok((reader.u32()?, reader.u64()?))
             })?,
             xattrs: index.section(Section::Xattrs)?,
-            nested_images: index.nested_images.clone(),
+            nested_archives: index.nested_archives.clone(),
             notes: index.notes.clone(),
         })
     }
@@ -114,13 +114,16 @@ impl IndexParts {
                 self.with_xattrs.iter().flat_map(numbers).collect()
             }),
             (Section::Xattrs, self.xattrs.clone()),
-            (Section::NestedImages, {
-                let record = |nested_image: &NestedImage| {
-                    let numbers =
-                        [nested_image.offset, nested_image.len, length(nested_image.path.len())];
-                    [&numbers.map(u64::to_le_bytes).concat(), &nested_image.path[..]].concat()
+            (Section::NestedArchives, {
+                let record = |nested_archive: &NestedArchive| {
+                    let numbers = [
+                        nested_archive.offset,
+                        nested_archive.len,
+                        length(nested_archive.path.len()),
+                    ];
+                    [&numbers.map(u64::to_le_bytes).concat(), &nested_archive.path[..]].concat()
                 };
-                self.nested_images.iter().flat_map(record).collect()
+                self.nested_archives.iter().flat_map(record).collect()
             }),
             (Section::Notes, {
                 let record = |note: &String| {

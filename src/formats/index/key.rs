@@ -10,6 +10,10 @@ const FORMAT: u32 = 4;
 /// The first bytes of an index.
 pub(in crate::formats) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 
+/// The flag of an index with archives within the archive as directories. 1 was that of indexes that
+/// had ZIP archives as files.
+const RECURSIVE: u32 = 2;
+
 /// Most samples that a file may claim. archfs writes far fewer.
 const SAMPLES_MAX: u32 = 4096;
 
@@ -52,7 +56,7 @@ impl Key {
         let FileKey { file_system, inode, changed, owner } = self.file;
         let mut bytes = MAGIC.to_vec();
         bytes.extend(FORMAT.to_le_bytes());
-        bytes.extend(u32::from(self.recursive).to_le_bytes());
+        bytes.extend((if self.recursive { RECURSIVE } else { 0 }).to_le_bytes());
         bytes.extend(self.len.to_le_bytes());
         bytes.extend(self.modified.0.to_le_bytes());
         bytes.extend(self.modified.1.to_le_bytes());
@@ -83,7 +87,7 @@ impl Key {
         }
         let recursive = match reader.u32()? {
             0 => false,
-            1 => true,
+            RECURSIVE => true,
             other => return Err(Error::corrupt(format!("an index with flags {other:#x}"))),
         };
         let len = reader.u64()?;

@@ -24,8 +24,10 @@ pub(in crate::formats) enum Kind {
 /// The format of an archive within an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::formats) enum Inner {
+    /// A tar. Its members go into the same tree.
     Tar,
-    SquashFs,
+    /// An image or a ZIP archive. It is opened by itself.
+    Separate,
 }
 
 /// Where the contents of a member are.
@@ -37,6 +39,10 @@ pub(in crate::formats) enum Body {
     Stored(u64),
     /// A sparse map, by its number in `Members`.
     Sparse(usize),
+    /// `size` bytes after a header of unknown length, which is at this offset in the archive.
+    AfterHeader(u64),
+    /// Bytes that the entry at this offset in the archive describes.
+    Described(u64),
 }
 
 /// A part of a file that is stored.
@@ -192,7 +198,7 @@ impl Members {
                 .sparse(number)
                 .last()
                 .map_or(0, |last| last.archive_offset.saturating_add(last.len)),
-            Body::Device(_) => 0,
+            Body::Device(_) | Body::AfterHeader(_) | Body::Described(_) => 0,
         }
     }
 

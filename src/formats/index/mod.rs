@@ -76,12 +76,12 @@ const WITH_XATTRS_LEN: usize = 12;
 /// A buffer for any name.
 pub(in crate::formats) type NameBuffer = [u8; 255];
 
-/// An image within the archive, shown as a directory.
+/// An archive within the archive that is opened by itself, and shown as a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::formats) struct NestedImage {
+pub(in crate::formats) struct NestedArchive {
     /// The path of the directory, without a leading slash.
     pub(in crate::formats) path: Vec<u8>,
-    /// The offset of the image in the archive.
+    /// Its offset in the outer archive.
     pub(in crate::formats) offset: u64,
     pub(in crate::formats) len: u64,
 }
@@ -94,7 +94,7 @@ pub(in crate::formats) struct Index {
     section_lens: Sections,
     /// Length of the uncompressed archive, bytes.
     archive_len: u64,
-    pub(in crate::formats) nested_images: Vec<NestedImage>,
+    pub(in crate::formats) nested_archives: Vec<NestedArchive>,
     /// Warnings about this archive, as `Notes::finish` returns them.
     pub(in crate::formats) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
@@ -137,10 +137,11 @@ impl Index {
             return Some("its name is missing");
         }
         let is_sound = match node.content() {
-            Content::Stored { start } => {
+            Content::Stored { start } | Content::AfterHeader { header: start } => {
                 return (!is_within(start, node.size, self.archive_len))
                     .then_some("its bytes lie outside the archive");
             }
+            Content::Described { entry, .. } => entry < self.archive_len,
             // The owner of a sparse map is checked when the map is read.
             Content::Sparse { .. } | Content::Device { .. } | Content::Fifo => true,
             Content::Directory { first, count } => {

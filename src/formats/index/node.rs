@@ -40,13 +40,36 @@ pub(in crate::formats) struct Node {
 /// What a node refers to, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::formats) enum Content {
-    Stored { start: u64 },
-    Sparse { map: u64 },
-    Directory { first: NodeId, count: u32 },
-    Symlink { target: u64 },
-    Device { kind: FileKind, number: u32 },
+    Stored {
+        start: u64,
+    },
+    /// A file that is stored as it is, after a header of unknown length (ZIP).
+    AfterHeader {
+        header: u64,
+    },
+    /// A file or symbolic link whose bytes are described by an entry at this offset (ZIP).
+    Described {
+        kind: FileKind,
+        entry: u64,
+    },
+    Sparse {
+        map: u64,
+    },
+    Directory {
+        first: NodeId,
+        count: u32,
+    },
+    Symlink {
+        target: u64,
+    },
+    Device {
+        kind: FileKind,
+        number: u32,
+    },
     Fifo,
-    HardLink { target: NodeId },
+    HardLink {
+        target: NodeId,
+    },
 }
 
 pub(super) const KIND_STORED: u16 = 1;
@@ -57,11 +80,17 @@ const KIND_CHAR_DEVICE: u16 = 5;
 const KIND_BLOCK_DEVICE: u16 = 6;
 const KIND_FIFO: u16 = 7;
 pub(super) const KIND_HARD_LINK: u16 = 8;
+const KIND_AFTER_HEADER: u16 = 9;
+const KIND_DESCRIBED: u16 = 10;
+const KIND_DESCRIBED_SYMLINK: u16 = 11;
 
 impl Content {
     fn encode(self) -> (u16, u64) {
         match self {
             Self::Stored { start } => (KIND_STORED, start),
+            Self::AfterHeader { header } => (KIND_AFTER_HEADER, header),
+            Self::Described { kind: FileKind::Symlink, entry } => (KIND_DESCRIBED_SYMLINK, entry),
+            Self::Described { entry, .. } => (KIND_DESCRIBED, entry),
             Self::Sparse { map } => (KIND_SPARSE, map),
             Self::Directory { first, .. } => (KIND_DIRECTORY, u64::from(first)),
             Self::Symlink { target } => (KIND_SYMLINK, target),
@@ -112,25 +141,31 @@ impl Node {
             KIND_BLOCK_DEVICE => Content::Device { kind: FileKind::BlockDevice, number: number() },
             KIND_FIFO => Content::Fifo,
             KIND_HARD_LINK => Content::HardLink { target: id() },
+            KIND_AFTER_HEADER => Content::AfterHeader { header: self.content },
+            KIND_DESCRIBED => Content::Described { kind: FileKind::Regular, entry: self.content },
+            KIND_DESCRIBED_SYMLINK => {
+                Content::Described { kind: FileKind::Symlink, entry: self.content }
+            }
             _ => Content::Stored { start: self.content },
         }
     }
 
     pub(in crate::formats) fn kind(&self) -> FileKind {
         match self.content() {
-            Content::Stored { .. } | Content::Sparse { .. } | Content::HardLink { .. } => {
-                FileKind::Regular
-            }
+            Content::Stored { .. }
+            | Content::AfterHeader { .. }
+            | Content::Sparse { .. }
+            | Content::HardLink { .. } => FileKind::Regular,
             Content::Directory { .. } => FileKind::Directory,
             Content::Symlink { .. } => FileKind::Symlink,
-            Content::Device { kind, .. } => kind,
+            Content::Device { kind, .. } | Content::Described { kind, .. } => kind,
             Content::Fifo => FileKind::Fifo,
         }
     }
 
     /// Whether an index can hold its kind.
     pub(super) fn is_known(&self) -> bool {
-        (KIND_STORED..=KIND_HARD_LINK).contains(&(self.mode >> 12))
+        (KIND_STORED..=KIND_DESCRIBED_SYMLINK).contains(&(self.mode >> 12))
     }
 
     pub(super) fn set(&mut self, content: Content) {

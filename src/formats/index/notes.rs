@@ -172,7 +172,7 @@ fn loss_line(what: &str) -> String {
 }
 
 /// Whether a note says that members are missing.
-pub(in crate::formats) fn is_loss(note: &str) -> bool {
+fn is_loss(note: &str) -> bool {
     note.starts_with(LOSS)
 }
 
@@ -185,7 +185,7 @@ fn line_of(error: &Error) -> String {
 }
 
 /// What is printed of a note: the details only if everything is wanted.
-pub(in crate::formats) fn shown_line(note: &str) -> String {
+fn shown_line(note: &str) -> String {
     let note = note.strip_prefix(LOSS).unwrap_or(note);
     match note.split_once('\n') {
         None => note.to_owned(),
@@ -195,11 +195,34 @@ pub(in crate::formats) fn shown_line(note: &str) -> String {
     }
 }
 
-/// Refuses a tar of which members are missing.
+/// Logs `notes`, which belong to the archive `name`, if `logs_notes` is set.
+///
+/// # Errors
+/// `Corrupt` if a note says that members are missing, unless `partial` is set.
+pub(in crate::formats) fn report(
+    name: &str,
+    notes: &[String],
+    partial: bool,
+    logs_notes: bool,
+) -> Result<()> {
+    if !partial {
+        check_complete(notes)?;
+    }
+    for note in notes.iter().filter(|_| logs_notes) {
+        let shown = shown_line(note);
+        match is_loss(note) {
+            true => log::error!("{name}: {shown}"),
+            false => log::warn!("{name}: {shown}"),
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an archive of which members are missing.
 ///
 /// # Errors
 /// `Corrupt` if a note says so.
-pub(in crate::formats) fn check_complete(notes: &[String]) -> Result<()> {
+fn check_complete(notes: &[String]) -> Result<()> {
     let mut losses = notes.iter().filter(|note| is_loss(note));
     let Some(first) = losses.next() else { return Ok(()) };
     let mut what = shown_line(first);

@@ -22,10 +22,10 @@ pub(in crate::formats) fn shown(path: &[u8]) -> String {
     }
 }
 
-/// The path of the directory that shows the archive at `path`: without `.tar`, `.sqfs` and the
-/// like.
+/// The path of the directory that shows the archive at `path`: without `.tar`, `.zip`, `.sqfs`
+/// and the like.
 pub(in crate::formats) fn archive_stem(path: &[u8]) -> Option<&[u8]> {
-    let suffixes = [&b".tar"[..], b".sqfs", b".squashfs", b".sqsh", b".sfs"];
+    let suffixes = [&b".tar"[..], b".zip", b".sqfs", b".squashfs", b".sqsh", b".sfs"];
     let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
     // Without its suffix, `...tar` would be `..`.
     let name = stem.rsplit(|&byte| byte == b'/').next();

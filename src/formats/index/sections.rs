@@ -24,7 +24,7 @@ pub(super) enum Section {
     LinkCounts,
     WithXattrs,
     Xattrs,
-    NestedImages,
+    NestedArchives,
     Notes,
     SeekPoints,
 }
@@ -61,7 +61,7 @@ impl Section {
             Self::LinkCounts => "link counts",
             Self::WithXattrs => "nodes with attributes",
             Self::Xattrs => "attributes",
-            Self::NestedImages => "images",
+            Self::NestedArchives => "archives",
             Self::Notes => "notes",
             Self::SeekPoints => "seek points",
         }
@@ -83,7 +83,7 @@ impl Section {
             Self::LinkCounts => 4,
             Self::WithXattrs => 5,
             Self::Xattrs => 6,
-            Self::NestedImages => 7,
+            Self::NestedArchives => 7,
             Self::Notes => 8,
             Self::SeekPoints => 9,
         }
@@ -140,7 +140,7 @@ impl Sections {
         if self.count(Section::Nodes, NODE_LEN) > u64::from(u32::MAX) {
             return Err(Error::corrupt("more nodes than have numbers"));
         }
-        for section in [Section::NestedImages, Section::Notes] {
+        for section in [Section::NestedArchives, Section::Notes] {
             let len = self.len_of(section);
             if len > LISTS_MAX {
                 return Err(section.too_long(len, LISTS_MAX));

@@ -113,7 +113,7 @@ fn everything_made(spill: Spill) -> IndexParts {
     packer.simple(Kind::HardLink, "hard-fifo", "fifo");
     packer.simple(Kind::CharDevice, "char", "");
     packer.simple(Kind::BlockDevice, "block", "");
-    packer.simple(Kind::Archive(Inner::SquashFs), "images/one.sqfs", "");
+    packer.simple(Kind::Archive(Inner::Separate), "images/one.sqfs", "");
     let key = Key {
         recursive: true,
         len: ARCHIVE,
@@ -152,9 +152,9 @@ pub(super) fn walk(index: &Index, is_checked: bool) -> Result<()> {
     assert!(!is_checked || seen == index.len(), "a node without a parent");
     assert!(
         index
-            .nested_images
+            .nested_archives
             .iter()
-            .all(|nested_image| nested_image.offset + nested_image.len <= index.archive_len)
+            .all(|nested_archive| nested_archive.offset + nested_archive.len <= index.archive_len)
     );
     failed
 }
@@ -211,6 +211,8 @@ fn walk_node(
             assert!(node.size <= MEMBER_PATH_MAX as u64);
         }
         Content::HardLink { .. } => panic!("a link to a link"),
+        Content::Described { entry, .. } => assert!(entry < index.archive_len),
+        Content::AfterHeader { header } => assert!(header + node.size <= index.archive_len),
         Content::Device { .. } | Content::Fifo => {}
     }
     Ok(())
@@ -219,9 +221,9 @@ fn walk_node(
 #[test]
 fn an_index_of_everything_survives_a_round_trip() {
     let parts = everything();
-    let IndexParts { segments, maps, links, with_xattrs, nested_images, .. } = &parts;
+    let IndexParts { segments, maps, links, with_xattrs, nested_archives, .. } = &parts;
     assert_eq!((segments.len(), maps.len(), links.len()), (4, 2, 2));
-    assert_eq!((with_xattrs.len(), nested_images.len()), (4, 1));
+    assert_eq!((with_xattrs.len(), nested_archives.len()), (4, 1));
     for small in [ALL, NOTHING] {
         let found = read(parts.written(), small).unwrap();
         walk(&found.index, true).unwrap();
@@ -514,7 +516,7 @@ fn the_estimate_covers_every_section_of_an_index() {
                 "attributes" => packer.with_xattrs(Kind::Regular, &path, &["user.same"]),
                 "images" => {
                     let path = format!("images of one directory/{path}.sqfs");
-                    packer.simple(Kind::Archive(Inner::SquashFs), &path, "");
+                    packer.simple(Kind::Archive(Inner::Separate), &path, "");
                 }
                 "links" => {
                     packer.simple(Kind::Regular, &path, "");

@@ -18,6 +18,7 @@ use crate::formats::limits::{
     FILE_SIZE_MAX, MEMBER_PATH_MAX, TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX,
 };
 use crate::formats::squashfs::SquashFs;
+use crate::formats::zip;
 use crate::vfs::Timestamp;
 
 /// A position in the chain of headers.
@@ -370,8 +371,8 @@ fn inner_format(
     let Some(head) = source::before(source, data, head, limit)? else {
         return Ok(None);
     };
-    if SquashFs::recognises(head) {
-        return Ok(Some(Inner::SquashFs));
+    if SquashFs::recognises(head) || zip::recognises(head) {
+        return Ok(Some(Inner::Separate));
     }
     Ok(recognises(head).then_some(Inner::Tar))
 }

@@ -16,6 +16,7 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::formats::index::index_parts::{IndexParts, read, sealed};
 use crate::formats::index::{Allowance, FinishedTree, IndexFile, in_memory};
+use crate::formats::stored_reads::StoredReads;
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
@@ -138,9 +139,9 @@ fn tree_of(found: IndexFile) -> Tar {
     let len = usize::try_from(found.archive_len).unwrap_or(usize::MAX);
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
-    let readahead = crate::cache::Readahead::furthest();
-    let (order, acls) = (crate::cache::ArchiveOrder::default(), Acls::Masked);
-    Tar { name, storage, compressed: None, index, is_saved: false, acls, readahead, order }
+    let stored = StoredReads::new(Arc::<MemStorage>::clone(&storage));
+    let acls = Acls::Masked;
+    Tar { name, storage, compressed: None, index, is_saved: false, acls, stored }
 }
 
 /// A whole archive: options (bit 0: show archives in it), then the archive, whose checksums are
@@ -170,8 +171,8 @@ pub fn tar(data: &[u8]) {
     };
     let Ok(tar) = Tar::open("fuzz", Bytes::Uncompressed(storage.clone()), &options) else { return };
     walk(&tar, DirectoryChecks::Consistent);
-    for nested_image in tar.nested_images() {
-        assert!(nested_image.offset + nested_image.len <= length(data.len()));
+    for nested_archive in tar.nested_archives() {
+        assert!(nested_archive.offset + nested_archive.len <= length(data.len()));
     }
     // A scan of a stream and a scan of several segments find the same.
     if options_bits & 2 != 0 && !recursive {

@@ -8,9 +8,8 @@
 //! Invariants: opening reads headers, but not the data of large members. A read goes straight from
 //! the archive into the answer, with no lock and no copy in between.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 
-use crate::cache::{ArchiveOrder, Readahead};
 use crate::error::{Error, Kind, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -47,7 +46,8 @@ mod tests;
 use super::bytes::{index, length};
 use super::compressed::Compressed;
 use super::index::members::Segment;
-use super::index::{Content, Index, Map, NestedImage, Node, NodeId, ino_of, notes};
+use super::index::{Content, Index, Map, NestedArchive, Node, NodeId, ino_of, notes};
+use super::stored_reads::StoredReads;
 use header::{BLOCK, Block, BlockKind};
 use open::Opened;
 
@@ -71,10 +71,7 @@ pub(crate) struct Tar {
     /// Whether its index is saved.
     is_saved: bool,
     acls: Acls,
-    /// Sequential readers of a file.
-    readahead: Readahead,
-    /// Sequential readers of many files.
-    order: ArchiveOrder,
+    stored: StoredReads,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty tar.
@@ -93,22 +90,11 @@ impl Tar {
     /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, compressed, index, is_saved } = open::open(name, bytes, options)?;
-        if !options.partial {
-            notes::check_complete(&index.notes).map_err(|error| error.within(name))?;
-        }
-        if options.logs_notes {
-            for note in &index.notes {
-                let shown = notes::shown_line(note);
-                match notes::is_loss(note) {
-                    true => log::error!("{name}: {shown}"),
-                    false => log::warn!("{name}: {shown}"),
-                }
-            }
-        }
+        notes::report(name, &index.notes, options.partial, options.logs_notes)
+            .map_err(|error| error.within(name))?;
         let (name, acls) = (name.to_owned(), options.acls);
-        let readahead = Readahead::furthest();
-        let order = ArchiveOrder::default();
-        Ok(Self { name, storage, compressed, index, is_saved, acls, readahead, order })
+        let stored = StoredReads::new(Arc::clone(&storage));
+        Ok(Self { name, storage, compressed, index, is_saved, acls, stored })
     }
 
     /// The format for a message.
@@ -120,8 +106,8 @@ impl Tar {
     }
 
     /// Images within the archive, each to be shown as a directory.
-    pub(crate) fn nested_images(&self) -> &[NestedImage] {
-        &self.index.nested_images
+    pub(crate) fn nested_archives(&self) -> &[NestedArchive] {
+        &self.index.nested_archives
     }
 
     /// The bytes of the uncompressed archive.
@@ -146,28 +132,6 @@ impl Tar {
             })?;
         }
         Ok(permitted)
-    }
-
-    /// Announces what a sequential reader of a file, or of files in the order of the archive, will
-    /// read next. `range` of `len` bytes is read
-    /// now, and the file starts at `start` of the archive. The storage of a compressed archive
-    /// reads ahead by itself.
-    fn read_ahead(&self, ino: Ino, start: u64, range: Range<u64>, len: u64) {
-        if self.compressed.is_some() {
-            return;
-        }
-        let announce = |ahead: Range<u64>| {
-            self.storage.will_need(ahead.start, ahead.end.saturating_sub(ahead.start));
-        };
-        let in_archive =
-            |range: Range<u64>| start.saturating_add(range.start)..start.saturating_add(range.end);
-        let end = Some(start.saturating_add(len));
-        if let Some(ahead) = self.order.observe(start, in_archive(range.clone()), end) {
-            announce(ahead);
-        }
-        if let Some(ahead) = self.readahead.observe(ino.number(), range, len) {
-            announce(in_archive(ahead));
-        }
     }
 
     /// Fills `answer` with the bytes of a sparse file from `offset`.
@@ -255,22 +219,22 @@ impl Tree for Tar {
         let (answer, after_reply) = scratch.parts(index(end.saturating_sub(offset)));
         let outcome = match node.content() {
             Content::Stored { .. } if answer.is_empty() => Ok(()),
+            // The storage of a compressed archive reads ahead by itself.
+            Content::Stored { start } if self.compressed.is_some() => {
+                self.storage.read_contents_at(answer, start.saturating_add(offset))
+            }
             Content::Stored { start } => {
-                self.read_ahead(ino, start, offset..end, node.size);
-                let at = start.saturating_add(offset);
-                let outcome = self.storage.read_contents_at(answer, at);
-                if self.storage.drops_served() {
-                    let storage = Arc::clone(&self.storage);
-                    let served = at..start.saturating_add(end);
-                    after_reply.push(Box::new(move || storage.drop_served(served, offset > 0)));
-                }
-                outcome
+                let file = (start, node.size);
+                self.stored.read(ino, file, offset..end, (answer, after_reply))
             }
             Content::Sparse { map } => {
                 let map = self.in_index(self.index.map(id, &node, map))?;
                 self.read_sparse(&map, offset, answer)
             }
             Content::Directory { .. } => Err(Error::new(Kind::IsADirectory, "is a directory")),
+            Content::AfterHeader { .. } | Content::Described { .. } => {
+                self.in_index(Err(Error::corrupt("a file of another format")))
+            }
             _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
         };
         outcome.map_err(self.named())?;

@@ -307,6 +307,13 @@ impl Tree for Union {
         Ok((tree as u64 + 1) << OFFSET_BITS | offset & ((1 << OFFSET_BITS) - 1))
     }
 
+    fn stored_crc32(&self, ino: Ino) -> Result<Option<u32>> {
+        match self.target(ino)? {
+            Target::Inner(tree, ino) => self.trees[tree].stored_crc32(ino),
+            Target::Merged(_) => Ok(None),
+        }
+    }
+
     fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
         for (nth, tree) in self.trees.iter().enumerate() {
             tree.stored_files(&mut |ino, file| {

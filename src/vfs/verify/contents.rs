@@ -1,8 +1,9 @@
 //! Reads the bytes of all files with several threads, in archive order.
 //!
-//! A file is split into parts, so that a single large file keeps all threads busy. Invariants: each
-//! part is read by one thread. The threads read close to each other in the archive, so that a block
-//! shared by files is decoded once. Holes are skipped.
+//! A file is split into parts, so that a single large file keeps all threads busy, unless the
+//! archive has a checksum of the whole file. Invariants: each part is read by one thread. The
+//! threads read close to each other in the archive, so that a block shared by files is decoded
+//! once. Holes are skipped.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -68,6 +69,7 @@ fn read_part(
 ) -> Result<(), (u64, Finding)> {
     let subject = Location::Inode(file.ino);
     let mut offset = part.start;
+    let mut hasher = crc32fast::Hasher::new();
     while offset < part.end {
         let failed = |error: Error| (offset, Finding::from_error(subject.clone(), &error));
         let data = match tree.seek(file.ino, offset, SeekTarget::Data) {
@@ -84,7 +86,11 @@ fn read_part(
         let size = u32::try_from(part.end - offset).unwrap_or(STEP).min(STEP);
         let position = || format!("from byte {offset}");
         let bytes = tree.read(file.ino, offset, size, scratch);
-        let count = bytes.map_err(|error| failed(error.within(position())))?.as_slice().len();
+        let bytes = bytes.map_err(|error| failed(error.within(position())))?;
+        let count = bytes.as_slice().len();
+        if file.crc32.is_some() {
+            hasher.update(bytes.as_slice());
+        }
         if count == 0 {
             return Err(failed(
                 Error::corrupt("the file ends before its recorded size").within(position()),
@@ -92,6 +98,10 @@ fn read_part(
         }
         offset += count as u64;
         progress.advance(count as u64);
+    }
+    if file.crc32.is_some_and(|crc32| crc32 != hasher.finalize()) {
+        let what = "its checksum (CRC-32) is wrong: its bytes are not those that were archived";
+        return Err((part.start, Finding::damage(subject, what)));
     }
     Ok(())
 }
@@ -116,7 +126,8 @@ impl Feed<'_> {
             Some(part) => part,
             None => (*state.rest.next()?, 0),
         };
-        let end = start.saturating_add(PART).min(file.size);
+        let len = if file.crc32.is_some() { file.size } else { PART };
+        let end = start.saturating_add(len).min(file.size);
         if end < file.size {
             state.part = Some((file, end));
         }

@@ -3,7 +3,7 @@
 //! Each tree checks what only its format knows (`Tree::audit`). Invariant: verify fails on exactly
 //! the names that a reader of a mount could not read.
 //!
-//! Memory grows with the number of names, not with the bytes: 24 bytes for each name of a regular
+//! Memory grows with the number of names, not with the bytes: 32 bytes for each name of a regular
 //! file, 8 for each directory. Paths are not kept. If there is damage, a second walk finds all
 //! paths of the damaged files.
 

@@ -17,6 +17,8 @@ pub(super) struct File {
     pub(super) data_offset: u64,
     pub(super) ino: Ino,
     pub(super) size: u64,
+    /// The checksum of its contents, if `read` does not check it.
+    pub(super) crc32: Option<u32>,
 }
 
 /// The results of the walk.
@@ -100,7 +102,11 @@ impl<'t> Names<'t> {
                 self.counts.files += 1;
                 // If the offset is unknown, reading the file reports the error.
                 let data_offset = self.tree.data_offset(attr.ino).unwrap_or(0);
-                self.files.push(File { data_offset, ino: attr.ino, size: attr.size });
+                let crc32 = self.tree.stored_crc32(attr.ino).unwrap_or_else(|error| {
+                    self.finding(path, &error);
+                    None
+                });
+                self.files.push(File { data_offset, ino: attr.ino, size: attr.size, crc32 });
             }
             FileKind::Symlink => {
                 self.counts.links += 1;

@@ -47,7 +47,7 @@ class Index:
         ]
         self.segments, self.maps, self.links, self.with_xattrs = [], [], [], []
         self.xattrs = b""
-        self.nested_images = []
+        self.nested_archives = []
         self.node_bytes = None
         self.checksum = 0
         self.block_checksum = 0
@@ -58,7 +58,7 @@ class Index:
         def table(form, rows):
             return b"".join(struct.pack(form, *row) for row in rows)
 
-        images = (struct.pack("<QQQ", at, len_, len(path)) + path for at, len_, path in self.nested_images)
+        images = (struct.pack("<QQQ", at, len_, len(path)) + path for at, len_, path in self.nested_archives)
         return [
             b"".join(self.nodes),
             self.names,
@@ -270,8 +270,8 @@ lies(
 lies(
     "index-nested-image-nowhere.tar",
     "The index has an image past the end of the archive.",
-    set_to(nested_images=[(1 << 40, 4096, b"folder")]),
-    "an image lies outside the archive or the tree",
+    set_to(nested_archives=[(1 << 40, 4096, b"folder")]),
+    "a nested archive lies outside the outer one or the tree",
 )
 lies(
     "index-count.tar",

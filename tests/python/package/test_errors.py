@@ -45,7 +45,7 @@ class ErrorTest(Stage):
     def test_not_an_archive_and_a_damaged_archive(self):
         error = self.failing(archfs.DamagedArchive, archfs.mount, os.path.join(self.source, "hello"))
         self.assertEqual(error.status, 3)
-        self.assertRegex(str(error), "(?s)neither a SquashFS image nor a tar\nhint: .*--offset")
+        self.assertRegex(str(error), "(?s)not a SquashFS image, tar or ZIP archive\nhint: .*--offset")
         damaged = os.path.join(self.work, "damaged.sqfs")
         with open(self.image, "rb") as file:
             image = bytearray(file.read())

@@ -1,13 +1,13 @@
 //! Finds the blocks of a bzip2 file by their magic numbers.
 
 use super::super::container::Container;
-use super::super::cursor::Cursor;
 use super::super::extent::{Extent, Size};
 use super::super::trailing_garbage;
 use super::super::walk::{Next, Note, Task, Verdict, Walk};
 use super::magic::{self, Boundary, END_BITS, MAGIC_BITS, boundary};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
+use crate::formats::cursor::Cursor;
 use crate::formats::limits::{BZIP2_BLOCK_BITS_MAX, BZIP2_BLOCK_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;

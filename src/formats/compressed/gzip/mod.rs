@@ -41,7 +41,6 @@ use point_recorder::PointRecorder;
 
 use super::buffers::Buffers;
 use super::chunk_cache::ChunkCache;
-use super::cursor::Cursor;
 use super::format::{ChunkDecoder, ContainerFormat};
 use super::forward::Forward;
 use super::pass::{Output, Pass, Start};
@@ -49,6 +48,7 @@ use super::point::{CompressedWindow, Point, PointDecoder};
 use super::seek_index::Chunks;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
+use crate::formats::cursor::Cursor;
 use crate::formats::limits::{CHUNK_MAX, GZIP_POINTS_MAX, GZIP_WINDOW};
 use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;

@@ -3,10 +3,10 @@
 //! Invariant: everything decoded before damage is delivered before the error.
 
 use super::super::container::Container;
-use super::super::cursor::Cursor;
 use super::super::trailing_garbage;
 use super::member::{Event, MemberDecoder, READ_SIZE};
 use crate::error::{Error, Result};
+use crate::formats::cursor::Cursor;
 use crate::formats::limits::GZIP_WINDOW;
 use crate::storage::Storage;
 use crate::sync::Arc;

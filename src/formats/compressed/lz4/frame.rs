@@ -6,11 +6,11 @@
 use xxhash_rust::xxh32::xxh32;
 
 use super::super::container::Container;
-use super::super::cursor::Cursor;
 use super::super::skippable::is_skippable;
 use super::super::trailing_garbage;
 use super::super::walk::FrameEnd;
 use crate::error::{Error, Kind, Result};
+use crate::formats::cursor::Cursor;
 use crate::formats::limits::LZ4_LEGACY_BLOCK;
 use crate::storage::Storage;
 use crate::sync::Arc;

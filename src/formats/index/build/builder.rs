@@ -136,7 +136,9 @@ impl Builder {
         let depth = archive.depth.saturating_add(1);
         match inner {
             Inner::Tar => nested.push(ArchiveRange { base: directory, depth, start, end }),
-            Inner::SquashFs => self.side_tables.nested_images.push((directory, start, member.size)),
+            Inner::Separate => {
+                self.side_tables.nested_archives.push((directory, start, member.size));
+            }
         }
         Ok(Added::Whole)
     }
@@ -173,6 +175,9 @@ impl Builder {
         member: &Member,
     ) -> Result<Slot> {
         let (content, size) = match (member.kind, member.body) {
+            (Kind::Symlink, Body::Described(entry)) => {
+                (Content::Described { kind: FileKind::Symlink, entry }, member.size)
+            }
             (Kind::Symlink, _) => {
                 let target = members.link(member);
                 (
@@ -192,6 +197,10 @@ impl Builder {
                 (Content::Sparse { map }, member.size)
             }
             (_, Body::Stored(start)) => (Content::Stored { start }, member.size),
+            (_, Body::AfterHeader(header)) => (Content::AfterHeader { header }, member.size),
+            (_, Body::Described(entry)) => {
+                (Content::Described { kind: FileKind::Regular, entry }, member.size)
+            }
             (_, Body::Device(_)) => (Content::Stored { start: 0 }, 0),
         };
         self.tree.push(parent, name, PendingContent::Leaf(content), size, member)

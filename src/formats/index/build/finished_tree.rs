@@ -6,7 +6,7 @@ use super::super::key::Key;
 use super::super::node::{Content, NODE_LEN, Node};
 use super::super::output::Output;
 use super::super::sections::Section;
-use super::super::{LINK_COUNT_LEN, MAP_LEN, NestedImage, NodeId, SEGMENT_LEN, WITH_XATTRS_LEN};
+use super::super::{LINK_COUNT_LEN, MAP_LEN, NestedArchive, NodeId, SEGMENT_LEN, WITH_XATTRS_LEN};
 use super::numbering::Numbering;
 use super::pending_tree::PendingTree;
 use super::side_tables::SideTables;
@@ -47,8 +47,8 @@ impl FinishedTree {
         ids.map(|id| self.numbering.final_node(&self.tree, id))
     }
 
-    /// About `count` offsets of headers, unordered: the `header_len` bytes before the data of stored
-    /// files. Samples of these bytes identify the archive.
+    /// About `count` offsets of headers, unordered. A header is the `header_len` bytes before the
+    /// data of a stored file. Samples of them identify the archive.
     pub(in crate::formats) fn header_offsets(&self, count: usize, header_len: u64) -> Vec<u64> {
         let step = self.len().div_ceil(count.max(1)).max(1);
         let header_offset = |id| {
@@ -116,12 +116,12 @@ impl FinishedTree {
         }
         out.begin(Section::Xattrs);
         out.bytes(side_tables.xattrs.bytes())?;
-        out.begin(Section::NestedImages);
-        for nested_image in self.nested_images() {
-            out.bytes(&nested_image.offset.to_le_bytes())?;
-            out.bytes(&nested_image.len.to_le_bytes())?;
-            out.bytes(&length(nested_image.path.len()).to_le_bytes())?;
-            out.bytes(&nested_image.path)?;
+        out.begin(Section::NestedArchives);
+        for nested_archive in self.nested_archives() {
+            out.bytes(&nested_archive.offset.to_le_bytes())?;
+            out.bytes(&nested_archive.len.to_le_bytes())?;
+            out.bytes(&length(nested_archive.path.len()).to_le_bytes())?;
+            out.bytes(&nested_archive.path)?;
         }
         out.begin(Section::Notes);
         for note in notes {
@@ -150,9 +150,9 @@ impl FinishedTree {
     }
 
     /// The nested images, with their paths.
-    fn nested_images(&self) -> impl Iterator<Item = NestedImage> {
-        let images = self.side_tables.nested_images.iter();
-        images.map(|&(directory, offset, len)| NestedImage {
+    fn nested_archives(&self) -> impl Iterator<Item = NestedArchive> {
+        let images = self.side_tables.nested_archives.iter();
+        images.map(|&(directory, offset, len)| NestedArchive {
             path: self.tree.path(directory),
             offset,
             len,
@@ -170,7 +170,7 @@ impl FinishedTree {
             (side_tables.xattrs.entries().len(), WITH_XATTRS_LEN),
         ];
         let tables = tables.map(|(count, len)| count.saturating_mul(len));
-        let images = self.nested_images().map(|image| image.path.len().saturating_add(24));
+        let images = self.nested_archives().map(|image| image.path.len().saturating_add(24));
         let notes = notes.iter().map(|note| note.len().saturating_add(8));
         let bytes = [tree.names().len(), side_tables.xattrs.bytes().len(), seek_points.len()];
         let parts = tables.into_iter().chain(images).chain(notes).chain(bytes);

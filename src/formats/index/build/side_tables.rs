@@ -9,11 +9,15 @@ pub(super) struct SideTables {
     pub(super) sparse_maps: SparseMaps,
     pub(super) xattrs: XattrSets,
     /// Images in the archive: the directory that shows the image, its offset and its length.
-    pub(super) nested_images: Vec<(DirectoryId, u64, u64)>,
+    pub(super) nested_archives: Vec<(DirectoryId, u64, u64)>,
 }
 
 impl SideTables {
     pub(super) fn new() -> Self {
-        Self { sparse_maps: SparseMaps::new(), xattrs: XattrSets::new(), nested_images: Vec::new() }
+        Self {
+            sparse_maps: SparseMaps::new(),
+            xattrs: XattrSets::new(),
+            nested_archives: Vec::new(),
+        }
     }
 }

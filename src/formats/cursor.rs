@@ -7,7 +7,7 @@ use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-pub(super) struct Cursor {
+pub(in crate::formats) struct Cursor {
     storage: Arc<dyn Storage>,
     position: u64,
     /// Bytes of the file from offset `start`.
@@ -18,25 +18,29 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    pub(super) fn new(storage: Arc<dyn Storage>, position: u64, read_size: usize) -> Self {
+    pub(in crate::formats) fn new(
+        storage: Arc<dyn Storage>,
+        position: u64,
+        read_size: usize,
+    ) -> Self {
         Self { storage, position, buffer: Vec::new(), start: 0, read_size }
     }
 
-    pub(super) fn storage(&self) -> &Arc<dyn Storage> {
+    pub(in crate::formats) fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }
 
-    pub(super) fn position(&self) -> u64 {
+    pub(in crate::formats) fn position(&self) -> u64 {
         self.position
     }
 
     /// Bytes from here to the end of the file.
-    pub(super) fn remaining(&self) -> u64 {
+    pub(in crate::formats) fn remaining(&self) -> u64 {
         self.storage.len().saturating_sub(self.position)
     }
 
     /// The next `len` bytes, without advancing; fewer only at the end of the file.
-    pub(super) fn peek(&mut self, len: usize) -> Result<&[u8]> {
+    pub(in crate::formats) fn peek(&mut self, len: usize) -> Result<&[u8]> {
         let len = index(self.remaining()).min(len);
         if self.buffered().len() < len {
             let wanted = index(self.remaining()).min(self.read_size.max(len));
@@ -51,13 +55,13 @@ impl Cursor {
     }
 
     /// All buffered bytes, at least `min_len` unless the file ends before.
-    pub(super) fn fill_buf(&mut self, min_len: usize) -> Result<&[u8]> {
+    pub(in crate::formats) fn fill_buf(&mut self, min_len: usize) -> Result<&[u8]> {
         self.peek(min_len)?;
         Ok(self.buffered())
     }
 
     /// Advances by `count` bytes.
-    pub(super) fn skip(&mut self, count: u64) -> Result<()> {
+    pub(in crate::formats) fn skip(&mut self, count: u64) -> Result<()> {
         if count > self.remaining() {
             return Err(self.ends_early());
         }
@@ -66,7 +70,7 @@ impl Cursor {
     }
 
     /// The next `N` bytes.
-    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    pub(in crate::formats) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let Some(array) = self.peek(N)?.first_chunk::<N>().copied() else {
             return Err(self.ends_early());
         };
@@ -74,22 +78,22 @@ impl Cursor {
         Ok(array)
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32> {
+    pub(in crate::formats) fn u32(&mut self) -> Result<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
     /// The next four bytes as a magic number, without advancing; `None` at the end of the file.
-    pub(super) fn magic(&mut self) -> Result<Option<u32>> {
+    pub(in crate::formats) fn magic(&mut self) -> Result<Option<u32>> {
         Ok(self.peek(4)?.first_chunk().copied().map(u32::from_le_bytes))
     }
 
     /// Whether a byte other than zero follows within one read.
-    pub(super) fn has_garbage(&mut self) -> Result<bool> {
+    pub(in crate::formats) fn has_garbage(&mut self) -> Result<bool> {
         let read_size = self.read_size;
         Ok(self.peek(read_size)?.iter().any(|byte| *byte != 0))
     }
 
-    pub(super) fn ends_early(&self) -> Error {
+    pub(in crate::formats) fn ends_early(&self) -> Error {
         Error::truncated("the file ends early")
             .with_detail(format_args!("file ends at {:#x}", self.storage.len()))
     }

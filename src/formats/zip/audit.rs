@@ -1,0 +1,110 @@
+//! Compares the local headers and the data descriptors with the central directory. No reader needs
+//! them to agree, but programs that read an archive as a stream see what the local headers say.
+
+use super::directory_walk::DirectoryWalk;
+use super::end::Directory;
+use super::entry::Entry;
+use super::local::{FIXED, LocalHeader};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, length};
+use crate::formats::index::paths::components_of;
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::{Finding, Location};
+
+/// The signature of a data descriptor, which may be missing (APPNOTE 4.3.9.3).
+const DESCRIPTOR: [u8; 4] = *b"PK\x07\x08";
+
+/// Length of the longest data descriptor, bytes.
+const DESCRIPTOR_MAX: u64 = 24;
+
+/// Reports each member whose local header or data descriptor contradicts its entry.
+pub(super) fn compare(
+    storage: &Arc<dyn Storage>,
+    directory: Directory,
+    found: &mut dyn FnMut(Finding),
+) {
+    let mut walk = DirectoryWalk::new(storage, directory);
+    loop {
+        match walk.next() {
+            Ok(None) => break,
+            Ok(Some((_, entry))) => {
+                // Encrypted headers say nothing. Opening reports entries outside of the archive.
+                let header = entry.header_offset(&directory);
+                let (false, Ok(header)) = (entry.is_encrypted(), header) else { continue };
+                let difference = difference(storage.as_ref(), &directory, header, &entry);
+                let location = || Location::Path(components_of(&entry.path()).join(&b'/'));
+                match difference {
+                    Ok(None) => {}
+                    Ok(Some(what)) => found(Finding::damage(location(), what)),
+                    Err(error) => found(Finding::from_error(location(), &error)),
+                }
+            }
+            Err(error) => {
+                found(Finding::from_error(Location::Archive, &error));
+                break;
+            }
+        }
+    }
+}
+
+/// What differs between `entry` and the local header at `header`.
+fn difference(
+    storage: &dyn Storage,
+    directory: &Directory,
+    header: u64,
+    entry: &Entry<'_>,
+) -> Result<Option<&'static str>> {
+    let mut bytes = vec![0; FIXED];
+    storage.read_exact_at(&mut bytes, header)?;
+    let local = LocalHeader::parse(&bytes)?;
+    let end = header.saturating_add(length(local.len())).saturating_add(entry.compressed);
+    if end > directory.start {
+        return Err(Error::corrupt("its data runs into the central directory"));
+    }
+    let mut name = vec![0; usize::from(local.name_len)];
+    storage.read_exact_at(&mut name, header.saturating_add(length(FIXED)))?;
+    if name != entry.name {
+        return Ok(Some("its local header has another name"));
+    }
+    if local.method != entry.method {
+        return Ok(Some("its local header has another compression method"));
+    }
+    if entry.has_descriptor() {
+        return descriptor_difference(storage, directory, end, entry);
+    }
+    let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == long;
+    if local.crc32 != entry.crc32 {
+        return Ok(Some("its local header has another checksum"));
+    }
+    match is_same(local.compressed, entry.compressed) && is_same(local.size, entry.size) {
+        true => Ok(None),
+        false => Ok(Some("its local header has another length")),
+    }
+}
+
+/// What differs between `entry` and the data descriptor at `at`.
+fn descriptor_difference(
+    storage: &dyn Storage,
+    directory: &Directory,
+    at: u64,
+    entry: &Entry<'_>,
+) -> Result<Option<&'static str>> {
+    let len = directory.start.saturating_sub(at).min(DESCRIPTOR_MAX);
+    let mut bytes = [0; 24];
+    let (bytes, _) = bytes.split_at_mut_checked(super::index(len)).unwrap_or_default();
+    storage.read_exact_at(bytes, at)?;
+    let without = bytes.strip_prefix(&DESCRIPTOR).unwrap_or(bytes);
+    // Without a signature, the checksum may look like one.
+    let is_right = [&*bytes, without].into_iter().any(|bytes| {
+        let read = |is_long: bool| {
+            let mut reader = Reader::new("data descriptor", bytes);
+            let crc32 = reader.u32()?;
+            let mut next = || if is_long { reader.u64() } else { reader.u32().map(u64::from) };
+            Ok::<_, Error>((crc32, next()?, next()?))
+        };
+        let expected = (entry.crc32, entry.compressed, entry.size);
+        [false, true].into_iter().any(|is_long| read(is_long).is_ok_and(|read| read == expected))
+    });
+    Ok((!is_right).then_some("its data descriptor contradicts the central directory"))
+}

@@ -1,0 +1,239 @@
+//! The end of a ZIP archive: the records that say where its central directory is.
+//!
+//! Sources: APPNOTE 6.3.10, 4.3.14 (ZIP64 end of central directory record), 4.3.15 (its locator)
+//! and 4.3.16 (end of central directory record).
+//!
+//! The last record may be followed by a comment of up to 64 KiB, which may contain the signature of
+//! the record. Other data may come before the archive, for example the program of a self-extracting
+//! archive. Offsets in the archive may or may not count that data.
+
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::storage::Storage;
+
+/// The first bytes of an archive: of a local header, of the end record of an empty archive, of the
+/// first part of a split archive, and the marker of one that was not split after all (APPNOTE 8.5.3
+/// and 8.5.4).
+const STARTS: [&[u8]; 4] = [b"PK\x03\x04", b"PK\x05\x06", SPLIT_START, b"PK00PK\x03\x04"];
+const SPLIT_START: &[u8] = b"PK\x07\x08";
+
+const END: [u8; 4] = *b"PK\x05\x06";
+const LOCATOR: [u8; 4] = *b"PK\x06\x07";
+const END_64: [u8; 4] = *b"PK\x06\x06";
+pub(super) const ENTRY: [u8; 4] = *b"PK\x01\x02";
+
+/// Lengths of the records without comments and extensions, bytes.
+const END_LEN: usize = 22;
+const LOCATOR_LEN: u64 = 20;
+const END_64_LEN: u64 = 56;
+
+/// Most bytes of the comment.
+const COMMENT_MAX: usize = 0xffff;
+
+/// Whether a file that starts with `head` is a ZIP archive.
+pub(in crate::formats) fn recognises(head: &[u8]) -> bool {
+    STARTS.iter().any(|start| head.starts_with(start))
+}
+
+/// The central directory of an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Directory {
+    /// Where it starts and ends, bytes.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// How many entries it should have.
+    pub(super) entries: u64,
+    /// Whether `entries` is only the count modulo 65,536.
+    pub(super) is_modulo: bool,
+    /// What to add to offsets of local headers.
+    pub(super) base: i64,
+}
+
+/// The numbers in an end record.
+struct End {
+    this_disk: u32,
+    directory_disk: u32,
+    entries_here: u64,
+    entries: u64,
+    len: u64,
+    offset: u64,
+}
+
+/// Whether `storage` ends as a ZIP archive ends, whatever it starts with.
+///
+/// # Errors
+/// `Io` if it cannot be read.
+pub(in crate::formats) fn has_directory(storage: &dyn Storage) -> Result<bool> {
+    match Directory::find(storage) {
+        Ok(directory) => Ok(directory.start < directory.end),
+        Err(error) if error.kind() == Kind::Io => Err(error),
+        // A split archive: opening it explains that.
+        Err(error) if error.kind() == Kind::Unsupported => Ok(true),
+        Err(_) => Ok(false),
+    }
+}
+
+impl Directory {
+    /// Finds the central directory of the archive in `storage`.
+    ///
+    /// # Errors
+    /// `Truncated` if the archive has no end; `Corrupt` if it is damaged; `Unsupported` if it is a
+    /// part of a split archive.
+    pub(super) fn find(storage: &dyn Storage) -> Result<Self> {
+        let tail_len = index(storage.len()).min(END_LEN.saturating_add(COMMENT_MAX));
+        let mut tail = vec![0; tail_len];
+        let tail_start = storage.len().saturating_sub(length(tail_len));
+        storage.read_exact_at(&mut tail, tail_start)?;
+        let Some(at) = find_end(&tail) else { return Err(no_end(storage)) };
+        let record = tail.get(at..).unwrap_or_default();
+        Self::before(storage, tail_start.saturating_add(length(at)), record)
+    }
+
+    /// The central directory before the end record `record` at `at`.
+    fn before(storage: &dyn Storage, at: u64, record: &[u8]) -> Result<Self> {
+        let mut end = End::parse(record)?;
+        let (mut end_at, mut is_modulo) = (at, true);
+        if let Some(end_64) = find_end_64(storage, at)? {
+            (end_at, end) = end_64;
+            is_modulo = false;
+        }
+        if end.is_split() {
+            return Err(split());
+        }
+        let starts_at = |start: u64| -> Result<bool> {
+            let mut signature = [0; 4];
+            if end.len == 0 {
+                return Ok(true);
+            }
+            if start.saturating_add(4) > end_at {
+                return Ok(false);
+            }
+            storage.read_exact_at(&mut signature, start)?;
+            Ok(signature == ENTRY)
+        };
+        let Some(before) = end_at.checked_sub(end.len) else {
+            return Err(Error::corrupt("the central directory is longer than the archive"));
+        };
+        // Usually it ends where the end record starts. A signature may lie in between.
+        let mut start = before;
+        if !starts_at(start)? {
+            start = end.offset;
+            if start.checked_add(end.len).is_none_or(|end| end > end_at) || !starts_at(start)? {
+                return Err(Error::corrupt("there is no central directory where its end says")
+                    .with_detail(format_args!("looked at {before:#x} and {start:#x}")));
+            }
+        }
+        let base = i128::from(start).saturating_sub(i128::from(end.offset));
+        Ok(Self {
+            start,
+            end: start.saturating_add(end.len),
+            entries: end.entries,
+            is_modulo,
+            base: i64::try_from(base).unwrap_or(0),
+        })
+    }
+
+    /// The offset in the storage of a local header, from its offset in an entry.
+    pub(super) fn header_offset(&self, recorded: u64) -> Option<u64> {
+        recorded.checked_add_signed(self.base)
+    }
+}
+
+/// The position of the end record in the last bytes of an archive. The record whose comment ends
+/// with the file is preferred, since a comment may contain another one.
+fn find_end(tail: &[u8]) -> Option<usize> {
+    let mut fallback = None;
+    for at in (0..=tail.len().checked_sub(END_LEN)?).rev() {
+        let rest = tail.get(at..).unwrap_or_default();
+        let (true, Some(&[low, high])) =
+            (rest.starts_with(&END), rest.get(20..22).and_then(<[u8]>::first_chunk))
+        else {
+            continue;
+        };
+        let comment = usize::from(u16::from_le_bytes([low, high]));
+        if END_LEN.saturating_add(comment) == rest.len() {
+            return Some(at);
+        }
+        if END_LEN.saturating_add(comment) < rest.len() {
+            fallback = fallback.or(Some(at));
+        }
+    }
+    fallback
+}
+
+/// The ZIP64 end record before the end record at `end`, and its offset. `None` if there is no
+/// locator of one.
+fn find_end_64(storage: &dyn Storage, end: u64) -> Result<Option<(u64, End)>> {
+    let Some(locator_at) = end.checked_sub(LOCATOR_LEN) else { return Ok(None) };
+    let mut locator = [0; 20];
+    storage.read_exact_at(&mut locator, locator_at)?;
+    let mut reader = Reader::new("ZIP64 locator", &locator);
+    if reader.array()? != LOCATOR {
+        return Ok(None);
+    }
+    let (_, recorded, disks) = (reader.u32()?, reader.u64()?, reader.u32()?);
+    if disks > 1 {
+        return Err(split());
+    }
+    let candidates = [recorded, locator_at.saturating_sub(END_64_LEN)];
+    for at in candidates {
+        if at.checked_add(END_64_LEN).is_none_or(|end| end > locator_at) {
+            continue;
+        }
+        let mut record = [0; 56];
+        storage.read_exact_at(&mut record, at)?;
+        let mut reader = Reader::new("ZIP64 end record", &record);
+        if reader.array()? == END_64 {
+            return End::parse_64(&mut reader).map(|end| Some((at, end)));
+        }
+    }
+    Err(Error::corrupt("the ZIP64 end record is not where its locator says"))
+}
+
+impl End {
+    fn parse(record: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("end record", record);
+        reader.array::<4>()?;
+        Ok(Self {
+            this_disk: reader.u16()?.into(),
+            directory_disk: reader.u16()?.into(),
+            entries_here: reader.u16()?.into(),
+            entries: reader.u16()?.into(),
+            len: reader.u32()?.into(),
+            offset: reader.u32()?.into(),
+        })
+    }
+
+    /// Parses a ZIP64 end record after its signature.
+    fn parse_64(reader: &mut Reader<'_>) -> Result<Self> {
+        // Its length, and the versions of the writer and for the reader.
+        reader.array::<12>()?;
+        Ok(Self {
+            this_disk: reader.u32()?,
+            directory_disk: reader.u32()?,
+            entries_here: reader.u64()?,
+            entries: reader.u64()?,
+            len: reader.u64()?,
+            offset: reader.u64()?,
+        })
+    }
+
+    fn is_split(&self) -> bool {
+        self.this_disk != 0 || self.directory_disk != 0 || self.entries_here != self.entries
+    }
+}
+
+fn split() -> Error {
+    Error::new(Kind::Unsupported, "a part of a split ZIP archive")
+        .with_hint("join all parts: zip -s 0 SPLIT.zip --out WHOLE.zip")
+}
+
+/// The error for an archive without an end record.
+fn no_end(storage: &dyn Storage) -> Error {
+    let mut head = [0; 4];
+    if storage.read_exact_at(&mut head, 0).is_ok() && head == SPLIT_START {
+        return split();
+    }
+    Error::truncated("a ZIP archive without the central directory at its end: cut off")
+        .with_hint("copy or download it again")
+}

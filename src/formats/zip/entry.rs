@@ -1,0 +1,234 @@
+//! An entry of the central directory: what a member is and where its local header is.
+//!
+//! Source: APPNOTE 6.3.10, 4.3.12 and 4.4. Modes of Unix are in the upper half of the external
+//! attributes, as Info-ZIP writes them.
+
+use super::dos_time::DosTime;
+use super::end::{Directory, ENTRY};
+use super::extra::Extra;
+use super::local;
+use super::names::{is_unix, path_of};
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, length};
+use crate::vfs::Timestamp;
+
+/// Length of the fixed part of an entry, bytes.
+pub(super) const FIXED: usize = 46;
+
+/// Flags (APPNOTE 4.4.4).
+const ENCRYPTED: u16 = 1;
+const DESCRIPTOR: u16 = 1 << 3;
+const PATCH: u16 = 1 << 5;
+const UTF8: u16 = 1 << 11;
+const MASKED: u16 = 1 << 13;
+
+/// File types in a mode of Unix (inode(7)).
+const TYPE: u32 = 0o170_000;
+const TYPE_DIRECTORY: u32 = 0o040_000;
+const TYPE_SYMLINK: u32 = 0o120_000;
+
+/// Attributes of DOS.
+const READ_ONLY: u32 = 1;
+const DOS_DIRECTORY: u32 = 0x10;
+
+/// What a member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryKind {
+    Regular,
+    Directory,
+    Symlink,
+}
+
+/// An entry, with the numbers of its extra fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry<'e> {
+    system: u8,
+    flags: u16,
+    pub(super) method: u16,
+    time: u16,
+    date: u16,
+    pub(super) crc32: u32,
+    /// Length of its data in the archive, bytes.
+    pub(super) compressed: u64,
+    /// Length of its decoded data, bytes.
+    pub(super) size: u64,
+    attributes: u32,
+    disk: u16,
+    /// The offset of its local header as recorded, bytes.
+    recorded_offset: u64,
+    /// Its name as recorded.
+    pub(super) name: &'e [u8],
+    extra: Extra<'e>,
+}
+
+/// The lengths in the fixed part of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    pub(super) name: usize,
+    pub(super) extra: usize,
+    pub(super) comment: usize,
+}
+
+impl Lengths {
+    /// Reads them from the fixed part of an entry.
+    ///
+    /// # Errors
+    /// `Corrupt` if no entry starts there.
+    pub(super) fn read(fixed: &[u8; FIXED]) -> Result<Self> {
+        let mut reader = Reader::new("entry", fixed);
+        if reader.array()? != ENTRY {
+            return Err(Error::corrupt("there is no entry of the central directory"));
+        }
+        reader.array::<24>()?;
+        let mut next = || reader.u16().map(usize::from);
+        Ok(Self { name: next()?, extra: next()?, comment: next()? })
+    }
+
+    /// Length of the whole entry, bytes.
+    pub(super) fn whole(self) -> usize {
+        FIXED.saturating_add(self.name).saturating_add(self.extra).saturating_add(self.comment)
+    }
+}
+
+impl<'e> Entry<'e> {
+    /// Parses the entry at the start of `bytes`, which has all of it, perhaps without its comment.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is cut or no entry.
+    pub(super) fn parse(bytes: &'e [u8]) -> Result<Self> {
+        let mut reader = Reader::new("entry of the central directory", bytes);
+        let fixed = reader.array::<FIXED>()?;
+        let lengths = Lengths::read(&fixed)?;
+        let name = reader.bytes(lengths.name)?;
+        let extra = Extra::parse(reader.bytes(lengths.extra)?);
+        let mut reader = Reader::new("entry", &fixed);
+        let (_, [_, system]) = (reader.u32()?, reader.array()?);
+        let (_, flags, method) = (reader.u16()?, reader.u16()?, reader.u16()?);
+        let (time, date, crc32) = (reader.u16()?, reader.u16()?, reader.u32()?);
+        let (mut compressed, mut size) = (reader.u32()?.into(), reader.u32()?.into());
+        reader.array::<6>()?;
+        let (disk, _, attributes) = (reader.u16()?, reader.u16()?, reader.u32()?);
+        let mut recorded_offset = reader.u32()?.into();
+        extra.extend([&mut size, &mut compressed, &mut recorded_offset]);
+        Ok(Self {
+            system,
+            flags,
+            method,
+            time,
+            date,
+            crc32,
+            compressed,
+            size,
+            attributes,
+            disk,
+            recorded_offset,
+            name,
+            extra,
+        })
+    }
+
+    /// Its path: the name in the encoding of Linux.
+    pub(super) fn path(&self) -> Vec<u8> {
+        match self.extra.unicode_path(self.name) {
+            Some(path) if !self.is_utf8() => path.to_vec(),
+            _ => path_of(self.name, self.is_utf8(), self.system),
+        }
+    }
+
+    fn is_utf8(&self) -> bool {
+        self.flags & UTF8 != 0
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.flags & (ENCRYPTED | MASKED) != 0
+    }
+
+    /// Whether its data is a difference to another file.
+    pub(super) fn is_patch(&self) -> bool {
+        self.flags & PATCH != 0
+    }
+
+    /// Whether its checksum and lengths are after its data, and not in its local header.
+    pub(super) fn has_descriptor(&self) -> bool {
+        self.flags & DESCRIPTOR != 0
+    }
+
+    /// Whether it is in another file of a split archive.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        // 0xffff: the number is in the ZIP64 field. Archives of one file have 0 there.
+        self.disk != 0 && self.disk != u16::MAX
+    }
+
+    /// The mode of Unix, if it has one.
+    fn mode(&self) -> Option<u32> {
+        let mode = self.attributes >> 16;
+        (is_unix(self.system) && mode != 0).then_some(mode)
+    }
+
+    pub(super) fn kind(&self) -> EntryKind {
+        let mode_type = self.mode().map_or(0, |mode| mode & TYPE);
+        let is_directory =
+            self.name.ends_with(b"/") || mode_type == TYPE_DIRECTORY || self.is_dos_directory();
+        match is_directory {
+            true => EntryKind::Directory,
+            // An empty one names nothing.
+            false if mode_type == TYPE_SYMLINK && self.size > 0 => EntryKind::Symlink,
+            false => EntryKind::Regular,
+        }
+    }
+
+    /// Whether the attributes of DOS or its separator say that it is a directory.
+    fn is_dos_directory(&self) -> bool {
+        !is_unix(self.system)
+            && self.size == 0
+            && (self.attributes & DOS_DIRECTORY != 0 || self.name.ends_with(b"\\"))
+    }
+
+    /// Permissions, set-id and sticky bits. Without a mode, those that unzip gives with the umask
+    /// 022.
+    pub(super) fn permissions(&self) -> u16 {
+        if let Some(mode) = self.mode() {
+            return u16::try_from(mode & 0o7777).unwrap_or(0);
+        }
+        let is_read_only = !is_unix(self.system) && self.attributes & READ_ONLY != 0;
+        let writable = if is_read_only { 0 } else { 0o200 };
+        match self.kind() {
+            EntryKind::Directory => 0o555 | writable,
+            _ => 0o444 | writable,
+        }
+    }
+
+    /// User and group, if it has them.
+    pub(super) fn owner(&self) -> Option<(u32, u32)> {
+        self.extra.owner
+    }
+
+    pub(super) fn modified(&self, dos: &DosTime) -> Timestamp {
+        let is_late = self.date >> 9 >= 2038 - 1980;
+        self.extra.modified(is_late).unwrap_or_else(|| dos.convert(self.time, self.date))
+    }
+
+    /// The offset of its local header in the storage.
+    ///
+    /// # Errors
+    /// `Corrupt` if its header and data do not fit before the central directory.
+    pub(super) fn header_offset(&self, directory: &Directory) -> Result<u64> {
+        let offset = directory.header_offset(self.recorded_offset);
+        offset
+            .filter(|offset| {
+                let end = offset.checked_add(self.least_len());
+                end.is_some_and(|end| end <= directory.start)
+            })
+            .ok_or_else(|| {
+                Error::corrupt("its data is not within the archive").with_detail(format_args!(
+                    "{} bytes at {:#x}",
+                    self.compressed, self.recorded_offset
+                ))
+            })
+    }
+
+    /// The least length of its local header and data, bytes.
+    pub(super) fn least_len(&self) -> u64 {
+        length(local::FIXED).saturating_add(self.compressed)
+    }
+}

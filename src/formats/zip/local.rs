@@ -1,0 +1,159 @@
+//! Local headers, which stand before the data of each member (APPNOTE 4.3.7).
+//!
+//! The central directory does not say how long they are. archfs reads one together with the data
+//! behind it, when a member is first read.
+
+use std::ops::Range;
+// Not the model checker's atomics: nothing is decided by their order.
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::end::Directory;
+use crate::error::{Error, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::storage::Storage;
+
+/// Length of the fixed part of a local header, bytes.
+pub(super) const FIXED: usize = 30;
+
+const SIGNATURE: [u8; 4] = *b"PK\x03\x04";
+
+/// Bytes that a header may be longer than the one before, without a second read.
+const SLACK: usize = 64;
+
+/// A local header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LocalHeader {
+    pub(super) flags: u16,
+    pub(super) method: u16,
+    pub(super) crc32: u32,
+    /// Lengths of the data and of the decoded data; 0xffffffff if they are in a ZIP64 field.
+    pub(super) compressed: u32,
+    pub(super) size: u32,
+    pub(super) name_len: u16,
+    pub(super) extra_len: u16,
+}
+
+impl LocalHeader {
+    /// Parses the header at the start of `bytes`.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is none.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new("local header", bytes);
+        if reader.array()? != SIGNATURE {
+            return Err(Error::corrupt("there is no local header where its entry says"));
+        }
+        let (_, flags, method, _) = (reader.u16()?, reader.u16()?, reader.u16()?, reader.u32()?);
+        let (crc32, compressed, size) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        let (name_len, extra_len) = (reader.u16()?, reader.u16()?);
+        Ok(Self { flags, method, crc32, compressed, size, name_len, extra_len })
+    }
+
+    /// Length of the header, bytes.
+    pub(super) fn len(&self) -> usize {
+        FIXED.saturating_add(usize::from(self.name_len)).saturating_add(usize::from(self.extra_len))
+    }
+}
+
+/// The data of a member, as its entry describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packed {
+    /// Offset of the local header.
+    pub(super) header: u64,
+    pub(super) method: u16,
+    /// Length of the data, bytes.
+    pub(super) len: u64,
+}
+
+/// Reads local headers and data.
+pub(super) struct Locals {
+    directory: Directory,
+    /// Length of the last header that was read, bytes.
+    last: AtomicU16,
+}
+
+impl Locals {
+    pub(super) fn new(directory: Directory) -> Self {
+        Self { directory, last: AtomicU16::new(0) }
+    }
+
+    /// The length of the local header of `packed`, bytes.
+    ///
+    /// # Errors
+    /// `Corrupt` if it contradicts the entry; `Io`.
+    pub(super) fn header_len(&self, storage: &dyn Storage, packed: Packed) -> Result<usize> {
+        let mut fixed = [0; FIXED];
+        storage.read_exact_at(&mut fixed, packed.header)?;
+        self.checked_len(&fixed, packed)
+    }
+
+    /// The number of bytes to add to a buffer for the local header of `packed`, so that one read
+    /// gets the header and the data.
+    pub(super) fn allowance(&self, packed: Packed) -> usize {
+        let guess = usize::from(self.last.load(Ordering::Relaxed)).max(FIXED).saturating_add(SLACK);
+        let room = self.directory.start.saturating_sub(packed.header).saturating_sub(packed.len);
+        guess.min(index(room))
+    }
+
+    /// Reads the local header of `packed` and the first `len` bytes of its data into `buffer`,
+    /// which is longer than `len` by the allowance. Returns the length of the header, and where in
+    /// the buffer the data is.
+    ///
+    /// # Errors
+    /// As `header_len`.
+    pub(super) fn read(
+        &self,
+        storage: &dyn Storage,
+        packed: Packed,
+        buffer: &mut [u8],
+        len: usize,
+    ) -> Result<(usize, Range<usize>)> {
+        storage.read_contents_at(buffer, packed.header)?;
+        let header_len = self.checked_len(buffer, packed)?;
+        let data = header_len..header_len.saturating_add(len);
+        if data.end <= buffer.len() {
+            return Ok((header_len, data));
+        }
+        let start = packed.header.saturating_add(length(header_len));
+        storage.read_contents_at(buffer.get_mut(..len).unwrap_or_default(), start)?;
+        Ok((header_len, 0..len))
+    }
+
+    /// The length of the local header at the start of `bytes`.
+    fn checked_len(&self, bytes: &[u8], packed: Packed) -> Result<usize> {
+        let local = LocalHeader::parse(bytes)?;
+        let end = packed.header.saturating_add(length(local.len())).saturating_add(packed.len);
+        if local.method != packed.method {
+            return Err(Error::corrupt("its local header has another compression method"));
+        }
+        if end > self.directory.start {
+            return Err(Error::corrupt("its data runs into the central directory"));
+        }
+        if let Ok(len) = u16::try_from(local.len()) {
+            self.last.store(len, Ordering::Relaxed);
+        }
+        Ok(local.len())
+    }
+}
+
+/// The lengths of the local headers that were read, by node.
+pub(super) struct HeaderLens(Vec<AtomicU16>);
+
+impl HeaderLens {
+    /// For `count` nodes.
+    pub(super) fn new(count: u32) -> Self {
+        Self((0..count).map(|_| AtomicU16::new(0)).collect())
+    }
+
+    pub(super) fn get(&self, node: u32) -> Option<u64> {
+        let len = self.0.get(index(node))?.load(Ordering::Relaxed);
+        (len > 0).then_some(len.into())
+    }
+
+    /// Keeps the length of a header. One that is too long for the table is read every time.
+    pub(super) fn set(&self, node: u32, len: usize) {
+        if let (Some(slot), Ok(len)) = (self.0.get(index(node)), u16::try_from(len)) {
+            slot.store(len, Ordering::Relaxed);
+        }
+    }
+}

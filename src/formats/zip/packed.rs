@@ -1,0 +1,187 @@
+//! Compressed members, decoded.
+//!
+//! A member of at most `ZIP_WHOLE_MAX` bytes is decoded at once, checked against its checksum, and
+//! cached. A larger one is decoded and checked once when it is first read, which finds seek points
+//! (`compressed`). Later reads decode from those. Seek points take memory, so that only those of
+//! the members that were used last are kept.
+//!
+//! Invariant: no byte of a compressed member is returned before its checksum was right.
+
+use std::ops::Range;
+
+use super::framed;
+use super::local::{Locals, Packed};
+use super::method::Method;
+use crate::cache::{Cache, Cached};
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{index, length};
+use crate::formats::compressed::{Chunk, ChunkCache, Compressed, Demand, FirstPass};
+use crate::formats::limits::ZIP_WHOLE_MAX;
+use crate::storage::{FileRange, Storage};
+use crate::sync::Arc;
+use crate::vfs::{ReadBytes, Scratch};
+
+/// Memory for seek points of large members, as a fraction of the cache for chunks.
+const SEEK_POINTS_SHARE: u64 = 8;
+
+/// The least memory for them, bytes. A member of 1 GiB has about 20 MiB of them.
+const SEEK_POINTS_MIN: u64 = 32 << 20;
+
+/// A compressed member, as its entry describes it.
+pub(super) struct Described {
+    /// The archive and its path, for messages.
+    pub(super) name: String,
+    pub(super) packed: Packed,
+    pub(super) crc32: u32,
+}
+
+impl Described {
+    fn method(&self) -> Result<Method> {
+        Method::from_code(self.packed.method).ok_or_else(|| {
+            let name = Method::unsupported_name(self.packed.method);
+            Error::new(Kind::Unsupported, format!("compressed with {name}"))
+        })
+    }
+
+    fn check(&self, crc32: u32) -> Result<()> {
+        match crc32 == self.crc32 {
+            true => Ok(()),
+            false => Err(Error::corrupt("its checksum (CRC-32) is wrong")),
+        }
+    }
+}
+
+/// A large member with its seek points.
+#[derive(Clone)]
+struct Large(Arc<Compressed>, u64);
+
+impl Cached for Large {
+    fn weight(&self) -> u64 {
+        self.1
+    }
+}
+
+/// Decodes members of one archive.
+pub(super) struct Decoder {
+    storage: Arc<dyn Storage>,
+    chunks: Arc<ChunkCache>,
+    /// The number of this archive in the keys of `chunks`.
+    number: u32,
+    large: Cache<u32, Large>,
+    /// Capacity of `large`, bytes.
+    seek_points_max: u64,
+}
+
+impl Decoder {
+    /// For the archive in `storage`. `memory` is the capacity of `chunks`, bytes.
+    pub(super) fn new(storage: Arc<dyn Storage>, chunks: Arc<ChunkCache>, memory: u64) -> Self {
+        let seek_points_max = (memory / SEEK_POINTS_SHARE).max(SEEK_POINTS_MIN);
+        let number = chunks.new_number();
+        let large = Cache::new(seek_points_max, seek_points_max / 8);
+        Self { storage, chunks, number, large, seek_points_max }
+    }
+
+    /// Reads `range` of a member of `size` bytes. `key` is its number, and `describe` reads its
+    /// entry.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged; `Unsupported`, `Io`.
+    pub(super) fn read<'s>(
+        &self,
+        locals: &Locals,
+        (key, size): (u32, u64),
+        range: Range<u64>,
+        scratch: &'s mut Scratch,
+        describe: impl Fn() -> Result<Described>,
+    ) -> Result<ReadBytes<'s>> {
+        let len = index(range.end.saturating_sub(range.start));
+        if len == 0 {
+            return Ok(ReadBytes::Scratch(&[]));
+        }
+        if size <= ZIP_WHOLE_MAX {
+            let chunk = self.whole(locals, (key, size), describe)?;
+            let start = index(range.start);
+            return Ok(ReadBytes::Shared(chunk, start..start.saturating_add(len)));
+        }
+        let answer = scratch.answer(len);
+        self.large(locals, (key, size), describe)?.read_exact_at(answer, range.start)?;
+        Ok(ReadBytes::Scratch(answer))
+    }
+
+    /// All bytes of a small member.
+    fn whole(
+        &self,
+        locals: &Locals,
+        (key, size): (u32, u64),
+        describe: impl Fn() -> Result<Described>,
+    ) -> Result<Arc<Chunk>> {
+        // Decoded and compressed bytes, of which there are rarely more. Dictionaries are no larger
+        // than the data as far as they are used.
+        let memory_needed = || size.saturating_mul(2);
+        self.chunks.get_or_decode((self.number, key), memory_needed, Demand::Now, || {
+            let described = describe()?;
+            let (method, packed) = (described.method()?, described.packed);
+            let (len, buffers) = (index(packed.len), self.chunks.buffers());
+            let mut source = buffers.take(len.saturating_add(locals.allowance(packed)));
+            let (_, data) = locals.read(self.storage.as_ref(), packed, &mut source, len)?;
+            let mut target = buffers.take(index(size));
+            method.decode(source.get(data).unwrap_or_default(), &mut target)?;
+            buffers.recycle(source);
+            described.check(crc32fast::hash(&target))?;
+            Ok(target)
+        })
+    }
+
+    /// A large member as storage of its decoded bytes.
+    fn large(
+        &self,
+        locals: &Locals,
+        (key, size): (u32, u64),
+        describe: impl Fn() -> Result<Described>,
+    ) -> Result<Arc<Compressed>> {
+        let load = || {
+            let described = describe()?;
+            let compressed = self.first_pass(locals, &described, size);
+            compressed.map_err(|error| error.within(&described.name))
+        };
+        Ok(self.large.get_or_load(key, load)?.0)
+    }
+
+    /// Decodes a large member once, checks it, and finds its seek points.
+    fn first_pass(&self, locals: &Locals, described: &Described, size: u64) -> Result<Large> {
+        let Described { name, packed, crc32, .. } = described;
+        let header_len = locals.header_len(self.storage.as_ref(), *packed)?;
+        let start = packed.header.saturating_add(length(header_len));
+        let data = FileRange::new(Arc::clone(&self.storage), start)?.cut(packed.len)?;
+        let (container, file) = framed::file_of(described.method()?, data, size, *crc32)?;
+        let mut pass = FirstPass::start(name, Arc::clone(&file), container, &self.chunks)?;
+        let (mut hasher, mut len) = (crc32fast::Hasher::new(), 0_u64);
+        while let Some(piece) = pass.next_piece()? {
+            hasher.update(&piece);
+            len = len.saturating_add(length(piece.len()));
+            if len > size {
+                break;
+            }
+        }
+        if len != size {
+            let found = if len > size { "more".to_owned() } else { len.to_string() };
+            return Err(Error::corrupt(format!("{size} bytes announced, {found} found")));
+        }
+        described.check(hasher.finalize())?;
+        let (seek_index, spool) = pass.finish();
+        // A temporary file takes no memory, but disk space.
+        let weight = match &spool {
+            Some(_) => self.seek_points_max / 8,
+            None => seek_index.weight().min(self.seek_points_max / 2),
+        };
+        let (chunks, number) = (Arc::clone(&self.chunks), self.chunks.new_number());
+        let compressed = Compressed::new(name, file, seek_index, spool, chunks, number)?;
+        Ok(Large(compressed, weight))
+    }
+
+    /// Frees what can be decoded again.
+    pub(super) fn release(&self) {
+        self.chunks.release();
+        self.large.clear();
+    }
+}

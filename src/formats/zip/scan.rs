@@ -1,0 +1,245 @@
+//! Reads the central directory and makes the tree of it.
+//!
+//! Invariant: no two members in the tree share bytes of the archive. Archives in which members
+//! overlap decompress to a multiple of what other programs expect, and are refused.
+
+use std::collections::BTreeMap;
+
+use super::directory_walk::DirectoryWalk;
+use super::dos_time::DosTime;
+use super::end::Directory;
+use super::entry::{Entry, EntryKind};
+use super::method::Method;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::length;
+use crate::formats::index::members::{self, Body, Member, Members, Parts};
+use crate::formats::index::{ArchiveRange, DirectoryId, FinishedTree, NewTree};
+use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX, SYMLINK_MAX};
+use crate::progress::Progress;
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::units::counted;
+
+/// Members to collect before they go into the tree.
+const BATCH: usize = 4096;
+
+/// What a central directory has.
+pub(super) struct Scanned {
+    pub(super) finished: FinishedTree,
+    pub(super) methods: Methods,
+}
+
+/// For each method, the files that use it, and their bytes in the archive and decoded.
+pub(super) type Methods = BTreeMap<Method, Share>;
+
+/// Files with one method.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) files: u64,
+    pub(super) compressed: u64,
+    pub(super) bytes: u64,
+}
+
+/// A scan in progress.
+struct Scan {
+    directory: Directory,
+    dos: DosTime,
+    /// Who owns members without an owner.
+    owner: (u32, u32),
+    tree: NewTree,
+    members: Members,
+    methods: Methods,
+    /// The bytes of each member: start and end.
+    extents: Vec<(u64, u64)>,
+    /// The first member that archfs cannot read, and how many there are.
+    unreadable: Option<Error>,
+    unreadable_count: u64,
+}
+
+/// Reads the entries of `directory`. `owner` owns members without an owner.
+///
+/// # Errors
+/// `Corrupt` if the directory is damaged or members overlap; `Unsupported` if there are too many
+/// names, or, unless `partial` is set, members that archfs cannot read; `Io`.
+pub(super) fn scan(
+    storage: &Arc<dyn Storage>,
+    directory: Directory,
+    owner: (u32, u32),
+    partial: bool,
+    progress: &Progress,
+) -> Result<Scanned> {
+    let mut scan = Scan {
+        directory,
+        dos: DosTime::new(),
+        owner,
+        tree: NewTree::default(),
+        members: Members::default(),
+        methods: Methods::default(),
+        extents: Vec::new(),
+        unreadable: None,
+        unreadable_count: 0,
+    };
+    let mut walk = DirectoryWalk::new(storage, directory);
+    let mut count = 0_u64;
+    let mut reported = directory.start;
+    while let Some((at, entry)) = walk.next()? {
+        count = count.saturating_add(1);
+        scan.add(at, &entry)?;
+        if scan.members.list().len() >= BATCH {
+            scan.flush()?;
+            progress.advance(at.saturating_sub(reported));
+            reported = at;
+        }
+    }
+    scan.flush()?;
+    scan.check_count(count);
+    scan.finish(partial)
+}
+
+impl Scan {
+    fn add(&mut self, at: u64, entry: &Entry<'_>) -> Result<()> {
+        let path = entry.path();
+        if let Some(what) = unreadable(entry) {
+            let shown = crate::formats::index::paths::shown(&path);
+            self.tree.notes.skip(&what, Some(&path));
+            self.unreadable_count = self.unreadable_count.saturating_add(1);
+            self.unreadable.get_or_insert_with(|| {
+                Error::new(Kind::Unsupported, format!("cannot read {what}, such as \"{shown}\""))
+            });
+            return Ok(());
+        }
+        match self.member(at, entry) {
+            Ok(Some(member)) => {
+                let parts = Parts { path: &path, link: &[], sparse: None, xattrs: Vec::new() };
+                self.members.push(member, parts);
+            }
+            Ok(None) => {
+                let what = format!("paths over {MEMBER_PATH_MAX} bytes");
+                self.tree.notes.skip(&what, Some(&path));
+            }
+            Err(error) => {
+                let shown = crate::formats::index::paths::shown(&path);
+                let named = error.within(format_args!("\"{shown}\""));
+                self.tree.notes.loss(&path, &named);
+            }
+        }
+        Ok(())
+    }
+
+    /// The member that `entry` describes. `None` if its path is too long.
+    fn member(&mut self, at: u64, entry: &Entry<'_>) -> Result<Option<Member>> {
+        let kind = entry.kind();
+        let header = entry.header_offset(&self.directory)?;
+        let method = Method::from_code(entry.method).unwrap_or(Method::Stored);
+        if entry.size > method.most_decoded(entry.compressed) || entry.size > FILE_SIZE_MAX {
+            return Err(Error::corrupt("it announces more bytes than its data can hold")
+                .with_detail(format_args!("{} bytes from {}", entry.size, entry.compressed)));
+        }
+        if method == Method::Stored && entry.size != entry.compressed {
+            return Err(Error::corrupt("it is stored, but its two lengths differ")
+                .with_detail(format_args!("{} and {}", entry.compressed, entry.size)));
+        }
+        if kind == EntryKind::Symlink && entry.size > u64::from(SYMLINK_MAX) {
+            return Err(Error::corrupt("a symbolic link with too long a target"));
+        }
+        self.extents.push((header, header.saturating_add(entry.least_len())));
+        if entry.name.len() > MEMBER_PATH_MAX {
+            return Ok(None);
+        }
+        let (uid, gid) = entry.owner().unwrap_or(self.owner);
+        let described = Body::Described(at);
+        let (kind, size, body) = match kind {
+            EntryKind::Directory => (members::Kind::Directory, 0, Body::Device(0)),
+            EntryKind::Symlink => (members::Kind::Symlink, entry.size, described),
+            EntryKind::Regular => {
+                let share = self.methods.entry(method).or_default();
+                share.files = share.files.saturating_add(1);
+                share.compressed = share.compressed.saturating_add(entry.compressed);
+                share.bytes = share.bytes.saturating_add(entry.size);
+                let body = match method {
+                    Method::Stored => Body::AfterHeader(header),
+                    _ => described,
+                };
+                (members::Kind::Regular, entry.size, body)
+            }
+        };
+        Ok(Some(Member {
+            permissions: entry.permissions(),
+            uid,
+            gid,
+            size,
+            modified: entry.modified(&self.dos),
+            body,
+            ..Member::new(at, kind)
+        }))
+    }
+
+    /// Adds the members to the tree.
+    fn flush(&mut self) -> Result<()> {
+        let Directory { start, end, .. } = self.directory;
+        let archive = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start, end };
+        self.tree.add(archive, &self.members, &mut Vec::new())?;
+        self.members.clear();
+        Ok(())
+    }
+
+    fn check_count(&mut self, found: u64) {
+        let Directory { entries, is_modulo, .. } = self.directory;
+        let same = match is_modulo {
+            true => found & 0xffff == entries & 0xffff,
+            false => found == entries,
+        };
+        if !same {
+            let context = format!("its end announces {entries} entries, but there are {found}");
+            self.tree.notes.unusual(&Error::corrupt(context));
+        }
+    }
+
+    fn finish(mut self, partial: bool) -> Result<Scanned> {
+        check_overlaps(&mut self.extents)?;
+        if let Some(error) = self.unreadable.filter(|_| !partial) {
+            let count = counted(self.unreadable_count, "member");
+            return Err(error
+                .with_detail(format_args!("{count} of this and other kinds"))
+                .with_hint(
+                    "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add --partial to \
+                 mount the other files",
+                ));
+        }
+        Ok(Scanned { finished: self.tree.finish()?, methods: self.methods })
+    }
+}
+
+/// Why archfs cannot read a member, in the plural, if it cannot.
+fn unreadable(entry: &Entry<'_>) -> Option<String> {
+    if entry.is_encrypted() {
+        return Some("encrypted files".to_owned());
+    }
+    if entry.is_patch() {
+        return Some("differences to other files".to_owned());
+    }
+    if entry.is_elsewhere() {
+        return Some("files in other parts of a split archive".to_owned());
+    }
+    let is_read = Method::from_code(entry.method).is_some();
+    (!is_read).then(|| format!("files compressed with {}", Method::unsupported_name(entry.method)))
+}
+
+/// Checks that no two of `extents` overlap.
+fn check_overlaps(extents: &mut [(u64, u64)]) -> Result<()> {
+    extents.sort_unstable();
+    let mut pairs = extents.windows(2);
+    let overlap = pairs.find_map(|pair| match pair {
+        [(_, end), (start, _)] if end > start => Some(*start),
+        _ => None,
+    });
+    match overlap {
+        None => Ok(()),
+        Some(at) => {
+            let members = counted(length(extents.len()), "member");
+            Err(Error::corrupt("members overlap: a ZIP bomb, or damage")
+                .with_detail(format_args!("at {at:#x}, of {members}"))
+                .with_hint("copy it again; if that does not help, do not trust it"))
+        }
+    }
+}
