@@ -2,15 +2,16 @@
 //!
 //! A mutant is made of a sound archive (`seeds`) by its number (`population`). It is either
 //! damaged as by a disk or a copy (`damage`), or one field of a table or header is edited and the
-//! rest kept valid (`image`, `header`). A `worker` opens and reads it under a limit of address
+//! rest kept valid (`image`, `header`, `archive`). A `worker` opens and reads it under a limit of address
 //! space. Its `facts`
-//! must match another reader (`oracle`: libsquashfs, Python's tarfile) or be errors; `rules` lists
+//! must match another reader (`oracle`: libsquashfs, Python's tarfile and zipfile) or be errors; `rules` lists
 //! the allowed differences. If tarfile finds a member that archfs does not show, archfs must report
 //! it.
 //!
 //! ARCHFS_MUTANTS sets the number for each format (6,000), ARCHFS_SEED chooses others.
 //! ARCHFS_MUTANT=squashfs:4711 runs one again, prints what was refused, and keeps it in target/tmp.
 
+mod archive;
 mod damage;
 mod facts;
 mod field;
@@ -79,6 +80,19 @@ fn tar_mutants_give_correct_bytes_or_errors() {
     seeds::make_tars(&within("seeds"), &within("inner"), &directory.path().join("work"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostile/mutants/tarfile_facts.py");
     supervisor::run(Format::Tar, directory.path(), &format!("python3 {script}"));
+}
+
+#[test]
+fn zip_mutants_give_correct_bytes_or_errors() {
+    if !can_compare("/usr/bin/zip") {
+        return;
+    }
+    let directory = directory();
+    let seeds = directory.path().join("seeds");
+    std::fs::create_dir(&seeds).unwrap();
+    seeds::make_zips(&seeds, &directory.path().join("work"));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostile/mutants/zipfile_facts.py");
+    supervisor::run(Format::Zip, directory.path(), &format!("python3 {script}"));
 }
 
 /// Whether the test can run: making the trees needs root, and `needed` must be installed. CI has

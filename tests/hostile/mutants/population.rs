@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::archive::Archive;
 use super::image::Image;
 use super::outside::Wrapped;
 use super::random::Random;
@@ -24,6 +25,7 @@ pub(crate) struct Population {
 enum Stock {
     Images(Vec<Image>),
     Tars(Vec<Wrapped>),
+    Zips(Vec<Archive>),
 }
 
 impl Population {
@@ -38,6 +40,9 @@ impl Population {
         let stock = match format {
             Format::Squashfs => {
                 Stock::Images(names.iter().map(|name| Image::parse(read(name))).collect())
+            }
+            Format::Zip => {
+                Stock::Zips(names.iter().map(|name| Archive::parse(read(name))).collect())
             }
             Format::Tar => Stock::Tars(
                 names
@@ -61,6 +66,7 @@ impl Population {
         self.names.iter().enumerate().map(|(nth, name)| match &self.stock {
             Stock::Images(images) => (&**name, &*images[nth].bytes),
             Stock::Tars(tars) => (&**name, &*tars[nth].bytes),
+            Stock::Zips(zips) => (&**name, &*zips[nth].bytes),
         })
     }
 
@@ -76,6 +82,7 @@ impl Population {
         let bytes = match &self.stock {
             Stock::Images(images) => images[seed].mutant(&images[other], &mut random),
             Stock::Tars(tars) => tars[seed].mutant(&tars[other], &mut random),
+            Stock::Zips(zips) => zips[seed].mutant(&zips[other], &mut random),
         };
         Mutant { seed, bytes }
     }

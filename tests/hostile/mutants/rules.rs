@@ -13,6 +13,7 @@ use super::oracle::ENDED;
 pub(crate) enum Format {
     Squashfs,
     Tar,
+    Zip,
 }
 
 /// A fact that the other reader does not confirm.
@@ -35,6 +36,7 @@ impl Case<'_> {
         match format {
             Format::Squashfs => self.rule_of_images(),
             Format::Tar => self.rule_of_tars(),
+            Format::Zip => self.rule_of_zips(),
         }
     }
 
@@ -143,6 +145,35 @@ impl Case<'_> {
         }
         if self.other.is_none() && self.is_as_packed() {
             return Some("tarfile does not find it, and archfs gives what was packed");
+        }
+        None
+    }
+
+    fn rule_of_zips(&self) -> Option<&'static str> {
+        let (object, what) = self.key.split_once('.')?;
+        let ours = |what: &str| self.ours.known.get(&format!("{object}.{what}"));
+        let theirs = |what: &str| self.theirs.known.get(&format!("{object}.{what}"));
+        if ours("kind").is_some_and(|kind| kind == "1") && !what.starts_with('n') {
+            // Its owner and time are those of the first member in it.
+            if theirs("implied").is_some() && !self.ours.findings.is_empty() {
+                return Some("a directory whose first member archfs leaves out, and reports");
+            }
+            let is_reported = match object {
+                "/" => !self.ours.findings.is_empty(),
+                path => self.ours.has_finding_at(path),
+            };
+            if is_reported {
+                return Some("a directory whose entry archfs leaves out, and reports");
+            }
+            // Linux shows nothing below anything but a directory.
+            if theirs("kind").is_some_and(|kind| kind != "1") {
+                return Some("what has members beneath it is a directory, whatever an entry says");
+            }
+        }
+        // The entry of a mutant may have another name. No fact is another than was packed.
+        let is_new = !self.sound.known.contains_key(self.key);
+        if self.theirs.refused.contains_key("open") && (is_new || self.is_as_packed()) {
+            return Some("zipfile refuses the archive, and archfs gives what was packed");
         }
         None
     }

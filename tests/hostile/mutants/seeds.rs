@@ -158,3 +158,38 @@ pub(crate) fn make_tars(directory: &Path, inner: &Path, work: &Path) {
         run(Command::new("sh").args(["-c", &script, "sh"]).arg(tar).arg(packed));
     }
 }
+
+/// Programs that make ZIP archives, and their arguments before the archive. Times are in UTC.
+const ZIPS: [(&str, &[&str]); 6] = [
+    ("info-zip", &["zip", "-q", "-r", "-y"]),
+    ("info-zip-stored", &["zip", "-q", "-r", "-y", "-0"]),
+    ("info-zip-bzip2", &["zip", "-q", "-r", "-y", "-Z", "bzip2"]),
+    ("7-zip", &["7z", "a", "-bd", "-tzip", "-mm=Deflate"]),
+    ("7-zip-lzma", &["7z", "a", "-bd", "-tzip", "-mm=LZMA"]),
+    ("bsdtar", &["bsdtar", "--format=zip", "-cf"]),
+];
+
+/// Makes the ZIP archives in `directory`.
+pub(crate) fn make_zips(directory: &Path, work: &Path) {
+    let tree = work.join("tree");
+    fs::create_dir_all(tree.join("folder/within")).unwrap();
+    fs::create_dir_all(tree.join("many")).unwrap();
+    for number in 0..12 {
+        fs::write(tree.join(format!("many/{number:03}")), text(100 + number)).unwrap();
+    }
+    for size in [0, 10, 4095, 4096, 12_000] {
+        fs::write(tree.join(format!("text-{size}")), text(size)).unwrap();
+    }
+    fs::write(tree.join("mixed"), mixed(18_000)).unwrap();
+    fs::write(tree.join("folder/noise"), noise(7, 3000)).unwrap();
+    fs::write(tree.join("folder/within/tail"), text(9000)).unwrap();
+    symlink("folder/noise", tree.join("link")).unwrap();
+    let touch = ["-c", "find . -exec touch -h -d @1000000000 {} +"];
+    run(Command::new("sh").args(touch).current_dir(&tree));
+    for (nth, (name, words)) in ZIPS.iter().enumerate() {
+        let path = directory.join(format!("{nth:02}-{name}.zip"));
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(path).arg(".").env("TZ", "UTC");
+        run(command.current_dir(&tree));
+    }
+}

@@ -139,6 +139,8 @@ fn start(order: &Order) -> (Child, Receiver<String>) {
         .env(ORDER, order.to_text())
         // Each malloc arena takes 64 MiB of address space.
         .env("MALLOC_ARENA_MAX", "4")
+        // Times in ZIP archives are local.
+        .env("TZ", "UTC")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

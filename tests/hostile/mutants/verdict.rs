@@ -45,7 +45,7 @@ impl Verdict {
                 None => verdict.wrong.push(case.to_string()),
             }
         }
-        if format == Format::Tar {
+        if format != Format::Squashfs {
             verdict.look_for_missing(ours, theirs);
         }
         verdict

@@ -51,7 +51,11 @@ impl Order {
         let parts: Vec<&str> = text.split('\t').collect();
         let number = |nth: usize| parts[nth].parse().expect("a number");
         Self {
-            format: if parts[0] == "Tar" { Format::Tar } else { Format::Squashfs },
+            format: match parts[0] {
+                "Tar" => Format::Tar,
+                "Zip" => Format::Zip,
+                _ => Format::Squashfs,
+            },
             seed: number(1),
             first: number(2),
             step: number(3),
@@ -136,7 +140,7 @@ fn open(format: Format, path: &Path, bytes: &[u8], number: u64) -> archfs::error
             let numbers = Numbers::of(bytes);
             Facts::of(tree.as_ref(), Naming::Reference(&numbers), number)
         }
-        Format::Tar => Facts::of(tree.as_ref(), Naming::Path, number),
+        Format::Tar | Format::Zip => Facts::of(tree.as_ref(), Naming::Path, number),
     })
 }
 
