@@ -93,9 +93,12 @@ impl Directory {
     fn before(storage: &dyn Storage, at: u64, record: &[u8]) -> Result<Self> {
         let mut end = End::parse(record)?;
         let (mut end_at, mut is_modulo) = (at, true);
-        if let Some(end_64) = find_end_64(storage, at)? {
-            (end_at, end) = end_64;
-            is_modulo = false;
+        match find_end_64(storage, at)? {
+            Some(end_64) => (end_at, end, is_modulo) = (end_64.0, end_64.1, false),
+            None if end.needs_end_64() => {
+                return Err(Error::corrupt("the ZIP64 end record is not where its locator says"));
+            }
+            None => {}
         }
         if end.is_split() {
             return Err(split());
@@ -161,8 +164,8 @@ fn find_end(tail: &[u8]) -> Option<usize> {
     fallback
 }
 
-/// The ZIP64 end record before the end record at `end`, and its offset. `None` if there is no
-/// locator of one.
+/// The ZIP64 end record before the end record at `end`, and its offset. `None` if there is none: a
+/// name may end with what looks like its locator.
 fn find_end_64(storage: &dyn Storage, end: u64) -> Result<Option<(u64, End)>> {
     let Some(locator_at) = end.checked_sub(LOCATOR_LEN) else { return Ok(None) };
     let mut locator = [0; 20];
@@ -172,9 +175,6 @@ fn find_end_64(storage: &dyn Storage, end: u64) -> Result<Option<(u64, End)>> {
         return Ok(None);
     }
     let (_, recorded, disks) = (reader.u32()?, reader.u64()?, reader.u32()?);
-    if disks > 1 {
-        return Err(split());
-    }
     let candidates = [recorded, locator_at.saturating_sub(END_64_LEN)];
     for at in candidates {
         if at.checked_add(END_64_LEN).is_none_or(|end| end > locator_at) {
@@ -184,10 +184,13 @@ fn find_end_64(storage: &dyn Storage, end: u64) -> Result<Option<(u64, End)>> {
         storage.read_exact_at(&mut record, at)?;
         let mut reader = Reader::new("ZIP64 end record", &record);
         if reader.array()? == END_64 {
-            return End::parse_64(&mut reader).map(|end| Some((at, end)));
+            return match disks {
+                0 | 1 => End::parse_64(&mut reader).map(|end| Some((at, end))),
+                _ => Err(split()),
+            };
         }
     }
-    Err(Error::corrupt("the ZIP64 end record is not where its locator says"))
+    Ok(None)
 }
 
 impl End {
@@ -216,6 +219,12 @@ impl End {
             len: reader.u64()?,
             offset: reader.u64()?,
         })
+    }
+
+    /// Whether a number did not fit, so that it is in the ZIP64 end record.
+    fn needs_end_64(&self) -> bool {
+        let full = u64::from(u32::MAX);
+        self.entries == u64::from(u16::MAX) && self.len == full || self.offset == full
     }
 
     fn is_split(&self) -> bool {

@@ -110,6 +110,10 @@ impl<'e> Entry<'e> {
         let (disk, _, attributes) = (reader.u16()?, reader.u16()?, reader.u32()?);
         let mut recorded_offset = reader.u32()?.into();
         extra.extend([&mut size, &mut compressed, &mut recorded_offset]);
+        // Some programs write one of the lengths of stored data with false upper 32 bits.
+        if method == 0 && (size ^ compressed) & u64::from(u32::MAX) == 0 {
+            size = compressed;
+        }
         Ok(Self {
             system,
             flags,

@@ -38,6 +38,7 @@ mod local;
 mod lzma;
 mod method;
 mod names;
+mod overlaps;
 mod packed;
 mod scan;
 

@@ -1,7 +1,6 @@
 //! Reads the central directory and makes the tree of it.
 //!
-//! Invariant: no two members in the tree share bytes of the archive. Archives in which members
-//! overlap decompress to a multiple of what other programs expect, and are refused.
+//! Invariant: no two members in the tree share bytes of the archive (`overlaps`).
 
 use std::collections::BTreeMap;
 
@@ -10,8 +9,8 @@ use super::dos_time::DosTime;
 use super::end::Directory;
 use super::entry::{Entry, EntryKind};
 use super::method::Method;
+use super::overlaps::Order;
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::length;
 use crate::formats::index::members::{self, Body, Member, Members, Parts};
 use crate::formats::index::{ArchiveRange, DirectoryId, FinishedTree, NewTree};
 use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX, SYMLINK_MAX};
@@ -49,8 +48,7 @@ struct Scan {
     tree: NewTree,
     members: Members,
     methods: Methods,
-    /// The bytes of each member: start and end.
-    extents: Vec<(u64, u64)>,
+    order: Order,
     /// The first member that archfs cannot read, and how many there are.
     unreadable: Option<Error>,
     unreadable_count: u64,
@@ -75,7 +73,7 @@ pub(super) fn scan(
         tree: NewTree::default(),
         members: Members::default(),
         methods: Methods::default(),
-        extents: Vec::new(),
+        order: Order::default(),
         unreadable: None,
         unreadable_count: 0,
     };
@@ -93,6 +91,7 @@ pub(super) fn scan(
     }
     scan.flush()?;
     scan.check_count(count);
+    scan.order.check(storage, directory)?;
     scan.finish(partial)
 }
 
@@ -142,7 +141,7 @@ impl Scan {
         if kind == EntryKind::Symlink && entry.size > u64::from(SYMLINK_MAX) {
             return Err(Error::corrupt("a symbolic link with too long a target"));
         }
-        self.extents.push((header, header.saturating_add(entry.least_len())));
+        self.order.add(header, header.saturating_add(entry.least_len()));
         if entry.name.len() > MEMBER_PATH_MAX {
             return Ok(None);
         }
@@ -195,8 +194,7 @@ impl Scan {
         }
     }
 
-    fn finish(mut self, partial: bool) -> Result<Scanned> {
-        check_overlaps(&mut self.extents)?;
+    fn finish(self, partial: bool) -> Result<Scanned> {
         if let Some(error) = self.unreadable.filter(|_| !partial) {
             let count = counted(self.unreadable_count, "member");
             return Err(error
@@ -223,23 +221,4 @@ fn unreadable(entry: &Entry<'_>) -> Option<String> {
     }
     let is_read = Method::from_code(entry.method).is_some();
     (!is_read).then(|| format!("files compressed with {}", Method::unsupported_name(entry.method)))
-}
-
-/// Checks that no two of `extents` overlap.
-fn check_overlaps(extents: &mut [(u64, u64)]) -> Result<()> {
-    extents.sort_unstable();
-    let mut pairs = extents.windows(2);
-    let overlap = pairs.find_map(|pair| match pair {
-        [(_, end), (start, _)] if end > start => Some(*start),
-        _ => None,
-    });
-    match overlap {
-        None => Ok(()),
-        Some(at) => {
-            let members = counted(length(extents.len()), "member");
-            Err(Error::corrupt("members overlap: a ZIP bomb, or damage")
-                .with_detail(format_args!("at {at:#x}, of {members}"))
-                .with_hint("copy it again; if that does not help, do not trust it"))
-        }
-    }
 }

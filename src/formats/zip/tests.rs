@@ -258,6 +258,10 @@ fn the_zip64_end_record_counts() {
     let mut lost = end_64(1, right);
     lost[right as usize] = b'Q';
     assert_eq!(refusal(&lost), "the ZIP64 end record is not where its locator says");
+    // A name that looks like a locator.
+    let mut maker = Maker::default();
+    maker.add("a", b"one", |_| {}).add("PK\x06\x07ABCDEFGHIJKLMNOP", b"two", |_| {});
+    assert_eq!(read(&open(&maker.finish(b"")), "a"), b"one");
 }
 
 #[test]
@@ -342,6 +346,8 @@ fn members_that_touch_are_no_overlap_but_those_that_share_a_byte_are() {
         let refused = open_partly(&maker.finish(b""), true).is_err();
         assert_eq!(refused, is_refused, "{longer}");
     }
+    let twice = Fields { offset: 0, ..fields_of("a", b"0123456789") };
+    open(&bomb.clone().entry(&twice).finish(b""));
     let again = Fields { offset: 0, ..fields_of("c", b"0123456789") };
     bomb.entry(&again);
     assert_eq!(refusal(&bomb.finish(b"")), "members overlap: a ZIP bomb, or damage");
@@ -376,6 +382,12 @@ fn a_member_cannot_announce_more_than_its_data_can_hold() {
     let mut maker = Maker::default();
     maker.add("a", b"0123456789", |fields| fields.size = 9);
     assert_eq!(refusal(&maker.finish(b"")), "\"a\": it is stored, but its two lengths differ");
+    let mut maker = Maker::default();
+    maker.add("a", b"0123456789", |fields| {
+        fields.size = u32::MAX;
+        fields.extra = [&[1, 0, 8, 0][..], &(10 + (1_u64 << 32)).to_le_bytes()].concat();
+    });
+    assert_eq!(read(&open(&maker.finish(b"")), "a"), b"0123456789", "4 GiB too many");
     let mut maker = Maker::default();
     maker.add("a", b"0123456789", |fields| (fields.compressed, fields.size) = (100, 100));
     assert_eq!(refusal(&maker.finish(b"")), "\"a\": its data is not within the archive");
