@@ -49,7 +49,8 @@ class Dataset(NamedTuple):
         """The archive of the directory in one form, created if missing."""
         suffix = f"{self.compressor}.sqfs" if form == "squashfs" else form
         make = {"squashfs": self.make_squashfs, "erofs": self.make_erofs,
-                "tar": self.make_tar, "tar.gz": self.make_tar}[form]
+                "tar": self.make_tar, "tar.gz": self.make_tar,
+                "zip": self.make_zip, "stored.zip": self.make_zip}[form]
         return made(self.work / f"{self.listing.stem}.{suffix}", make)
 
     def make_squashfs(self, part):
@@ -62,6 +63,11 @@ class Dataset(NamedTuple):
         compress = ["-z"] if ".gz" in part.name else []
         call("tar", "-C", self.source, "-c", *compress, "-f", part, "--sort=name",
              "--", *(self.packed or sorted(os.listdir(self.source))))
+
+    def make_zip(self, part):
+        """Compressed by deflate, or stored."""
+        level = "-0" if "stored" in part.name else "-6"
+        call("zip", "-q", "-r", "-y", level, part, ".", cwd=self.source)
 
     def part(self, count):
         """The first `count` directories, for a tar of a part of them."""

@@ -153,6 +153,11 @@ impl ChunkCache {
             && self.workers.submit(Request { by, file: length(number), range: 0..len })
     }
 
+    /// Drops the chunk `key`, because the page cache of the mount now has all of it.
+    pub(in crate::formats) fn forget(&self, key: (u32, u32)) {
+        self.cache.remove(&key);
+    }
+
     /// Frees the chunks of all archives, except those being decoded.
     pub(in crate::formats) fn release(&self) {
         self.cache.clear();

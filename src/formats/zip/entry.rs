@@ -64,9 +64,9 @@ pub(super) struct Entry<'e> {
 /// The lengths in the fixed part of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lengths {
-    pub(super) name: usize,
-    pub(super) extra: usize,
-    pub(super) comment: usize,
+    name: usize,
+    extra: usize,
+    comment: usize,
 }
 
 impl Lengths {
@@ -86,7 +86,11 @@ impl Lengths {
 
     /// Length of the whole entry, bytes.
     pub(super) fn whole(self) -> usize {
-        FIXED.saturating_add(self.name).saturating_add(self.extra).saturating_add(self.comment)
+        self.without_comment().saturating_add(self.comment)
+    }
+
+    pub(super) fn without_comment(self) -> usize {
+        FIXED.saturating_add(self.name).saturating_add(self.extra)
     }
 }
 

@@ -69,6 +69,9 @@ pub(crate) struct ZipOptions<'o> {
     pub(crate) indexes: &'o Arc<Allowance>,
 }
 
+/// Bytes that hold most entries, with their names and extra fields.
+const USUAL_ENTRY: usize = 384;
+
 /// A ZIP archive.
 pub(crate) struct Zip {
     /// Its name, for errors.
@@ -214,12 +217,20 @@ impl Zip {
 
     /// Calls `take` with the entry at `at`.
     fn with_entry<T>(&self, at: u64, take: impl FnOnce(Entry<'_>) -> Result<T>) -> Result<T> {
-        let mut fixed = [0; FIXED];
-        self.storage.read_exact_at(&mut fixed, at)?;
-        let Lengths { name, extra, .. } = Lengths::read(&fixed)?;
-        let mut bytes = vec![0; FIXED.saturating_add(name).saturating_add(extra)];
-        self.storage.read_exact_at(&mut bytes, at)?;
-        take(Entry::parse(&bytes)?)
+        let mut bytes = [0; USUAL_ENTRY];
+        let left = index(self.directory.end.saturating_sub(at));
+        let (bytes, _) = bytes.split_at_mut_checked(left.min(USUAL_ENTRY)).unwrap_or_default();
+        self.storage.read_exact_at(bytes, at)?;
+        let fixed = bytes.first_chunk::<FIXED>();
+        let lengths = fixed.map(Lengths::read).transpose()?;
+        match lengths.map_or(0, Lengths::without_comment) {
+            len if len <= bytes.len() => take(Entry::parse(bytes)?),
+            len => {
+                let mut bytes = vec![0; len];
+                self.storage.read_exact_at(&mut bytes, at)?;
+                take(Entry::parse(&bytes)?)
+            }
+        }
     }
 
     /// The checksums of stored members, ascending by local header.

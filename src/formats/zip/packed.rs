@@ -1,7 +1,7 @@
 //! Compressed members, decoded.
 //!
 //! A member of at most `ZIP_WHOLE_MAX` bytes is decoded at once, checked against its checksum, and
-//! cached. A larger one is decoded and checked once when it is first read, which finds seek points
+//! cached, unless one read returns all of it. A larger one is decoded and checked once when it is first read, which finds seek points
 //! (`compressed`). Later reads decode from those. Seek points take memory, so that only those of
 //! the members that were used last are kept.
 //!
@@ -100,6 +100,9 @@ impl Decoder {
         }
         if size <= ZIP_WHOLE_MAX {
             let chunk = self.whole(locals, (key, size), describe)?;
+            if range == (0..size) {
+                self.chunks.forget((self.number, key));
+            }
             let start = index(range.start);
             return Ok(ReadBytes::Shared(chunk, start..start.saturating_add(len)));
         }
