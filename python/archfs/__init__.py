@@ -1,4 +1,4 @@
-"""Mounts SquashFS and tar archives as directories while a Python process needs them.
+"""Mounts SquashFS, tar and ZIP archives as directories while a Python process needs them.
 
     with archfs.mount("data.sqfs") as root:         # unmounted at the end of the block
         ...

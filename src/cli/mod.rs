@@ -43,7 +43,7 @@ mod values;
 mod verify;
 mod wait;
 
-/// Show SquashFS and tar archives as directories, for as long as a job runs.
+/// Show SquashFS, tar and ZIP archives as directories, for as long as a job runs.
 #[derive(Debug, Parser)]
 #[command(name = "archfs", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {

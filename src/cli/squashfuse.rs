@@ -13,7 +13,7 @@ const NAMES: [&str; 2] = ["squashfuse", "squashfuse_ll"];
 
 /// Apptainer looks for `-o uid=` in it (1.4, `imagedriver.go`).
 pub(super) const USAGE: &str = "\
-archfs as squashfuse: mount a SquashFS image or a tar
+archfs as squashfuse: mount a SquashFS image, a tar or a ZIP archive
 
 Usage: squashfuse_ll [OPTIONS] ARCHIVE MOUNTPOINT
 

@@ -17,7 +17,7 @@ use crate::pack::{
     OutputNames, Owner, Profile, Recipe, Request, Separator, Shards, Sources, XattrRule,
 };
 
-/// Make a SquashFS image or a tar for fast reads from directories, tars and images
+/// Make a SquashFS image or a tar for fast reads from directories and archives
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs

@@ -1,9 +1,9 @@
 //! Compressed members, decoded.
 //!
 //! A member of at most `ZIP_WHOLE_MAX` bytes is decoded at once, checked against its checksum, and
-//! cached, unless one read returns all of it. A larger one is decoded and checked once when it is first read, which finds seek points
-//! (`compressed`). Later reads decode from those. Seek points take memory, so that only those of
-//! the members that were used last are kept.
+//! cached, unless one read returns all of it. A larger one is decoded and checked once when it is
+//! first read, which finds seek points (`compressed`). Later reads decode from those. Seek points
+//! take memory, so that only those of the members that were used last are kept.
 //!
 //! Invariant: no byte of a compressed member is returned before its checksum was right.
 
