@@ -37,7 +37,7 @@ pub use encode::{Encoder, Method};
 pub use gzip::decode_deflate;
 pub use inflate::{Inflate, Pause};
 pub use lz4::lz4_linked;
-pub use lzma::lzma_stream;
+pub use lzma::{lzip_stream, lzma_stream};
 pub use streaming::{Step, Streaming};
 pub use xz::{FILE_MEMORY_LIMIT as XZ_MEMORY_LIMIT, xz_stream};
 pub use zstd::{zstd_compress, zstd_stream};

@@ -15,23 +15,23 @@ pub const FILE_MEMORY_LIMIT: u64 = 1 << 30;
 
 pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
     let stream = Stream::new_stream_decoder(MEMORY_LIMIT, 0);
-    run(Codec::Xz, stream, source, target)
+    run(Codec::Xz.name(), stream, source, target)
 }
 
 /// Runs a fresh liblzma decoder over one whole block.
 pub(super) fn run(
-    codec: Codec,
+    name: &'static str,
     stream: std::result::Result<Stream, liblzma::stream::Error>,
     source: &[u8],
     target: &mut [u8],
 ) -> Result<usize> {
-    let mut stream = stream.map_err(|error| damaged(codec.name(), error))?;
+    let mut stream = stream.map_err(|error| damaged(name, error))?;
     match stream.process(source, target, Action::Finish) {
         Ok(Status::StreamEnd) => {
-            usize::try_from(stream.total_out()).map_err(|error| damaged(codec.name(), error))
+            usize::try_from(stream.total_out()).map_err(|error| damaged(name, error))
         }
-        Ok(_) => Err(damaged(codec.name(), "the stream has no end within its block")),
-        Err(error) => Err(damaged(codec.name(), error)),
+        Ok(_) => Err(damaged(name, "the stream has no end within its block")),
+        Err(error) => Err(damaged(name, error)),
     }
 }
 
@@ -42,12 +42,12 @@ pub(super) fn run(
 pub fn xz_stream(memory: u64) -> Result<impl Streaming> {
     let memory = memory.min(FILE_MEMORY_LIMIT);
     let stream = Stream::new_stream_decoder(memory, 0);
-    LiblzmaStream::new(Codec::Xz, stream, memory)
+    LiblzmaStream::new(Codec::Xz.name(), stream, memory)
 }
 
 /// A decoder of liblzma.
 pub(super) struct LiblzmaStream {
-    codec: Codec,
+    name: &'static str,
     stream: Stream,
     /// The limit, bytes.
     memory: u64,
@@ -55,19 +55,19 @@ pub(super) struct LiblzmaStream {
 
 impl LiblzmaStream {
     pub(super) fn new(
-        codec: Codec,
+        name: &'static str,
         stream: std::result::Result<Stream, liblzma::stream::Error>,
         memory: u64,
     ) -> Result<Self> {
-        let stream = stream.map_err(|error| damaged(codec.name(), error))?;
-        Ok(Self { codec, stream, memory })
+        let stream = stream.map_err(|error| damaged(name, error))?;
+        Ok(Self { name, stream, memory })
     }
 }
 
 impl Streaming for LiblzmaStream {
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step> {
         let (before_in, before_out) = (self.stream.total_in(), self.stream.total_out());
-        let name = self.codec.name();
+        let name = self.name;
         let status =
             self.stream.process(input, output, Action::Run).map_err(|error| match error {
                 liblzma::stream::Error::MemLimit => Error::new(

@@ -16,13 +16,12 @@ const OFFSET: &str = "if the archive starts further into the file, use --offset 
 type Magic = (u64, &'static [u8], &'static str, &'static str);
 
 /// From the specifications of the formats, and from file(1).
-const MAGICS: [Magic; 21] = [
+const MAGICS: [Magic; 20] = [
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", PACK),
     (0, b"Rar!\x1a\x07", "a rar archive", PACK),
     (0, b"07070", "a cpio archive", PACK),
     (0, b"!<arch>\n", "an ar archive", PACK),
     (0, b"DWARFS", "a DwarFS image", PACK),
-    (0, b"LZIP", "lzip data", DECODE),
     (0, b"\x1f\x9d", "a file of compress (.Z)", DECODE),
     (0, b"\x89LZO\0\r\n\x1a\n", "lzop data", DECODE),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", LIBRARY),

@@ -137,6 +137,22 @@ fn xz_of_every_program_shows_the_same_tree() {
 }
 
 #[test]
+fn lzma_and_lzip_show_the_same_tree() {
+    let (bytes, expected) = Uncompressed::gnu();
+    let work = work_directory();
+    let tar = work.path().join("uncompressed.tar");
+    fs::write(&tar, bytes).unwrap();
+    for packer in pack::LZMA {
+        let Some(archive) = packer.pack(&tar, &work.path().join("compressed")) else { continue };
+        let output = support::archfs().arg("ls").arg(&archive).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && text.contains("temporary file"), "{text}");
+        assert_same_tree(packer.line, &archive, expected);
+        fs::remove_file(archive).unwrap();
+    }
+}
+
+#[test]
 fn zstd_of_every_program_shows_the_same_tree() {
     assert_read_as_uncompressed(pack::ZSTD);
 }

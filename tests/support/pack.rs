@@ -60,6 +60,13 @@ pub const LZ4: &[Packer] = &[
     packer("lz4", "split -b 3000000 --filter='lz4 -c' $1 > $2"),
 ];
 
+/// The predecessor of xz, and a rival of it.
+pub const LZMA: &[Packer] = &[
+    packer("xz", "xz --format=lzma -1 -c < $1 > $2"),
+    packer("lzip", "lzip -1 -c < $1 > $2"),
+    packer("lzip", "split -b 3000000 --filter='lzip -1 -c' $1 > $2"),
+];
+
 impl Packer {
     /// Compresses `file` to `target`; `None`, with a message, if the program is missing.
     pub fn pack(&self, file: &Path, target: &Path) -> Option<PathBuf> {

@@ -14,6 +14,8 @@ pub(crate) enum Container {
     Lz4,
     /// .lzma, the predecessor of .xz.
     Lzma,
+    /// .lz, with any number of members.
+    Lzip,
 }
 
 /// What the chunks of a container start with.
@@ -43,8 +45,8 @@ struct Facts {
 }
 
 impl Container {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Gzip, Self::Bzip2, Self::Xz, Self::Zstd, Self::Lz4, Self::Lzma];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Gzip, Self::Bzip2, Self::Xz, Self::Zstd, Self::Lz4, Self::Lzip, Self::Lzma];
 
     fn facts(self) -> Facts {
         use {ChunkStart::*, Unit::*};
@@ -57,6 +59,7 @@ impl Container {
             Self::Zstd => facts("zstd", 4, Extent, Bytes, true),
             Self::Lz4 => facts("lz4", 5, Extent, Bytes, true),
             Self::Lzma => facts("lzma", 6, Extent, Bytes, true),
+            Self::Lzip => facts("lzip", 7, Extent, Bytes, true),
         }
     }
 
@@ -125,11 +128,19 @@ mod tests {
         let codes = Container::ALL.map(|container| (container.name(), container.code()));
         assert_eq!(
             codes,
-            [("gzip", 1), ("bzip2", 2), ("xz", 3), ("zstd", 4), ("lz4", 5), ("lzma", 6)]
+            [
+                ("gzip", 1),
+                ("bzip2", 2),
+                ("xz", 3),
+                ("zstd", 4),
+                ("lz4", 5),
+                ("lzip", 7),
+                ("lzma", 6)
+            ]
         );
         for container in Container::ALL {
             assert_eq!(Container::from_code(container.code()), Some(container));
         }
-        assert_eq!((Container::from_code(0), Container::from_code(7)), (None, None));
+        assert_eq!((Container::from_code(0), Container::from_code(8)), (None, None));
     }
 }

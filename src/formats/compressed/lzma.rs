@@ -1,23 +1,15 @@
-//! .lzma files, which have no parts that can be decoded independently: each is decoded once into a
-//! temporary file.
+//! .lzma files, the predecessor of .xz.
 //!
 //! The format has no magic bytes. As in `xz`, a file is one if its header has values that encoders
 //! write.
 
-use super::buffers::Buffers;
-use super::chunk_cache::ChunkCache;
 use super::container::Container;
-use super::extent::{Extent, ExtentDecoder};
-use super::format::{ChunkDecoder, ContainerFormat};
-use super::forward::Forward;
-use super::pass::Start;
-use super::streams::{StreamFormat, Streams};
+use super::streams::StreamFormat;
+use super::undivided::UndividedFormat;
 use crate::codecs::{Streaming, lzma_stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::formats::bytes::Reader;
 use crate::formats::cursor::Cursor;
-use crate::storage::Storage;
-use crate::sync::Arc;
 
 /// Length of the header, bytes: properties, size of the dictionary, decoded size.
 const HEADER: usize = 13;
@@ -46,50 +38,12 @@ fn is_header(head: &[u8]) -> Result<bool> {
         && (size < SIZE_MAX || size == u64::MAX))
 }
 
-impl ContainerFormat for Lzma {
-    fn recognises(&self, head: &[u8]) -> bool {
+impl UndividedFormat for Lzma {
+    const ADVICE: &'static str =
+        "re-pack it for random access: xz -dc --format=lzma FILE | xz -T0 > NEW";
+
+    fn recognises(head: &[u8]) -> bool {
         is_header(head).unwrap_or(false)
-    }
-
-    fn first_pass(
-        &self,
-        _name: &str,
-        _storage: &Arc<dyn Storage>,
-        _cache: &Arc<ChunkCache>,
-    ) -> Result<Start> {
-        Ok(Start::Spool { why: self.too_large_reason().to_owned() })
-    }
-
-    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
-        Ok(Box::new(Streams::<Self>::new(name, storage)?))
-    }
-
-    fn chunk_decoder(&self) -> ChunkDecoder {
-        ChunkDecoder::Extents(&Self)
-    }
-
-    fn too_large_reason(&self) -> &'static str {
-        "no parts (lzma)"
-    }
-
-    fn advice(&self) -> &'static str {
-        "re-pack it for random access: xz -dc --format=lzma FILE | xz -T0 > NEW"
-    }
-}
-
-impl ExtentDecoder for Lzma {
-    fn container(&self) -> Container {
-        Container::Lzma
-    }
-
-    fn decode(
-        &self,
-        _storage: &dyn Storage,
-        _extent: &Extent,
-        _max_len: usize,
-        _buffers: &Buffers,
-    ) -> Result<Vec<u8>> {
-        Err(Error::corrupt("lzma data has no parts"))
     }
 }
 
@@ -116,7 +70,7 @@ mod tests {
     fn recognises_headers_of_encoders_only() {
         let head = |properties: u8, dictionary: u32, size: u64| {
             let bytes = [&[properties][..], &dictionary.to_le_bytes(), &size.to_le_bytes()];
-            Lzma.recognises(&bytes.concat())
+            Lzma::recognises(&bytes.concat())
         };
         assert!(head(0x5d, 8 << 20, u64::MAX));
         assert!(head(0, 4096, 0));
@@ -126,6 +80,6 @@ mod tests {
         assert!(!head(0x5d, 2048, 0), "too small a dictionary");
         assert!(!head(0x5d, 5 << 20, 0), "a size that no encoder writes");
         assert!(!head(0x5d, 8 << 20, SIZE_MAX), "too long");
-        assert!(!Lzma.recognises(&[0x5d, 0, 0, 0x80]), "too short");
+        assert!(!Lzma::recognises(&[0x5d, 0, 0, 0x80]), "too short");
     }
 }

@@ -19,6 +19,7 @@ mod forward;
 pub(super) mod fuzzing;
 mod gzip;
 mod lz4;
+mod lzip;
 mod lzma;
 mod pass;
 mod pipeline;
@@ -33,6 +34,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod trailing_garbage;
+mod undivided;
 mod walk;
 mod xz;
 mod zstd;

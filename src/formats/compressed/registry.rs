@@ -1,8 +1,11 @@
 //! Maps each container to its implementation. No other file does.
 
+use std::marker::PhantomData;
+
 use super::container::Container;
 use super::format::ContainerFormat;
-use super::{bzip2, gzip, lz4, lzma, skippable, xz, zstd};
+use super::undivided::Undivided;
+use super::{bzip2, gzip, lz4, lzip, lzma, skippable, xz, zstd};
 
 /// The implementation of `container`.
 pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
@@ -12,7 +15,8 @@ pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
         Container::Xz => &xz::Xz,
         Container::Zstd => &zstd::Zstd,
         Container::Lz4 => &lz4::Lz4,
-        Container::Lzma => &lzma::Lzma,
+        Container::Lzma => &Undivided::<lzma::Lzma>(PhantomData),
+        Container::Lzip => &Undivided::<lzip::Lzip>(PhantomData),
     }
 }
 
