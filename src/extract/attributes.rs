@@ -46,7 +46,12 @@ impl Object<'_> {
         fstat(self.descriptor())
     }
 
+    /// # Errors
+    /// `INVAL` for an ID that to chown(2) means no change.
     fn set_owner(&self, uid: u32, gid: u32) -> Result<(), Errno> {
+        if [uid, gid].contains(&u32::MAX) {
+            return Err(Errno::INVAL);
+        }
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
         chownat(self.descriptor(), "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
     }

@@ -14,6 +14,7 @@ use crate::storage::{self, Changes};
 use crate::vfs::FileKind;
 
 mod cost;
+mod environment;
 mod sizes;
 
 pub use cost::{Cost, ImageEstimate, READ_COST};
@@ -36,6 +37,8 @@ pub struct Info {
     pub cost: Cost,
     /// The estimated cost of the same files in an image made by `archfs pack`.
     pub packed: ImageEstimate,
+    /// Whether it holds a Python environment.
+    pub is_environment: bool,
     /// What is specific to its format.
     pub layout: Layout,
     /// The archives in it that are shown as directories.
@@ -226,7 +229,8 @@ fn part(part: &Part, progress: &Progress) -> Result<Info> {
         Format::Tar(tar) => tar.info()?,
         Format::Zip(zip) => zip.info()?,
     };
-    Ok(Info { path: part.layer.path.clone(), ..info })
+    let is_environment = environment::is_environment(part.layer.tree.as_ref());
+    Ok(Info { path: part.layer.path.clone(), is_environment, ..info })
 }
 
 fn advised(error: Error) -> Error {

@@ -10,6 +10,7 @@ use std::ops::ControlFlow;
 
 use super::bytes::length;
 use super::index::paths::archive_stem;
+use super::limits::ZIP_WHOLE_MAX;
 use super::squashfs::SquashFs;
 use super::{tar, zip};
 use crate::error::{Error, Result};
@@ -116,7 +117,9 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
             return Ok(Contents::Files);
         }
         for ino in candidates {
-            if read < most {
+            // Of a large file, its name has to do: its first bytes may have to be decompressed with
+            // all others.
+            if read < most && tree.attr(ino)?.size <= ZIP_WHOLE_MAX {
                 read = read.saturating_add(1);
                 if !recognises(tree.read(ino, 0, HEAD, &mut scratch)?.as_slice()) {
                     return Ok(Contents::Files);

@@ -39,6 +39,9 @@ pub(crate) const TAR_EXTENSION_MAX: u64 = 16 << 20;
 /// least two bits.
 pub(crate) const DEFLATE_RATIO_MAX: u64 = 1032;
 
+/// What compressed data may have in excess of its decoded size and a quarter of it, bytes.
+pub(crate) const MEMBER_OVERHEAD_MAX: u64 = 64 << 10;
+
 /// Largest member of a ZIP archive that is decompressed at once and cached as a whole, decompressed
 /// bytes. A larger one gets seek points when it is first read.
 pub(crate) const ZIP_WHOLE_MAX: u64 = 8 << 20;

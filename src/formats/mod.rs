@@ -164,6 +164,13 @@ pub fn open_partly(
     Ok((tree, memory.into_findings()))
 }
 
+/// Whether the file at `path`, which starts with `head`, is an archive only because its format is
+/// built on one: .npz, .jar, .docx and others are ZIP archives.
+pub fn is_built_on_archive(path: &Path, head: &[u8]) -> bool {
+    let is_named = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("zip"));
+    zip::recognises(head) && !is_named
+}
+
 /// The name of the phase in which archives are opened.
 fn reading_headers(files: &[Arc<FileStorage>]) -> String {
     match files {

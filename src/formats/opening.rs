@@ -16,7 +16,7 @@ use super::limits::{CHUNK_MAX, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
 use super::slow_reads::SlowReads;
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
-use super::zip::{self, Zip, ZipOptions};
+use super::zip::{self, LargeMembers, Zip, ZipOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::Room;
 use crate::error::{Error, Kind, Result};
@@ -31,8 +31,11 @@ mod faults;
 
 /// How the memory for decoded blocks is divided.
 pub(super) struct Memory {
-    /// Chunks of all compressed tars. They share one cache, because any of them may be read next.
-    chunks: Arc<ChunkCache>,
+    /// Chunks of all compressed archives, by nesting level. Those of one level share a cache,
+    /// because any of them may be read next. Those of an inner archive have another one: to decode
+    /// them, chunks of the outer archive are needed, and a thread that holds room for a chunk must
+    /// not wait for more of the same room.
+    chunks: Vec<Arc<ChunkCache>>,
     chunk_bytes: u64,
     /// Memory of each archive for the blocks of its images, bytes.
     pub(super) image_bytes: u64,
@@ -41,6 +44,8 @@ pub(super) struct Memory {
     /// Inner archives that could not be opened. The lock is never held together with another.
     findings: Mutex<Vec<Finding>>,
     shared: Shared,
+    /// Seek points of large members of ZIP archives.
+    seek_points: Arc<LargeMembers>,
     /// Memory that all tar indexes may keep of their files.
     indexes: Arc<Allowance>,
 }
@@ -63,10 +68,22 @@ impl Memory {
         options.budget.add(resized);
         let shared = Shared::new(Arc::clone(&room));
         let workers = Arc::clone(&shared.workers);
-        let chunks = ChunkCache::within(room, chunk_bytes, CHUNK_MAX, workers);
-        chunks.report_to(&options.stats);
-        let chunks = Arc::new(chunks);
-        chunks.draw_on(&options.budget);
+        let levels = if options.recursive { NESTING_MAX.saturating_add(1) } else { 1 };
+        // All levels together have `chunk_bytes`, if there is more than one.
+        let first = if options.recursive { chunk_bytes / 2 } else { chunk_bytes };
+        let mut chunks = Vec::new();
+        for level in 0..levels {
+            let bytes = first.checked_shr(level).unwrap_or(0);
+            let own_room = if level == 0 { Arc::clone(&room) } else { Room::new(bytes) };
+            let cache = ChunkCache::within(own_room, bytes, CHUNK_MAX, Arc::clone(&workers));
+            cache.report_to(&options.stats);
+            let cache = Arc::new(cache);
+            cache.draw_on(&options.budget);
+            chunks.push(cache);
+            if level > 0 {
+                room.set_aside(bytes);
+            }
+        }
         Self {
             chunks,
             chunk_bytes,
@@ -74,6 +91,7 @@ impl Memory {
             inner: AtomicU64::new(0),
             findings: Mutex::default(),
             shared,
+            seek_points: Arc::new(LargeMembers::new(chunk_bytes)),
             indexes: Arc::new(Allowance::new(
                 options
                     .cache_bytes
@@ -82,6 +100,12 @@ impl Memory {
                     .clamp(*INDEX_BYTES.start(), *INDEX_BYTES.end()),
             )),
         }
+    }
+
+    /// The cache for chunks of archives at nesting level `depth`.
+    fn chunks(&self, depth: u32) -> Result<&Arc<ChunkCache>> {
+        let too_deep = || Error::new(Kind::Unsupported, "archives nested too deeply");
+        self.chunks.get(index(depth)).ok_or_else(too_deep)
     }
 
     /// The findings about inner archives that could not be opened.
@@ -200,7 +224,7 @@ impl Opening<'_> {
         // compressed.
         let bytes = match Container::recognise(head).filter(|_| depth == 0) {
             Some(container) => {
-                let cache = Arc::clone(&self.memory.chunks);
+                let cache = Arc::clone(self.memory.chunks(depth)?);
                 let archive = cache.new_number();
                 Bytes::Compressed(CompressedTar { storage, container, cache, archive })
             }
@@ -260,8 +284,8 @@ impl Opening<'_> {
             progress: self.progress,
             partial,
             logs_notes: index_policy != IndexPolicy::Compare,
-            chunks: &self.memory.chunks,
-            memory: self.memory.chunk_bytes,
+            chunks: self.memory.chunks(depth)?,
+            seek_points: &self.memory.seek_points,
             indexes: &self.memory.indexes,
         };
         let zip = Arc::new(Zip::open(name, storage, &options)?);

@@ -214,7 +214,7 @@ fn pack_refuses_a_file_that_is_no_archive() {
         archfs().arg("pack").args(options).arg(source).arg(&target).output().unwrap()
     };
     for (name, bytes) in [
-        ("x.zip", &b"PK\x03\x04 and more"[..]),
+        ("x.7z", &b"7z\xbc\xaf\x27\x1c and more"[..]),
         ("empty", b""),
         ("random", &crate::support::source::noise(3, 5000)),
         ("text.gz", &compressed("gzip", b"only text")),

@@ -320,6 +320,56 @@ fn advice_appears_only_if_it_would_help() {
 }
 
 #[test]
+fn a_python_environment_is_advised_to_be_packed_fast() {
+    let work = work_directory();
+    let source = work.path().join("source");
+    fs::create_dir_all(source.join("env/lib")).unwrap();
+    for nth in 0..200 {
+        fs::write(source.join(format!("env/lib/{nth}.py")), format!("{nth} ").repeat(9000))
+            .unwrap();
+    }
+    let advice = |archive: &Path| {
+        let text = info(archive, &[])["advice"].to_string();
+        text.contains("--fast")
+    };
+    let (plain, environment) = (work.path().join("plain.tar.gz"), work.path().join("env.tar.gz"));
+    let pack = |archive: &Path| {
+        run(Command::new("tar").arg("-C").arg(&source).arg("-czf").arg(archive).arg("env"));
+    };
+    pack(&plain);
+    fs::create_dir(source.join("env/conda-meta")).unwrap();
+    pack(&environment);
+    assert!(advice(&environment) && !advice(&plain));
+    let packed = work.path().join("env.sqfs");
+    run(archfs().args(["pack", "-q", "--fast"]).arg(&source).arg(&packed));
+    assert!(!advice(&packed), "it was packed so");
+}
+
+#[test]
+fn counts_the_methods_of_a_zip_archive() {
+    let work = work_directory();
+    let (source, archive) = (work.path().join("source"), work.path().join("data.zip"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("text"), "some text\n".repeat(1000)).unwrap();
+    fs::write(source.join("noise"), source::noise(1, 5000)).unwrap();
+    let words = ["-q", "-r", archive.to_str().unwrap(), "."];
+    run(Command::new("zip").args(words).current_dir(&source));
+    let info = info(&archive, &[]);
+    assert_eq!(
+        (&info["format"], &info["files"], &info["folders"]),
+        (&json!("zip"), &json!(2), &json!(1))
+    );
+    let methods = info["zip"]["methods"].as_array().unwrap();
+    let row =
+        |nth: usize| (&methods[nth]["method"], &methods[nth]["files"], &methods[nth]["bytes"]);
+    assert_eq!(row(0), (&json!("stored"), &json!(1), &json!(5000)));
+    assert_eq!(row(1), (&json!("deflate"), &json!(1), &json!(10_000)));
+    assert_eq!(info["decoded"]["worst"], json!(10_000), "a whole member");
+    let text = String::from_utf8(call(&archive, &[]).stdout).unwrap();
+    assert!(text.contains("67% deflate (1 file, ratio "), "{text}");
+}
+
+#[test]
 fn the_text_fits_a_screen() {
     let work = work_directory();
     let source = source::varied();

@@ -296,6 +296,37 @@ fn archives_within_archives_are_directories() {
     assert_eq!(tree::lines(merged.as_ref()).len(), 28);
 }
 
+/// Members of an inner archive are decoded from members of the outer one, which must not wait for the
+/// memory that the former hold.
+#[test]
+fn nested_compressed_archives_are_read_with_a_small_cache() {
+    let work = work_directory();
+    let (files, outer) = (work.path().join("files"), work.path().join("outer"));
+    fs::create_dir(&files).unwrap();
+    fs::create_dir(&outer).unwrap();
+    for nth in 0..12 {
+        let piece = [source::noise(nth, 40_000), vec![b'x'; 40_000]].concat();
+        fs::write(files.join(format!("{nth}")), piece.repeat(8)).unwrap();
+    }
+    fs::write(files.join("large"), [source::noise(99, 3 << 20), vec![0; 9 << 20]].concat())
+        .unwrap();
+    for nth in 0..4 {
+        of_python(&outer.join(format!("{nth}.zip")), &files, "deflated");
+    }
+    let (zip, tar) = (work.path().join("outer.zip"), work.path().join("outer.tar.gz"));
+    of_python(&zip, &outer, "deflated");
+    run(Command::new("tar").arg("-C").arg(&outer).arg("-czf").arg(&tar).arg("."));
+    for archive in [&zip, &tar] {
+        for (cache, threads) in [("16M", "1"), ("32M", "4"), ("64M", "8")] {
+            let mut command = Command::new("timeout");
+            command.args(["-s", "KILL", "200", env!("CARGO_BIN_EXE_archfs"), "verify", "--nested"]);
+            command.args(["--cache", cache, "--threads", threads]).arg(archive);
+            let text = String::from_utf8_lossy(&run(&mut command).stderr).into_owned();
+            assert!(text.contains("sound: 52 files"), "{cache}: {text}");
+        }
+    }
+}
+
 #[test]
 fn pack_and_extract_read_an_archive() {
     let work = work_directory();
@@ -322,6 +353,29 @@ fn pack_and_extract_read_an_archive() {
     assert_same("pack to an image", &expected, &snapshot(&unsquashed, forget));
     let listed = run(archfs().arg("cat").arg(&archive).arg("a/b/small"));
     assert_eq!(listed.stdout, b"hello\n");
+}
+
+/// .npz, .jar and .docx are ZIP archives, but `archfs pack a.npz b.npz` means the files.
+#[test]
+fn pack_takes_one_of_several_files_built_on_zip_as_a_file() {
+    let work = work_directory();
+    let directory = work.path().join("files");
+    plain_files(&directory);
+    for name in ["a.npz", "b.jar", "c.zip"] {
+        let archive = work.path().join(name);
+        run_in(&directory, "zip", &["-q", "-r", archive.to_str().unwrap(), "a"]);
+    }
+    let packed = |sources: &[&str]| {
+        let image = work.path().join("image.sqfs");
+        let mut command = archfs();
+        command.args(["pack", "-q", "--force"]).args(sources).arg(&image);
+        run(command.current_dir(&work));
+        let listed = run(archfs().arg("ls").arg(&image));
+        String::from_utf8(listed.stdout).unwrap()
+    };
+    assert_eq!(packed(&["a.npz", "b.jar", "c.zip"]), "a\na.npz\nb.jar\n");
+    assert_eq!(packed(&["a.npz"]), "a\n", "the only source is unpacked");
+    assert_eq!(packed(&["--as-file", "a.npz"]), "a.npz\n");
 }
 
 fn info_zip_of(directory: &Path, archive: &Path) {

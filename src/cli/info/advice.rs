@@ -30,8 +30,16 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
         ));
         return advice;
     }
-    advice.extend(gain(archive, info));
-    advice.extend(compressor(info));
+    let gains: Vec<_> = gain(archive, info).into_iter().chain(compressor(info)).collect();
+    let is_worth_packing = info.cost.worst > 0 && !gains.is_empty();
+    advice.extend(gains);
+    if info.is_environment && is_worth_packing {
+        let archive = quoted(archive);
+        advice.push(format!(
+            "it holds a Python environment, which starts as fast from an image of `archfs pack \
+             --fast {archive} new.sqfs`, packed in a fraction of the time"
+        ));
+    }
     if let Layout::Tar(TarLayout { is_indexed: false, .. }) = info.layout
         && info.kinds.files >= MANY
     {

@@ -95,6 +95,7 @@ impl SquashFs {
             sizes,
             cost,
             packed,
+            is_environment: false,
             layout: Layout::Image(image),
             within: Vec::new(),
         })

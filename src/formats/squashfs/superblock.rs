@@ -15,7 +15,7 @@ pub(super) const SIZE: usize = 96;
 /// `hsqs`, little-endian.
 const MAGIC: u32 = 0x7371_7368;
 
-/// The magic number of a big-endian image, before version 4.
+/// The magic number of a big-endian image. Version 4.0 has none, but some vendors write one.
 const MAGIC_SWAPPED: u32 = 0x6873_7173;
 
 /// Flag: options of the compressor are stored (SQUASHFS_COMP_OPT).
@@ -165,10 +165,14 @@ fn check_identity(magic: u32, version: (u16, u16)) -> Result<()> {
             format!("SquashFS {major}.{minor}; archfs reads only 4.0"),
         )
         .with_hint("unpack it with unsquashfs and pack it again with mksquashfs")),
-        (MAGIC_SWAPPED, _) => Err(Error::new(
-            Kind::Unsupported,
-            "big-endian SquashFS image, older than 4.0; archfs reads only 4.0",
-        )),
+        // Its numbers have the other byte order as well.
+        (MAGIC_SWAPPED, (major, minor)) => {
+            let [major, minor] = [major, minor].map(u16::swap_bytes);
+            let context =
+                format!("big-endian SquashFS {major}.{minor}; archfs reads only little-endian 4.0");
+            Err(Error::new(Kind::Unsupported, context)
+                .with_hint("unpack it with unsquashfs and pack it again with mksquashfs"))
+        }
         _ => Err(Error::new(Kind::UnknownFormat, "not a SquashFS image")),
     }
 }

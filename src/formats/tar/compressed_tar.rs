@@ -104,9 +104,12 @@ fn scan_sound(
     options: &TarOptions<'_>,
 ) -> Result<FinishedTree> {
     if sound.is_empty() {
-        let context =
-            format!("damaged: {error}; the only checksum is wrong, so any byte may be wrong");
-        return Err(Error::corrupt(context)
+        // A wrong bit can hide the end of a block, so that the file seems to end early.
+        let why = match error.kind() {
+            Kind::Truncated => "it has no whole block before that, so any byte may be wrong",
+            _ => "the only checksum is wrong, so any byte may be wrong",
+        };
+        return Err(Error::corrupt(format!("damaged: {error}; {why}"))
             .with_details_of(error)
             .with_hint("copy it again: it may be incomplete"));
     }

@@ -78,6 +78,7 @@ impl Tar {
             sizes,
             cost,
             packed,
+            is_environment: false,
             layout: Layout::Tar(layout),
             within: Vec::new(),
         })

@@ -70,16 +70,16 @@ fn difference(
     if local.method != entry.method {
         return Ok(Some("its local header has another compression method"));
     }
-    if entry.has_descriptor() {
-        return descriptor_difference(storage, directory, end, entry);
-    }
     let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == long;
-    if local.crc32 != entry.crc32 {
-        return Ok(Some("its local header has another checksum"));
-    }
-    match is_same(local.compressed, entry.compressed) && is_same(local.size, entry.size) {
-        true => Ok(None),
-        false => Ok(Some("its local header has another length")),
+    let has_crc32 = local.crc32 == entry.crc32;
+    let has_lens = is_same(local.compressed, entry.compressed) && is_same(local.size, entry.size);
+    match (has_crc32, has_lens) {
+        (true, true) => Ok(None),
+        // The numbers are after the data. Some programs set this flag and write no descriptor, but
+        // the numbers in the local header, which are right then.
+        _ if entry.has_descriptor() => descriptor_difference(storage, directory, end, entry),
+        (false, _) => Ok(Some("its local header has another checksum")),
+        (true, false) => Ok(Some("its local header has another length")),
     }
 }
 

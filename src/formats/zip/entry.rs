@@ -7,6 +7,7 @@ use super::dos_time::DosTime;
 use super::end::{Directory, ENTRY};
 use super::extra::Extra;
 use super::local;
+use super::method::Method;
 use super::names::{is_unix, path_of};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, length};
@@ -114,10 +115,6 @@ impl<'e> Entry<'e> {
         let (disk, _, attributes) = (reader.u16()?, reader.u16()?, reader.u32()?);
         let mut recorded_offset = reader.u32()?.into();
         extra.extend([&mut size, &mut compressed, &mut recorded_offset]);
-        // Some programs write one of the lengths of stored data with false upper 32 bits.
-        if method == 0 && (size ^ compressed) & u64::from(u32::MAX) == 0 {
-            size = compressed;
-        }
         Ok(Self {
             system,
             flags,
@@ -151,20 +148,26 @@ impl<'e> Entry<'e> {
         self.flags & (ENCRYPTED | MASKED) != 0
     }
 
-    /// Whether its data is a difference to another file.
-    pub(super) fn is_patch(&self) -> bool {
-        self.flags & PATCH != 0
-    }
-
     /// Whether its checksum and lengths are after its data, and not in its local header.
     pub(super) fn has_descriptor(&self) -> bool {
         self.flags & DESCRIPTOR != 0
     }
 
-    /// Whether it is in another file of a split archive.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    /// Why archfs cannot read such members, as their name in the plural, if it cannot.
+    pub(super) fn unreadable(&self) -> Option<String> {
+        if self.is_encrypted() {
+            return Some("encrypted files".to_owned());
+        }
+        if self.flags & PATCH != 0 {
+            return Some("differences to other files".to_owned());
+        }
         // 0xffff: the number is in the ZIP64 field. Archives of one file have 0 there.
-        self.disk != 0 && self.disk != u16::MAX
+        if self.disk != 0 && self.disk != u16::MAX {
+            return Some("files in other parts of a split archive".to_owned());
+        }
+        let is_read = Method::from_code(self.method).is_some();
+        let name = Method::unsupported_name(self.method);
+        (!is_read).then(|| format!("files compressed with {name}"))
     }
 
     /// The mode of Unix, if it has one.

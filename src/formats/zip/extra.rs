@@ -62,7 +62,7 @@ impl<'e> Extra<'e> {
                     let times = reader.bytes(len.into())?;
                     if tag == 1 {
                         let modified = Reader::new("NTFS times", times).u64()?;
-                        self.ntfs = Some(ntfs_time(modified));
+                        self.ntfs = (modified > 0).then(|| ntfs_time(modified));
                     }
                 }
             }
@@ -138,8 +138,10 @@ fn identifier(reader: &mut Reader<'_>) -> Result<u32> {
     let (low, high) = bytes.split_at_checked(4).unwrap_or((bytes, &[]));
     let mut number = [0; 4];
     number.iter_mut().zip(low).for_each(|(to, from)| *to = *from);
-    let fits = high.iter().all(|&byte| byte == 0);
-    Ok(if fits { u32::from_le_bytes(number) } else { 65_534 })
+    let number = u32::from_le_bytes(number);
+    // To chown(2), the highest number means no change.
+    let fits = high.iter().all(|&byte| byte == 0) && number != u32::MAX;
+    Ok(if fits { number } else { 65_534 })
 }
 
 #[cfg(test)]

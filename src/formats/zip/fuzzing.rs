@@ -22,7 +22,7 @@ pub fn zip(data: &[u8]) {
         partial: true,
         logs_notes: true,
         chunks: &chunks,
-        memory: CACHE,
+        seek_points: &Arc::new(super::LargeMembers::new(CACHE)),
         indexes: &Arc::new(Allowance::new(CACHE)),
     };
     let storage = Arc::new(MemStorage::new(data.to_vec()));

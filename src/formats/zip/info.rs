@@ -39,6 +39,7 @@ impl Zip {
             sizes,
             cost,
             packed,
+            is_environment: false,
             layout: Layout::Zip(layout),
             within: Vec::new(),
         })

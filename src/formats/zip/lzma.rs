@@ -23,8 +23,10 @@ pub(super) fn split(source: &[u8], size: u64) -> Result<([u8; 13], &[u8])> {
         return Err(Error::new(Kind::Unsupported, context));
     }
     let ([a], dictionary) = (reader.array()?, reader.u32()?);
-    // 7-Zip writes sizes that readers of LZMA files take for another format. More is no harm.
-    let dictionary = dictionary.max(DICTIONARY_MIN).checked_next_power_of_two();
+    // 7-Zip writes sizes that readers of LZMA files take for another format. No distance is longer
+    // than the data.
+    let data = u32::try_from(size).unwrap_or(u32::MAX);
+    let dictionary = dictionary.min(data).max(DICTIONARY_MIN).checked_next_power_of_two();
     let [b, c, d, e] = dictionary.unwrap_or(u32::MAX).to_le_bytes();
     let [s, t, u, v, w, x, y, z] = size.to_le_bytes();
     let header = [a, b, c, d, e, s, t, u, v, w, x, y, z];

@@ -4,7 +4,9 @@ use super::lzma;
 use crate::codecs::{Codec, Streaming, bzip2_stream, decode_deflate, lzma_stream, xz_stream};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
-use crate::formats::limits::{BZIP2_BLOCK_MAX, DEFLATE_RATIO_MAX, ZSTD_BLOCK_MAX};
+use crate::formats::limits::{
+    BZIP2_BLOCK_MAX, DEFLATE_RATIO_MAX, MEMBER_OVERHEAD_MAX, ZSTD_BLOCK_MAX,
+};
 
 /// A method that archfs reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,8 +19,9 @@ pub(super) enum Method {
     Xz,
 }
 
-/// Memory of an xz or LZMA decoder of one member, bytes. `7z -mx=9` uses 64 MiB.
-const XZ_MEMORY: u64 = 128 << 20;
+/// Memory of an xz or LZMA decoder of one member, bytes. A decoder uses no more of it than the
+/// member has bytes.
+const XZ_MEMORY: u64 = 512 << 20;
 
 impl Method {
     /// The method with the number `code`.
@@ -47,8 +50,8 @@ impl Method {
     }
 
     /// The name of a method that archfs does not read.
-    pub(super) fn unsupported_name(code: u16) -> String {
-        let name = match code {
+    pub(super) fn unsupported_name(code: u16) -> &'static str {
+        match code {
             1 => "shrink",
             2..=5 => "reduce",
             6 => "implode",
@@ -61,9 +64,8 @@ impl Method {
             97 => "WavPack",
             98 => "PPMd",
             99 => "AES encryption",
-            code => return format!("method {code}"),
-        };
-        name.to_owned()
+            _ => "an unknown method",
+        }
     }
 
     /// The most bytes that `compressed` bytes can decode to.
@@ -108,6 +110,12 @@ impl Method {
             false => Err(Error::corrupt(format!("{expected} bytes announced, {len} found"))),
         }
     }
+}
+
+/// The most bytes that data of `size` bytes takes compressed, by any method: what does not compress
+/// grows a little.
+pub(super) fn most_compressed(size: u64) -> u64 {
+    size.saturating_add(size / 4).saturating_add(MEMBER_OVERHEAD_MAX)
 }
 
 /// Runs a decoder over one stream, given in parts. Returns the number of bytes in `target`.

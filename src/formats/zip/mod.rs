@@ -5,8 +5,8 @@
 //! the data of their members. `packed` decodes compressed members, by `method`.
 //!
 //! Invariants: opening reads only the central directory. Stored members are read straight from the
-//! archive into the answer, with no lock and no copy in between. Of the number of an inode, the
-//! index knows where its local header is (stored), or where its entry is (compressed).
+//! archive into the answer, with no lock and no copy in between. The index has the offset of the
+//! local header for a stored member, and that of the entry for a compressed one.
 
 use std::ops::{ControlFlow, Range};
 
@@ -54,6 +54,7 @@ use packed::{Decoder, Described};
 use scan::{Methods, Scanned};
 
 pub(super) use end::{has_directory, recognises};
+pub(super) use packed::LargeMembers;
 
 /// How to open an archive.
 pub(crate) struct ZipOptions<'o> {
@@ -62,9 +63,10 @@ pub(crate) struct ZipOptions<'o> {
     pub(crate) partial: bool,
     /// Whether the notes of the index are logged.
     pub(crate) logs_notes: bool,
-    /// The cache for decoded members, and its capacity in bytes.
+    /// The cache for decoded members.
     pub(crate) chunks: &'o Arc<ChunkCache>,
-    pub(crate) memory: u64,
+    /// Seek points of large members.
+    pub(crate) seek_points: &'o Arc<LargeMembers>,
     /// Memory for blocks of indexes.
     pub(crate) indexes: &'o Arc<Allowance>,
 }
@@ -115,8 +117,8 @@ impl Zip {
         let Scanned { finished, methods } = scanned;
         let index = unsaved(finished, storage.len(), name, options.indexes)?;
         notes::report(name, &index.notes, options.partial, options.logs_notes)?;
-        let decoder =
-            Decoder::new(Arc::clone(&storage), Arc::clone(options.chunks), options.memory);
+        let (chunks, large) = (Arc::clone(options.chunks), Arc::clone(options.seek_points));
+        let decoder = Decoder::new(Arc::clone(&storage), chunks, large);
         Ok(Self {
             name: name.to_owned(),
             stored: StoredReads::new(Arc::clone(&storage)),

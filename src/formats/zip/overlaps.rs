@@ -2,7 +2,11 @@
 //! what its size suggests, and other programs refuse it as a ZIP bomb.
 //!
 //! Nearly all archives have their entries in the order of their members. Then each member must
-//! start after the one before. Only for other archives, all entries are read again and sorted.
+//! start after the one before. Only for other archives, all entries are read again and sorted. The
+//! bytes of a member are its data and the fixed part of its local header: how long the rest of the
+//! header is only the header knows.
+
+use std::hash::{BuildHasher, RandomState};
 
 use super::directory_walk::DirectoryWalk;
 use super::end::Directory;
@@ -36,14 +40,14 @@ impl Order {
     }
 }
 
-/// The bytes of a member, and a hash of its name.
-type Extent = (u64, u64, u32);
+/// The bytes of a member, and a hash of its name that nobody can foresee.
+type Extent = (u64, u64, u64);
 
 fn check_all(storage: &Arc<dyn Storage>, directory: Directory) -> Result<()> {
-    let mut extents = Vec::new();
+    let (mut extents, hasher) = (Vec::new(), RandomState::new());
     let mut walk = DirectoryWalk::new(storage, directory);
     while let Some((_, entry)) = walk.next()? {
-        extents.extend(extent_of(&entry, &directory));
+        extents.extend(extent_of(&entry, &directory, &hasher));
     }
     extents.sort_unstable();
     // Some programs write an entry twice.
@@ -64,8 +68,8 @@ fn check_all(storage: &Arc<dyn Storage>, directory: Directory) -> Result<()> {
     }
 }
 
-/// `None` if the entry lies outside of the archive, so that it is not shown.
-fn extent_of(entry: &Entry<'_>, directory: &Directory) -> Option<Extent> {
-    let start = entry.header_offset(directory).ok()?;
-    Some((start, start.saturating_add(entry.least_len()), crc32fast::hash(entry.name)))
+/// `None` for a member that is left out.
+fn extent_of(entry: &Entry<'_>, directory: &Directory, hasher: &RandomState) -> Option<Extent> {
+    let start = entry.header_offset(directory).ok().filter(|_| entry.unreadable().is_none())?;
+    Some((start, start.saturating_add(entry.least_len()), hasher.hash_one(entry.name)))
 }

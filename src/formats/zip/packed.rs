@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::framed;
 use super::local::{Locals, Packed};
-use super::method::Method;
+use super::method::{Method, most_compressed};
 use crate::cache::{Cache, Cached};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
@@ -61,24 +61,44 @@ impl Cached for Large {
     }
 }
 
+/// The large members that were read last, of all archives of a mount, with their seek points.
+pub(in crate::formats) struct LargeMembers {
+    /// By number of the archive, and of the member.
+    cache: Cache<(u32, u32), Large>,
+    /// Memory for seek points, bytes. One member may take more.
+    bytes: u64,
+}
+
+impl LargeMembers {
+    /// For a mount whose caches of chunks have `chunk_bytes`.
+    pub(in crate::formats) fn new(chunk_bytes: u64) -> Self {
+        let bytes = (chunk_bytes / SEEK_POINTS_SHARE).max(SEEK_POINTS_MIN);
+        Self { cache: Cache::new(bytes, bytes), bytes }
+    }
+
+    fn get_or_load(&self, key: (u32, u32), load: impl FnOnce() -> Result<Large>) -> Result<Large> {
+        self.cache.get_or_load(key, load)
+    }
+}
+
 /// Decodes members of one archive.
 pub(super) struct Decoder {
     storage: Arc<dyn Storage>,
     chunks: Arc<ChunkCache>,
     /// The number of this archive in the keys of `chunks`.
     number: u32,
-    large: Cache<u32, Large>,
-    /// Capacity of `large`, bytes.
-    seek_points_max: u64,
+    large: Arc<LargeMembers>,
 }
 
 impl Decoder {
-    /// For the archive in `storage`. `memory` is the capacity of `chunks`, bytes.
-    pub(super) fn new(storage: Arc<dyn Storage>, chunks: Arc<ChunkCache>, memory: u64) -> Self {
-        let seek_points_max = (memory / SEEK_POINTS_SHARE).max(SEEK_POINTS_MIN);
+    /// For the archive in `storage`, whose number in `chunks` is `number`.
+    pub(super) fn new(
+        storage: Arc<dyn Storage>,
+        chunks: Arc<ChunkCache>,
+        large: Arc<LargeMembers>,
+    ) -> Self {
         let number = chunks.new_number();
-        let large = Cache::new(seek_points_max, seek_points_max / 8);
-        Self { storage, chunks, number, large, seek_points_max }
+        Self { storage, chunks, number, large }
     }
 
     /// Reads `range` of a member of `size` bytes. `key` is its number, and `describe` reads its
@@ -118,9 +138,8 @@ impl Decoder {
         (key, size): (u32, u64),
         describe: impl Fn() -> Result<Described>,
     ) -> Result<Arc<Chunk>> {
-        // Decoded and compressed bytes, of which there are rarely more. Dictionaries are no larger
-        // than the data as far as they are used.
-        let memory_needed = || size.saturating_mul(2);
+        // Decoded and compressed bytes. Of a dictionary, no more is used than the data has.
+        let memory_needed = || size.saturating_add(most_compressed(size));
         self.chunks.get_or_decode((self.number, key), memory_needed, Demand::Now, || {
             let described = describe()?;
             let (method, packed) = (described.method()?, described.packed);
@@ -147,7 +166,7 @@ impl Decoder {
             let compressed = self.first_pass(locals, &described, size);
             compressed.map_err(|error| error.within(&described.name))
         };
-        Ok(self.large.get_or_load(key, load)?.0)
+        Ok(self.large.get_or_load((self.number, key), load)?.0)
     }
 
     /// Decodes a large member once, checks it, and finds its seek points.
@@ -174,8 +193,9 @@ impl Decoder {
         let (seek_index, spool) = pass.finish();
         // A temporary file takes no memory, but disk space.
         let weight = match &spool {
-            Some(_) => self.seek_points_max / 8,
-            None => seek_index.weight().min(self.seek_points_max / 2),
+            Some(_) => self.large.bytes / 8,
+            // One that is heavier than all takes the place of all.
+            None => seek_index.weight().min(self.large.bytes),
         };
         let (chunks, number) = (Arc::clone(&self.chunks), self.chunks.new_number());
         let compressed = Compressed::new(name, file, seek_index, spool, chunks, number)?;
@@ -185,6 +205,6 @@ impl Decoder {
     /// Frees what can be decoded again.
     pub(super) fn release(&self) {
         self.chunks.release();
-        self.large.clear();
+        self.large.cache.clear();
     }
 }

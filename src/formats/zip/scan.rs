@@ -8,7 +8,7 @@ use super::directory_walk::DirectoryWalk;
 use super::dos_time::DosTime;
 use super::end::Directory;
 use super::entry::{Entry, EntryKind};
-use super::method::Method;
+use super::method::{Method, most_compressed};
 use super::overlaps::Order;
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::members::{self, Body, Member, Members, Parts};
@@ -98,7 +98,7 @@ pub(super) fn scan(
 impl Scan {
     fn add(&mut self, at: u64, entry: &Entry<'_>) -> Result<()> {
         let path = entry.path();
-        if let Some(what) = unreadable(entry) {
+        if let Some(what) = entry.unreadable() {
             let shown = crate::formats::index::paths::shown(&path);
             self.tree.notes.skip(&what, Some(&path));
             self.unreadable_count = self.unreadable_count.saturating_add(1);
@@ -133,6 +133,13 @@ impl Scan {
         if entry.size > method.most_decoded(entry.compressed) || entry.size > FILE_SIZE_MAX {
             return Err(Error::corrupt("it announces more bytes than its data can hold")
                 .with_detail(format_args!("{} bytes from {}", entry.size, entry.compressed)));
+        }
+        if method != Method::Stored && entry.compressed > most_compressed(entry.size) {
+            return Err(Error::corrupt("its data is longer than any compressor makes it")
+                .with_detail(format_args!("{} bytes for {}", entry.compressed, entry.size)));
+        }
+        if entry.size == 0 && entry.crc32 != 0 {
+            return Err(Error::corrupt("it is empty, but its checksum is not that of nothing"));
         }
         if method == Method::Stored && entry.size != entry.compressed {
             return Err(Error::corrupt("it is stored, but its two lengths differ")
@@ -188,9 +195,11 @@ impl Scan {
             true => found & 0xffff == entries & 0xffff,
             false => found == entries,
         };
-        if !same {
-            let context = format!("its end announces {entries} entries, but there are {found}");
-            self.tree.notes.unusual(&Error::corrupt(context));
+        let context = format!("its end announces {entries} entries, but there are {found}");
+        match (same, found < entries) {
+            (true, _) => {}
+            (false, true) => self.tree.notes.loss(&[], &Error::corrupt(context)),
+            (false, false) => self.tree.notes.unusual(&Error::corrupt(context)),
         }
     }
 
@@ -206,19 +215,4 @@ impl Scan {
         }
         Ok(Scanned { finished: self.tree.finish()?, methods: self.methods })
     }
-}
-
-/// Why archfs cannot read a member, in the plural, if it cannot.
-fn unreadable(entry: &Entry<'_>) -> Option<String> {
-    if entry.is_encrypted() {
-        return Some("encrypted files".to_owned());
-    }
-    if entry.is_patch() {
-        return Some("differences to other files".to_owned());
-    }
-    if entry.is_elsewhere() {
-        return Some("files in other parts of a split archive".to_owned());
-    }
-    let is_read = Method::from_code(entry.method).is_some();
-    (!is_read).then(|| format!("files compressed with {}", Method::unsupported_name(entry.method)))
 }

@@ -150,7 +150,7 @@ fn open_partly(bytes: &[u8], partial: bool) -> Result<Zip> {
         partial,
         logs_notes: false,
         chunks: &chunks,
-        memory: 64 << 20,
+        seek_points: &Arc::new(super::LargeMembers::new(64 << 20)),
         indexes: &Arc::new(Allowance::new(1 << 20)),
     };
     Zip::open("a.zip", Arc::new(MemStorage::new(bytes.to_vec())), &options)
@@ -383,12 +383,6 @@ fn a_member_cannot_announce_more_than_its_data_can_hold() {
     maker.add("a", b"0123456789", |fields| fields.size = 9);
     assert_eq!(refusal(&maker.finish(b"")), "\"a\": it is stored, but its two lengths differ");
     let mut maker = Maker::default();
-    maker.add("a", b"0123456789", |fields| {
-        fields.size = u32::MAX;
-        fields.extra = [&[1, 0, 8, 0][..], &(10 + (1_u64 << 32)).to_le_bytes()].concat();
-    });
-    assert_eq!(read(&open(&maker.finish(b"")), "a"), b"0123456789", "4 GiB too many");
-    let mut maker = Maker::default();
     maker.add("a", b"0123456789", |fields| (fields.compressed, fields.size) = (100, 100));
     assert_eq!(refusal(&maker.finish(b"")), "\"a\": its data is not within the archive");
 }
@@ -467,6 +461,25 @@ fn a_count_that_differs_is_noted() {
     let findings = audit(&maker.finish(b""));
     assert_eq!(findings.len(), 1);
     assert_eq!(findings[0].what, "its end announces 2 entries, but there are 1");
+    assert_eq!(findings[0].severity, vfs::Severity::Damage, "an entry is missing");
+    assert!(refusal(&maker.finish(b"")).contains("announces 2 entries"));
+    // More than announced are all there.
+    maker.count = 0;
+    let findings = audit(&maker.finish(b""));
+    assert!(findings.len() == 1 && findings[0].severity.is_note(), "{findings:?}");
+}
+
+#[test]
+fn compressed_data_has_a_length_that_fits_its_size() {
+    let most = 4 + 1 + 65_536;
+    for (len, is_refused) in [(most, false), (most + 1, true)] {
+        let mut maker = Maker::default();
+        maker.add("a", &vec![0; len], |fields| (fields.method, fields.size) = (8, 4));
+        assert_eq!(open_partly(&maker.finish(b""), false).is_err(), is_refused, "{len}");
+    }
+    let mut maker = Maker::default();
+    maker.add("a", b"", |fields| fields.crc32 = 1);
+    assert!(refusal(&maker.finish(b"")).contains("its checksum is not that of nothing"));
 }
 
 #[test]

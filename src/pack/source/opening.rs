@@ -1,8 +1,10 @@
 //! Opens the paths given as sources: each is a directory, an archive or a plain file.
 //!
-//! Invariant: a file counts as an archive exactly if `mount` accepts it as one.
+//! Invariant: a file counts as an archive exactly if `mount` accepts it as one, except for one of
+//! several files whose format is built on that of an archive.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,9 @@ use crate::vfs::{Finding, Location, Severity, Tree};
 
 /// Archives opened at once, one per thread. On a parallel file system opening is mostly waiting.
 const OPENED_AT_ONCE: usize = 8;
+
+/// Bytes of a file that show its format.
+const HEAD_LEN: u64 = 16;
 
 /// An open source.
 pub(super) enum Opened<'s> {
@@ -60,6 +65,7 @@ pub(super) fn all<'s>(
     paths: &[PathBuf],
     output_archive: Option<&'s OutputArchive>,
 ) -> Result<Vec<Opened<'s>>> {
+    let is_single = paths.len() == 1 && sources.list.is_none();
     // `None` for standard input until it is known to be an archive.
     let mut opened = Vec::with_capacity(paths.len());
     // Indices of regular files in `opened`. They may be archives.
@@ -90,7 +96,9 @@ pub(super) fn all<'s>(
             let context = format!("{}: is both a source and the archive to make", path.display());
             return Err(Error::new(Kind::InvalidInput, context));
         }
-        if matches!(file.found.kind, FoundKind::File { .. }) {
+        if matches!(file.found.kind, FoundKind::File { .. })
+            && (is_single || !is_built_on_archive(path)?)
+        {
             regular.push(opened.len());
         }
         opened.push(Some(Opened::PlainFile(file)));
@@ -107,7 +115,6 @@ pub(super) fn all<'s>(
         files.push(Arc::new(stdin::read(job, sources.output.as_deref())?));
         regular.push(nth);
     }
-    let is_single = paths.len() == 1 && sources.list.is_none();
     let must_be_archive = |nth: usize| is_single || opened[regular[nth]].is_none();
     let trees = trees(job, sources, &files, must_be_archive)?;
     for ((&nth, file), tree) in regular.iter().zip(&files).zip(trees) {
@@ -135,6 +142,14 @@ fn plain_file(path: &Path, xattr_rule: XattrRule) -> Result<PlainFile> {
     let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name, xattr_rule);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(PlainFile { path: real, found, key: 0 })
+}
+
+/// Whether one of several files stays a file although its format is built on that of an archive.
+fn is_built_on_archive(path: &Path) -> Result<bool> {
+    let failed = |error| Error::io(format!("{}: cannot read", path.display()), error);
+    let mut head = Vec::new();
+    File::open(path).map_err(failed)?.take(HEAD_LEN).read_to_end(&mut head).map_err(failed)?;
+    Ok(formats::is_built_on_archive(path, &head))
 }
 
 fn is_output(path: &Path, output_archive: Option<&OutputArchive>) -> bool {

@@ -74,10 +74,9 @@ def end_count(found):
 
 @case("end64-nowhere.zip")
 def end64_nowhere(found):
-    """The locator of the ZIP64 end record points past the end."""
-    archive = two()
+    """The locator of the ZIP64 end record, which the end record needs, points past the end."""
     locator = struct.pack("<4sIQI", b"PK\6\7", 0, (1 << 64) - 1, 1)
-    bare = archive.end()
+    bare = two().end(here=0xffff, count=0xffff, length=0xffffffff, offset=0xffffffff)
     found.opens_not("ZIP64 end record is not where its locator says")
     return bare[:-22] + locator + bare[-22:]
 
@@ -272,7 +271,7 @@ def encrypted(found):
 def method_unknown(found):
     """A member has a compression method that nobody defined."""
     return between(found, lambda archive: archive.add(b"bad", b"data\n", method=77),
-                   "left out 1: files compressed with method 77", '"bad"')
+                   "left out 1: files compressed with an unknown method", '"bad"')
 
 
 @case("name-outside.zip")

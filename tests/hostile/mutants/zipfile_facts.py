@@ -85,7 +85,7 @@ def nanoseconds(info):
                     break
                 if tag == 1 and size >= 8:
                     ticks = struct.unpack_from("<Q", field, at + 4)[0]
-                    ntfs = (ticks - 11_644_473_600 * 10**7) * 100
+                    ntfs = (ticks - 11_644_473_600 * 10**7) * 100 if ticks else None
                 at += 4 + size
     for known in (ntfs, stamp, unix):
         if known is not None:
@@ -107,7 +107,7 @@ def number_of(field, at):
     if len(digits) < size:
         raise IndexError
     value = int.from_bytes(digits, "little")
-    return (value if value < 1 << 32 else 65534), at + 1 + size
+    return (value if value < (1 << 32) - 1 else 65534), at + 1 + size
 
 
 def owner(info):
