@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use archfs::formats::OpenOptions;
+use archfs::formats::{IndexPolicy, OpenOptions};
 
 use crate::support;
 use crate::support::mount::Mounted;
@@ -174,6 +174,25 @@ fn seekable_zstd_shows_the_same_tree() {
             assert_read_by_many("seekable zstd", &archive, expected);
         }
     }
+}
+
+/// The windows of noise do not compress, so there is more than 1 MiB of them.
+#[test]
+fn many_seek_points_need_no_saved_index() {
+    let work = work_directory();
+    let files = work.path().join("files");
+    fs::create_dir(&files).unwrap();
+    let noise = source::noise(5, 48 << 20);
+    fs::write(files.join("noise"), &noise).unwrap();
+    let archive = work.path().join("noise.tar.gz");
+    let script = "tar -C \"$0\" -cf - . | gzip -1 > \"$1\"";
+    run(Command::new("bash").args(["-c", script]).arg(&files).arg(&archive));
+    let options = OpenOptions { index_policy: IndexPolicy::Ignore, ..OpenOptions::default() };
+    let tree = tree::open(std::slice::from_ref(&archive), options).unwrap();
+    let ino = archfs::vfs::resolve(tree.as_ref(), b"noise").unwrap().ino;
+    assert!(tree::contents(tree.as_ref(), ino).unwrap() == noise);
+    let output = run(support::archfs().arg("verify").arg(&archive));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("sound"), "{output:?}");
 }
 
 #[test]

@@ -26,11 +26,13 @@ const IN_MEMORY_MAX: u64 = 1 << 20;
 /// `Io` if the temporary file cannot be read, or if the index would take memory that the job does
 /// not have.
 pub(in crate::formats) fn unsaved(
-    finished: FinishedTree,
+    mut finished: FinishedTree,
     archive_len: u64,
     name: &str,
     allowance: &Arc<Allowance>,
 ) -> Result<Index> {
+    // Only the next mount would need them.
+    finished.seek_points.clear();
     let directory = std::env::temp_dir();
     if finished.estimate() <= IN_MEMORY_MAX {
         return in_memory(finished, archive_len, name, allowance);
