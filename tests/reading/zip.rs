@@ -355,6 +355,28 @@ fn pack_and_extract_read_an_archive() {
     assert_eq!(listed.stdout, b"hello\n");
 }
 
+/// To chown(2), the owner 2^32 - 1 means no change, which must not leave a set-uid bit with another
+/// owner.
+#[test]
+fn an_owner_that_means_no_change_gets_no_set_uid_bit() {
+    let work = work_directory();
+    let (archive, extracted) = (work.path().join("archive.zip"), work.path().join("extracted"));
+    let program = "import struct, sys, zipfile\n\
+        with zipfile.ZipFile(sys.argv[1], 'w') as archive:\n\
+        \x20   info = zipfile.ZipInfo('program')\n\
+        \x20   info.create_system, info.external_attr = 3, 0o104755 << 16\n\
+        \x20   info.extra = struct.pack('<HHBBIBI', 0x7875, 11, 1, 4, 0xffffffff, 4, 0xffffffff)\n\
+        \x20   archive.writestr(info, b'text')\n";
+    run(Command::new("python3").args(["-c", program]).arg(&archive));
+    let attr = archfs::vfs::resolve(tree::open_one(&archive).as_ref(), b"program").unwrap();
+    assert_eq!((attr.uid, attr.gid), (65_534, 65_534));
+    run(archfs().args(["extract", "-q"]).arg(&archive).arg(&extracted));
+    let found = fs::metadata(extracted.join("program")).unwrap();
+    let is_set = std::os::unix::fs::MetadataExt::mode(&found) & 0o4000 != 0;
+    let is_owned = std::os::unix::fs::MetadataExt::uid(&found) == 65_534;
+    assert_eq!(is_set, is_owned, "only the owner of the archive may have the bit");
+}
+
 /// .npz, .jar and .docx are ZIP archives, but `archfs pack a.npz b.npz` means the files.
 #[test]
 fn pack_takes_one_of_several_files_built_on_zip_as_a_file() {

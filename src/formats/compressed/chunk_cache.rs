@@ -153,7 +153,8 @@ impl ChunkCache {
             && self.workers.submit(Request { by, file: length(number), range: 0..len })
     }
 
-    /// Drops the chunk `key`, because a reader has all of it. On a mount, the page cache has it then.
+    /// Drops the chunk `key`, because a reader has all of it. On a mount, the page cache has it
+    /// then.
     pub(in crate::formats) fn forget(&self, key: (u32, u32)) {
         self.cache.remove(&key);
     }
