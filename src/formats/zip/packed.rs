@@ -96,7 +96,7 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// For the archive in `storage`, whose number in `chunks` is `number`.
+    /// For the archive in `storage`.
     pub(super) fn new(
         storage: Arc<dyn Storage>,
         chunks: Arc<ChunkCache>,

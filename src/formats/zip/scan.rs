@@ -12,6 +12,7 @@ use super::method::{Method, most_compressed};
 use super::overlaps::Order;
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::members::{self, Body, Member, Members, Parts};
+use crate::formats::index::paths::shown;
 use crate::formats::index::{ArchiveRange, DirectoryId, FinishedTree, NewTree};
 use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX, SYMLINK_MAX};
 use crate::progress::Progress;
@@ -99,7 +100,7 @@ impl Scan {
     fn add(&mut self, at: u64, entry: &Entry<'_>) -> Result<()> {
         let path = entry.path();
         if let Some(what) = entry.unreadable() {
-            let shown = crate::formats::index::paths::shown(&path);
+            let shown = shown(&path);
             self.tree.notes.skip(&what, Some(&path));
             self.unreadable_count = self.unreadable_count.saturating_add(1);
             self.unreadable.get_or_insert_with(|| {
@@ -117,7 +118,7 @@ impl Scan {
                 self.tree.notes.skip(&what, Some(&path));
             }
             Err(error) => {
-                let shown = crate::formats::index::paths::shown(&path);
+                let shown = shown(&path);
                 let named = error.within(format_args!("\"{shown}\""));
                 self.tree.notes.loss(&path, &named);
             }
@@ -138,7 +139,7 @@ impl Scan {
             return Err(Error::corrupt("its data is longer than any compressor makes it")
                 .with_detail(format_args!("{} bytes for {}", entry.compressed, entry.size)));
         }
-        if entry.size == 0 && entry.crc32 != 0 {
+        if kind == EntryKind::Regular && entry.size == 0 && entry.crc32 != 0 {
             return Err(Error::corrupt("it is empty, but its checksum is not that of nothing"));
         }
         if method == Method::Stored && entry.size != entry.compressed {
