@@ -185,7 +185,7 @@ fn another_archive_with_the_same_device_number_is_not_taken_for_the_first() {
         run(archfs().args(["mount", "--keep"]).arg(&other).arg(&stage.mount_point));
         fs::metadata(&stage.mount_point).unwrap().dev().to_string() == device
     };
-    assert!((0..100).any(|_| has_device()), "the device number does not come back");
+    wait_until("the device number comes back", has_device);
     let second = reader.read();
     assert_eq!(first.0, second.0, "otherwise this shows nothing");
     assert_ne!(first.1, second.1);
@@ -253,7 +253,7 @@ fn a_mount_that_was_unmounted_by_hand_is_not_read_any_more() {
         fs::metadata(&second).unwrap().dev().to_string() == device
     };
     run(archfs().args(["mount", "--keep"]).arg(&other).arg(&second));
-    assert!((0..100).any(|_| has_device()), "the device number does not come back");
+    wait_until("the device number comes back", has_device);
     // The reader opens `mount/below/noise-4`.
     fs::create_dir_all(&stage.mount_point).unwrap();
     run(Command::new("mount").arg("--bind").arg(&second).arg(&stage.mount_point));
