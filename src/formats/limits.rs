@@ -46,10 +46,10 @@ pub(crate) const MEMBER_OVERHEAD_MAX: u64 = 64 << 10;
 /// bytes. A larger one gets seek points when it is first read.
 pub(crate) const ZIP_WHOLE_MAX: u64 = 8 << 20;
 
-/// Longest path of a tar member, bytes: eight times PATH_MAX of Linux.
+/// Longest path of a member, bytes: eight times PATH_MAX of Linux.
 pub(crate) const MEMBER_PATH_MAX: usize = 32 << 10;
 
-/// Most directories above a tar member. Paths of many short names would take 100x their length in
+/// Most directories above a member. Paths of many short names would take 100x their length in
 /// memory.
 pub(crate) const MEMBER_DEPTH_MAX: usize = 1024;
 

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use super::bytes::{index, length};
-use super::compressed::{ChunkCache, Container};
+use super::compressed::{ChunkCache, Container, new_number};
 use super::index::Allowance;
 use super::inside::{self, NestedFile};
 use super::limits::{CHUNK_MAX, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
@@ -225,7 +225,7 @@ impl Opening<'_> {
         let bytes = match Container::recognise(head).filter(|_| depth == 0) {
             Some(container) => {
                 let cache = Arc::clone(self.memory.chunks(depth)?);
-                let archive = cache.new_number();
+                let archive = new_number();
                 Bytes::Compressed(CompressedTar { storage, container, cache, archive })
             }
             None if tar::recognises(head) => Bytes::Uncompressed(storage),

@@ -4,6 +4,8 @@
 //! and a chunk of xz may have 64 MiB. `cache` decides which chunks to evict.
 
 use std::ops::Range;
+// Not the model checker's atomic, which cannot be static.
+use std::sync::atomic::AtomicU32;
 
 use super::buffers::Buffers;
 use super::spool_limit::SpoolLimit;
@@ -81,8 +83,16 @@ pub(crate) struct ChunkCache {
     /// Which archives are read in order.
     readahead: Readahead,
     workers: Arc<Workers>,
-    /// The number of the next archive.
-    next_number: AtomicU64,
+}
+
+/// The number of the next archive. One sequence for all caches, so that an archive can have the
+/// same number in another cache as well. After 2^32 archives, the first numbers are long out of the
+/// caches.
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// A number for an archive, or for a member that has chunks, that no other has.
+pub(in crate::formats) fn new_number() -> u32 {
+    NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
 impl ChunkCache {
@@ -112,15 +122,7 @@ impl ChunkCache {
             spool_limit: SpoolLimit::for_cache(capacity),
             readahead: Readahead::new(capacity),
             workers,
-            next_number: AtomicU64::new(0),
         }
-    }
-
-    /// A number for an archive, or for a member that has chunks, that no other has.
-    pub(in crate::formats) fn new_number(&self) -> u32 {
-        // After 2^32 archives, the first numbers are long out of the cache.
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
     }
 
     /// Registers its counters with `stats`.

@@ -51,16 +51,16 @@ impl SeekIndex {
 
     /// Memory that the seek points take, bytes.
     pub(crate) fn weight(&self) -> u64 {
-        let count = self.starts().len();
-        let windows = match &self.chunks {
-            Chunks::Points(points) => points
-                .iter()
-                .filter_map(|point| point.window.as_ref())
-                .fold(0, |sum: usize, window| sum.saturating_add(window.compressed.len())),
-            Chunks::Extents(_) | Chunks::Spooled => 0,
-        };
-        let records = count.saturating_mul(size_of::<Point>().max(size_of::<Extent>()));
-        length(windows.saturating_add(records))
+        length(match &self.chunks {
+            Chunks::Points(points) => {
+                points.iter().fold(size_of_val(points.as_slice()), |sum, point| {
+                    let window = point.window.as_ref().map_or(0, |window| window.compressed.len());
+                    sum.saturating_add(window)
+                })
+            }
+            Chunks::Extents(extents) => size_of_val(extents.as_slice()),
+            Chunks::Spooled => 0,
+        })
     }
 
     /// Offsets of the chunks in the decoded bytes. Empty for a file that is spooled.

@@ -1,23 +1,32 @@
 //! Whether a tree is a Python environment, which is packed often and read seldom.
 
-use crate::vfs::{self, Entry, FileKind, Ino, Tree};
+use std::ops::ControlFlow;
+
+use crate::vfs::{Cookie, FileKind, Ino, Name, Tree};
 
 /// What conda and venv leave at the top of an environment.
-const MARKS: [&str; 2] = ["conda-meta", "pyvenv.cfg"];
+const MARKS: [&[u8]; 2] = [b"conda-meta", b"pyvenv.cfg"];
 
 /// Most directories at the top of a tree that are looked into.
 const DIRECTORIES_MAX: usize = 64;
 
 /// Whether `tree`, or a directory at its top, is a Python environment.
 pub(super) fn is_environment(tree: &dyn Tree) -> bool {
-    let Ok(top) = vfs::entries(tree, Ino::ROOT) else { return false };
-    let directories = top.iter().filter(|entry| entry.kind == FileKind::Directory);
-    has_mark(&top)
-        || directories.take(DIRECTORIES_MAX).any(|directory| {
-            vfs::entries(tree, directory.ino).is_ok_and(|inside| has_mark(&inside))
-        })
+    let mut directories = vec![Ino::ROOT];
+    // A damaged listing is no environment; whatever reads it reports the damage.
+    _ = tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
+        if entry.kind == FileKind::Directory {
+            directories.push(entry.ino);
+        }
+        match directories.len() > DIRECTORIES_MAX {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    directories.into_iter().any(|directory| has_mark(tree, directory))
 }
 
-fn has_mark(entries: &[Entry]) -> bool {
-    entries.iter().any(|entry| MARKS.iter().any(|mark| entry.name == mark.as_bytes()))
+fn has_mark(tree: &dyn Tree, directory: Ino) -> bool {
+    let mut names = MARKS.into_iter().filter_map(Name::parse);
+    names.any(|name| matches!(tree.lookup(directory, name), Ok(Some(_))))
 }

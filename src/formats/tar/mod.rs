@@ -105,7 +105,7 @@ impl Tar {
         }
     }
 
-    /// Images within the archive, each to be shown as a directory.
+    /// Images and ZIP archives within the archive, each to be shown as a directory.
     pub(crate) fn nested_archives(&self) -> &[NestedArchive] {
         &self.index.nested_archives
     }

@@ -4,7 +4,7 @@
 use super::directory_walk::DirectoryWalk;
 use super::end::Directory;
 use super::entry::Entry;
-use super::local::{FIXED, LocalHeader};
+use super::local::{FIXED, LocalHeader, Packed};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, length};
 use crate::formats::index::paths::components_of;
@@ -30,9 +30,9 @@ pub(super) fn compare(
             Ok(None) => break,
             Ok(Some((_, entry))) => {
                 // Encrypted headers say nothing. Opening reports entries outside of the archive.
-                let header = entry.header_offset(&directory);
-                let (false, Ok(header)) = (entry.is_encrypted(), header) else { continue };
-                let difference = difference(storage.as_ref(), &directory, header, &entry);
+                let packed = entry.packed(&directory);
+                let (false, Ok(packed)) = (entry.is_encrypted(), packed) else { continue };
+                let difference = difference(storage.as_ref(), &directory, packed, &entry);
                 let location = || Location::Path(components_of(&entry.path()).join(&b'/'));
                 match difference {
                     Ok(None) => {}
@@ -48,27 +48,21 @@ pub(super) fn compare(
     }
 }
 
-/// What differs between `entry` and the local header at `header`.
+/// What differs between `entry` and the local header of its data `packed`.
 fn difference(
     storage: &dyn Storage,
     directory: &Directory,
-    header: u64,
+    packed: Packed,
     entry: &Entry<'_>,
 ) -> Result<Option<&'static str>> {
     let mut bytes = vec![0; FIXED];
-    storage.read_exact_at(&mut bytes, header)?;
+    storage.read_exact_at(&mut bytes, packed.header)?;
     let local = LocalHeader::parse(&bytes)?;
-    let end = header.saturating_add(length(local.len())).saturating_add(entry.compressed);
-    if end > directory.start {
-        return Err(Error::corrupt("its data runs into the central directory"));
-    }
+    let end = local.data_end(packed, directory)?;
     let mut name = vec![0; usize::from(local.name_len)];
-    storage.read_exact_at(&mut name, header.saturating_add(length(FIXED)))?;
+    storage.read_exact_at(&mut name, packed.header.saturating_add(length(FIXED)))?;
     if name != entry.name {
         return Ok(Some("its local header has another name"));
-    }
-    if local.method != entry.method {
-        return Ok(Some("its local header has another compression method"));
     }
     let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == long;
     let has_crc32 = local.crc32 == entry.crc32;

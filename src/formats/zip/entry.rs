@@ -6,7 +6,7 @@
 use super::dos_time::DosTime;
 use super::end::{Directory, ENTRY};
 use super::extra::Extra;
-use super::local;
+use super::local::{self, Packed};
 use super::method::Method;
 use super::names::{is_unix, path_of};
 use crate::error::{Error, Result};
@@ -236,6 +236,15 @@ impl<'e> Entry<'e> {
                     self.compressed, self.recorded_offset
                 ))
             })
+    }
+
+    /// Its data.
+    ///
+    /// # Errors
+    /// As `header_offset`.
+    pub(super) fn packed(&self, directory: &Directory) -> Result<Packed> {
+        let header = self.header_offset(directory)?;
+        Ok(Packed { header, method: self.method, len: self.compressed })
     }
 
     /// The least length of its local header and data, bytes.

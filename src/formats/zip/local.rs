@@ -23,8 +23,7 @@ const SLACK: usize = 64;
 /// A local header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LocalHeader {
-    pub(super) flags: u16,
-    pub(super) method: u16,
+    method: u16,
     pub(super) crc32: u32,
     /// Lengths of the data and of the decoded data; 0xffffffff if they are in a ZIP64 field.
     pub(super) compressed: u32,
@@ -43,14 +42,29 @@ impl LocalHeader {
         if reader.array()? != SIGNATURE {
             return Err(Error::corrupt("there is no local header where its entry says"));
         }
-        let (_, flags, method, _) = (reader.u16()?, reader.u16()?, reader.u16()?, reader.u32()?);
+        let (_, _, method, _) = (reader.u16()?, reader.u16()?, reader.u16()?, reader.u32()?);
         let (crc32, compressed, size) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let (name_len, extra_len) = (reader.u16()?, reader.u16()?);
-        Ok(Self { flags, method, crc32, compressed, size, name_len, extra_len })
+        Ok(Self { method, crc32, compressed, size, name_len, extra_len })
+    }
+
+    /// The offset at which the data of `packed` ends, which this header stands before.
+    ///
+    /// # Errors
+    /// `Corrupt` if the header contradicts the entry, or the data does not end before `directory`.
+    pub(super) fn data_end(&self, packed: Packed, directory: &Directory) -> Result<u64> {
+        if self.method != packed.method {
+            return Err(Error::corrupt("its local header has another compression method"));
+        }
+        let end = packed.header.saturating_add(length(self.len())).saturating_add(packed.len);
+        match end <= directory.start {
+            true => Ok(end),
+            false => Err(Error::corrupt("its data runs into the central directory")),
+        }
     }
 
     /// Length of the header, bytes.
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         FIXED.saturating_add(usize::from(self.name_len)).saturating_add(usize::from(self.extra_len))
     }
 }
@@ -122,13 +136,7 @@ impl Locals {
     /// The length of the local header at the start of `bytes`.
     fn checked_len(&self, bytes: &[u8], packed: Packed) -> Result<usize> {
         let local = LocalHeader::parse(bytes)?;
-        let end = packed.header.saturating_add(length(local.len())).saturating_add(packed.len);
-        if local.method != packed.method {
-            return Err(Error::corrupt("its local header has another compression method"));
-        }
-        if end > self.directory.start {
-            return Err(Error::corrupt("its data runs into the central directory"));
-        }
+        local.data_end(packed, &self.directory)?;
         if let Ok(len) = u16::try_from(local.len()) {
             self.last.store(len, Ordering::Relaxed);
         }

@@ -207,11 +207,7 @@ impl Zip {
             }
             Ok(Described {
                 name: format!("{}: {}", self.name, entry.path().escape_ascii()),
-                packed: Packed {
-                    header: entry.header_offset(&self.directory)?,
-                    method: entry.method,
-                    len: entry.compressed,
-                },
+                packed: entry.packed(&self.directory)?,
                 crc32: entry.crc32,
             })
         })

@@ -40,7 +40,7 @@ impl Order {
     }
 }
 
-/// The bytes of a member, and a hash of its name that nobody can foresee.
+/// The bytes of a member, and a hash of its name, by a random key.
 type Extent = (u64, u64, u64);
 
 fn check_all(storage: &Arc<dyn Storage>, directory: Directory) -> Result<()> {

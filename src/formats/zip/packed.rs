@@ -15,10 +15,10 @@ use super::method::{Method, most_compressed};
 use crate::cache::{Cache, Cached};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::formats::compressed::{Chunk, ChunkCache, Compressed, Demand, FirstPass};
+use crate::formats::compressed::{Chunk, ChunkCache, Compressed, Demand, FirstPass, new_number};
 use crate::formats::limits::ZIP_WHOLE_MAX;
 use crate::storage::{FileRange, Storage};
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::Arc;
 use crate::vfs::{ReadBytes, Scratch};
 
 /// Memory for seek points of large members, as a fraction of the cache for chunks.
@@ -64,22 +64,19 @@ impl Cached for Large {
 /// The large members that were read last, of all archives of a mount, with their seek points.
 pub(in crate::formats) struct LargeMembers {
     /// By number of the archive, and of the member.
-    cache: Cache<(u64, u32), Large>,
+    cache: Cache<(u32, u32), Large>,
     /// Memory for seek points, bytes. One member may take more.
     bytes: u64,
-    /// The number of the next archive. Those of `ChunkCache` are not unique: each level of nesting
-    /// has its own.
-    next_number: AtomicU64,
 }
 
 impl LargeMembers {
     /// For a mount whose caches of chunks have `chunk_bytes`.
     pub(in crate::formats) fn new(chunk_bytes: u64) -> Self {
         let bytes = (chunk_bytes / SEEK_POINTS_SHARE).max(SEEK_POINTS_MIN);
-        Self { cache: Cache::new(bytes, bytes), bytes, next_number: AtomicU64::new(0) }
+        Self { cache: Cache::new(bytes, bytes), bytes }
     }
 
-    fn get_or_load(&self, key: (u64, u32), load: impl FnOnce() -> Result<Large>) -> Result<Large> {
+    fn get_or_load(&self, key: (u32, u32), load: impl FnOnce() -> Result<Large>) -> Result<Large> {
         self.cache.get_or_load(key, load)
     }
 }
@@ -88,11 +85,9 @@ impl LargeMembers {
 pub(super) struct Decoder {
     storage: Arc<dyn Storage>,
     chunks: Arc<ChunkCache>,
-    /// The number of this archive in the keys of `chunks`.
-    number: u32,
     large: Arc<LargeMembers>,
-    /// The number of this archive in the keys of `large`.
-    number_in_large: u64,
+    /// The number of this archive in the keys of both.
+    number: u32,
 }
 
 impl Decoder {
@@ -102,9 +97,7 @@ impl Decoder {
         chunks: Arc<ChunkCache>,
         large: Arc<LargeMembers>,
     ) -> Self {
-        let number = chunks.new_number();
-        let number_in_large = large.next_number.fetch_add(1, Ordering::Relaxed);
-        Self { storage, chunks, number, large, number_in_large }
+        Self { storage, chunks, large, number: new_number() }
     }
 
     /// Reads `range` of a member of `size` bytes. `key` is its number, and `describe` reads its
@@ -172,7 +165,7 @@ impl Decoder {
             let compressed = self.first_pass(locals, &described, size);
             compressed.map_err(|error| error.within(&described.name))
         };
-        Ok(self.large.get_or_load((self.number_in_large, key), load)?.0)
+        Ok(self.large.get_or_load((self.number, key), load)?.0)
     }
 
     /// Decodes a large member once, checks it, and finds its seek points.
@@ -203,8 +196,8 @@ impl Decoder {
             // One that is heavier than all takes the place of all.
             None => seek_index.weight().min(self.large.bytes),
         };
-        let (chunks, number) = (Arc::clone(&self.chunks), self.chunks.new_number());
-        let compressed = Compressed::new(name, file, seek_index, spool, chunks, number)?;
+        let chunks = Arc::clone(&self.chunks);
+        let compressed = Compressed::new(name, file, seek_index, spool, chunks, new_number())?;
         Ok(Large(compressed, weight))
     }
 

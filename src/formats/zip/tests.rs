@@ -40,19 +40,8 @@ struct Fields {
 impl Maker {
     /// Adds a member with `data`, after `change` has changed its fields.
     fn add(&mut self, name: &str, data: &[u8], change: impl FnOnce(&mut Fields)) -> &mut Self {
-        let mut fields = Fields {
-            name: name.into(),
-            system: 3,
-            flags: 0,
-            method: 0,
-            crc32: crc32fast::hash(data),
-            compressed: data.len() as u32,
-            size: data.len() as u32,
-            attributes: 0o100_644 << 16,
-            offset: self.bytes.len() as u32,
-            extra: Vec::new(),
-            local_extra: Vec::new(),
-        };
+        let offset = self.bytes.len() as u32;
+        let mut fields = Fields { attributes: 0o100_644 << 16, offset, ..fields_of(name, data) };
         let mut local = fields.clone();
         change(&mut fields);
         local.local_extra = fields.local_extra.clone();
@@ -303,7 +292,7 @@ fn attributes_come_from_modes_of_unix_or_dos() {
     assert_eq!(names(&zip, ino(&zip, "back")), ["slash"]);
     assert_eq!((attr("owned").uid, attr("owned").gid), (513, 1027));
     let user = rustix::process::geteuid().as_raw();
-    assert_eq!(attr("exe").uid, user, "members without an owner belong to who mounts");
+    assert_eq!(attr("exe").uid, user, "members without an owner belong to the mounting user");
 }
 
 #[test]

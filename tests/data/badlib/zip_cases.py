@@ -269,7 +269,7 @@ def encrypted(found):
 
 @case("method-unknown.zip")
 def method_unknown(found):
-    """A member has a compression method that nobody defined."""
+    """A member has an undefined compression method."""
     return between(found, lambda archive: archive.add(b"bad", b"data\n", method=77),
                    "left out 1: files compressed with an unknown method", '"bad"')
 
