@@ -3,13 +3,15 @@
 //! The benchmarks use it as the location of archives. When it is unmounted, it prints how much was
 //! read, and how many reads were in flight: the maximum, and the average over all reads.
 //!
-//! Usage: slow FILE MOUNT_POINT MILLISECONDS
+//! Usage: slow FILE MOUNT_POINT MILLISECONDS [MEGABYTES_PER_SECOND]
 //!            MOUNT_POINT contains FILE under its own name. Nothing is cached, so every read that
 //!            archfs makes is delayed.
-//!        slow DIRECTORY MOUNT_POINT MILLISECONDS
+//!        slow DIRECTORY MOUNT_POINT MILLISECONDS [MEGABYTES_PER_SECOND]
 //!            MOUNT_POINT contains what DIRECTORY has now, like the client of a network file
 //!            system: the first use of a name is delayed as well, and names, attributes and pages are
 //!            cached.
+//!
+//! Concurrent reads share the bandwidth, if there is a limit.
 //!
 //! The program exits when MOUNT_POINT is unmounted.
 
@@ -19,10 +21,10 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{
     Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -35,6 +37,9 @@ mod file_attr;
 
 /// Maximum number of requests in flight.
 const THREADS: usize = 64;
+
+/// Bytes that are transferred at once, if the bandwidth is limited.
+const SLICE: usize = 64 << 10;
 
 const TTL: Duration = Duration::from_secs(3600);
 
@@ -52,6 +57,10 @@ struct Slow {
     nodes: Vec<Node>,
     is_cached: bool,
     latency: Duration,
+    /// Time that a slice takes; `None` without a limit.
+    slice_time: Option<Duration>,
+    /// When the slices end that were granted so far.
+    busy_until: Mutex<Instant>,
     reads: AtomicU64,
     bytes: AtomicU64,
     in_flight: AtomicU64,
@@ -62,10 +71,11 @@ struct Slow {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [path, mount_point, latency] = arguments.as_slice() else {
-        panic!("usage: slow FILE|DIRECTORY MOUNT_POINT MILLISECONDS");
+    let [path, mount_point, latency, rate @ ..] = arguments.as_slice() else {
+        panic!("usage: slow FILE|DIRECTORY MOUNT_POINT MILLISECONDS [MEGABYTES_PER_SECOND]");
     };
-    let slow = Slow::new(Path::new(path), latency.parse().unwrap());
+    let rate = rate.first().map(|rate| rate.parse().unwrap());
+    let slow = Slow::new(Path::new(path), latency.parse().unwrap(), rate);
     let mut config = fuser::Config::default();
     config.mount_options = vec![MountOption::RO, MountOption::FSName("slow".into())];
     config.n_threads = Some(THREADS);
@@ -74,7 +84,7 @@ fn main() {
 }
 
 impl Slow {
-    fn new(path: &Path, milliseconds: f64) -> Self {
+    fn new(path: &Path, milliseconds: f64, megabytes_per_second: Option<f64>) -> Self {
         let is_directory = path.is_dir();
         let mut nodes = Vec::new();
         if is_directory {
@@ -90,6 +100,9 @@ impl Slow {
             nodes,
             is_cached: is_directory,
             latency: Duration::from_secs_f64(milliseconds / 1e3),
+            slice_time: megabytes_per_second
+                .map(|rate| Duration::from_secs_f64(SLICE as f64 / rate / 1e6)),
+            busy_until: Mutex::new(Instant::now()),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
@@ -100,6 +113,20 @@ impl Slow {
 
     fn node(&self, number: INodeNo) -> &Node {
         &self.nodes[usize::try_from(number.0).unwrap() - 1]
+    }
+
+    /// Waits as long as the transfer of `bytes` takes. A slice at a time, so that concurrent
+    /// transfers get equal shares.
+    fn transfer(&self, bytes: usize) {
+        let Some(slice_time) = self.slice_time else { return };
+        for _ in 0..bytes.div_ceil(SLICE) {
+            let end = {
+                let mut busy_until = self.busy_until.lock().unwrap();
+                *busy_until = (*busy_until).max(Instant::now()) + slice_time;
+                *busy_until
+            };
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+        }
     }
 
     fn begin(&self) {
@@ -215,6 +242,7 @@ impl Filesystem for Slow {
         let node = self.node(ino);
         let file = node.file.get_or_init(|| File::open(&node.path).unwrap());
         let outcome = file.read_at(&mut bytes, offset);
+        self.transfer(*outcome.as_ref().unwrap_or(&0));
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         match outcome {
             Ok(len) => {

@@ -40,6 +40,7 @@ class MountOptions(ContentOptions, total=False):
     cache_idle: Optional[Time]
     threads: Optional[int]
     stage: Optional[PathLike]
+    stage_wait: bool
     preload: bool
     archive_cache: Optional[str]
     no_name_readahead: bool

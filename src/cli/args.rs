@@ -79,9 +79,20 @@ pub(super) struct MountArgs {
     #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
     cache_idle: Duration,
 
-    /// Copy the archives to DIR on this node first, for example /dev/shm; removed with the mount
+    /// Copy the archives to DIR on this node in the background, for example /dev/shm; removed with
+    /// the mount
     #[arg(help_heading = MEMORY, long, value_name = "DIR", env = "ARCHFS_STAGE")]
     stage: Option<PathBuf>,
+
+    /// Mount only when the copy of --stage is complete
+    #[arg(
+        help_heading = MEMORY,
+        hide_short_help = true,
+        long,
+        env = "ARCHFS_STAGE_WAIT",
+        value_parser = FalseyValueParser::new()
+    )]
+    stage_wait: bool,
 
     /// Read the archives into the page cache in the background
     #[arg(help_heading = MEMORY, long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
@@ -238,6 +249,7 @@ impl MountArgs {
             cache_bytes: self.cache,
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,
+            stage_wait: self.stage_wait,
             preload: self.preload,
             archive_cache: match self.archive_cache {
                 ArchiveCacheName::Auto => ArchiveCacheChoice::Auto,
@@ -300,6 +312,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         cache_bytes,
         cache_idle,
         stage,
+        stage_wait,
         preload,
         archive_cache,
         name_readahead,
@@ -339,6 +352,9 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     }
     if *partial {
         arguments.push("--partial".into());
+    }
+    if *stage_wait {
+        arguments.push("--stage-wait".into());
     }
     if *preload {
         arguments.push("--preload".into());
@@ -448,6 +464,7 @@ mod tests {
             cache_bytes: Some(1),
             cache_idle: Some(Duration::from_secs(90)),
             stage: Some("/s,t\n".into()),
+            stage_wait: true,
             preload: true,
             archive_cache: ArchiveCacheChoice::Drop,
             name_readahead: false,

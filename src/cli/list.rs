@@ -11,6 +11,7 @@ use super::term;
 use crate::error::Result;
 use crate::lifecycle::{self, Listed, State};
 use crate::log::{Verbosity, printable};
+use crate::stats::StageCounts;
 
 /// List your archfs mounts on this node: mount point, archives, daemon, holders, state
 #[derive(Debug, clap::Args)]
@@ -38,6 +39,8 @@ struct Row {
     daemon: Option<i32>,
     holders: Vec<HolderRow>,
     kept: bool,
+    /// How much of the archives is copied to this node; null without --stage.
+    staged: Option<StageCounts>,
     state: &'static str,
 }
 
@@ -65,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 }
 
 fn row(listed: &Listed) -> Row {
-    let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
+    let Listed { mount_point, archives, daemon, holders, kept, staged, state } = listed;
     Row {
         mountpoint: mount_point.to_string_lossy().into_owned(),
         mountpoint_hex: term::hex_if_not_utf8(mount_point.as_os_str().as_bytes()),
@@ -76,6 +79,7 @@ fn row(listed: &Listed) -> Row {
             .map(|(pid, name)| HolderRow { pid: *pid, name: name.clone() })
             .collect(),
         kept: *kept,
+        staged: *staged,
         // Scripts match this value.
         state: if *state == State::Stale { "dead" } else { name(*state) },
     }
@@ -109,7 +113,7 @@ fn table(all: &[Listed]) -> String {
 }
 
 fn cells(listed: &Listed) -> [String; 5] {
-    let Listed { mount_point, archives, daemon, holders, kept, state } = listed;
+    let Listed { mount_point, archives, daemon, holders, kept, staged, state } = listed;
     let archive = archives.first().map(|path| path.display().to_string()).unwrap_or_default();
     let archives = match archives.len() {
         0 | 1 => archive,
@@ -126,7 +130,13 @@ fn cells(listed: &Listed) -> [String; 5] {
     let held = if held.is_empty() { "-".to_owned() } else { held.join(", ") };
     let daemon = daemon.map_or("-".to_owned(), |pid| pid.to_string());
     let mount_point = mount_point.display().to_string();
-    [mount_point, name(*state).to_owned(), daemon, held, archives].map(|cell| printable(&cell))
+    let state = match staged {
+        Some(StageCounts { copied, total }) if copied < total => {
+            format!("{}, {}% staged", name(*state), copied.saturating_mul(100) / total)
+        }
+        _ => name(*state).to_owned(),
+    };
+    [mount_point, state, daemon, held, archives].map(|cell| printable(&cell))
 }
 
 fn name(state: State) -> &'static str {
@@ -145,6 +155,7 @@ mod tests {
     #[test]
     fn rows_are_aligned_and_name_few_holders() {
         let listed = |mount_point: &str, holders: usize, kept, state| Listed {
+            staged: (holders == 5).then_some(StageCounts { copied: 999, total: 1000 }),
             mount_point: mount_point.into(),
             archives: vec!["/x/a.sqfs".into(); holders.max(1)],
             daemon: (holders > 0).then_some(7),
@@ -158,10 +169,10 @@ mod tests {
             listed("/many", 5, false, State::Silent),
         ];
         let expected = "\
-MOUNT POINT  STATE   DAEMON  HELD BY                                    ARCHIVES
-/m           stale   -       -                                          /x/a.sqfs
-/m\u{e9}\\u{1b}    alive   7       100 (cat), 101 (cat), kept until unmount   /x/a.sqfs and 1 more
-/many        silent  7       100 (cat), 101 (cat), 102 (cat), 2 more    /x/a.sqfs and 4 more
+MOUNT POINT  STATE               DAEMON  HELD BY                                    ARCHIVES
+/m           stale               -       -                                          /x/a.sqfs
+/m\u{e9}\\u{1b}    alive               7       100 (cat), 101 (cat), kept until unmount   /x/a.sqfs and 1 more
+/many        silent, 99% staged  7       100 (cat), 101 (cat), 102 (cat), 2 more    /x/a.sqfs and 4 more
 ";
         let table = table(&all);
         let words =

@@ -104,7 +104,7 @@ Examples:
 
   archfs mount shard-*.tar extra.sqfs $P             (one tree; later archives win)
   archfs mount --nested ILSVRC2012_img_train.tar $P
-  archfs mount --stage /dev/shm data.sqfs $P         (copied to this node first)
+  archfs mount --stage /dev/shm data.sqfs $P         (copied to this node)
   archfs mount --all-nodes data.sqfs $P              (on every node of a Slurm job)
   archfs mount --keep data.sqfs $P && ls $P && archfs unmount $P";
 

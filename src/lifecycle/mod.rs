@@ -87,9 +87,11 @@ pub struct MountPlan {
     pub cache_bytes: Option<u64>,
     /// Time without a request until that memory is freed; `None` for never.
     pub cache_idle: Option<Duration>,
-    /// Directory that the archives are copied to before they are opened; `None` to read them in
+    /// Directory that the archives are copied to while they are served; `None` to read them in
     /// place.
     pub stage: Option<PathBuf>,
+    /// Whether the copy is complete before they are served.
+    pub stage_wait: bool,
     /// Whether the archives are read into the page cache while they are served.
     pub preload: bool,
     /// What happens with served pages of the archives.
@@ -138,6 +140,7 @@ impl MountPlan {
             cache_bytes: None,
             cache_idle: None,
             stage: None,
+            stage_wait: false,
             preload: false,
             archive_cache: ArchiveCacheChoice::Auto,
             name_readahead: true,

@@ -12,6 +12,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 
 mod alarm;
@@ -102,7 +104,8 @@ pub struct Stats {
     alarm: Alarm,
     /// Counts lookups that found a name.
     lookup_alarm: Alarm,
-    direct: DirectReads,
+    direct: Watched<DirectCounts>,
+    staged: Watched<StageCounts>,
 }
 
 /// Reads that processes did directly, without a request.
@@ -114,20 +117,36 @@ pub struct DirectCounts {
     pub bytes: u64,
 }
 
+/// How much of the archives is copied to this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageCounts {
+    /// Bytes that are copied.
+    #[serde(rename = "copied_bytes")]
+    pub copied: u64,
+    /// Bytes of all archives.
+    #[serde(rename = "total_bytes")]
+    pub total: u64,
+}
+
 /// Returns the counts so far.
-type DirectSource = Box<dyn Fn() -> DirectCounts + Send + Sync>;
+type Source<C> = Box<dyn Fn() -> C + Send + Sync>;
 
-/// The source of `DirectCounts`, if there are direct reads.
-#[derive(Default)]
-struct DirectReads(OnceLock<DirectSource>);
+/// Counts that are kept elsewhere, if there are any.
+struct Watched<C>(OnceLock<Source<C>>);
 
-impl DirectReads {
-    fn counts(&self) -> DirectCounts {
-        self.0.get().map(|source| source()).unwrap_or_default()
+impl<C> Watched<C> {
+    fn counts(&self) -> Option<C> {
+        self.0.get().map(|source| source())
     }
 }
 
-impl fmt::Debug for DirectReads {
+impl<C> Default for Watched<C> {
+    fn default() -> Self {
+        Self(OnceLock::new())
+    }
+}
+
+impl<C: fmt::Debug> fmt::Debug for Watched<C> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.counts().fmt(formatter)
     }
@@ -178,6 +197,8 @@ pub struct Totals {
     pub budget: u64,
     /// Reads that needed no request, and are not among `requests` and `bytes`.
     pub direct: DirectCounts,
+    /// The copy on this node; `None` without one.
+    pub staged: Option<StageCounts>,
 }
 
 impl Totals {
@@ -272,13 +293,23 @@ impl Stats {
     }
 
     /// Registers the counters of direct reads. Call it once.
-    pub fn watch_direct_reads(&self, source: DirectSource) {
+    pub fn watch_direct_reads(&self, source: Source<DirectCounts>) {
         let _ = self.direct.0.set(source);
+    }
+
+    /// Registers the counters of the copy on this node. Call it once.
+    pub fn watch_staging(&self, source: Source<StageCounts>) {
+        let _ = self.staged.0.set(source);
+    }
+
+    /// How much is copied to this node; `None` without a copy.
+    pub fn staged(&self) -> Option<StageCounts> {
+        self.staged.counts()
     }
 
     /// The number of direct reads so far.
     pub fn direct_reads(&self) -> u64 {
-        self.direct.counts().reads
+        self.direct.counts().unwrap_or_default().reads
     }
 
     /// Grows with every request and every direct read: a sign that the mount is in use.
@@ -307,7 +338,8 @@ impl Stats {
         totals.data = caches.counts(CacheKind::Data);
         totals.releases = self.releases.load(Ordering::Relaxed);
         totals.budget = self.budget.load(Ordering::Relaxed);
-        totals.direct = self.direct.counts();
+        totals.direct = self.direct.counts().unwrap_or_default();
+        totals.staged = self.staged();
         totals
     }
 
@@ -333,7 +365,8 @@ impl Default for Stats {
             budget,
             alarm,
             lookup_alarm,
-            direct: DirectReads::default(),
+            direct: Watched::default(),
+            staged: Watched::default(),
         }
     }
 }

@@ -34,7 +34,7 @@ mod tests {
     use crate::os::page_cache;
     use crate::os::unlinked;
     use crate::progress::Progress;
-    use crate::storage::{FileStorage, Storage, copy, drop_copy, read_all};
+    use crate::storage::{FileStorage, Fill, NearCopy, Storage, near_copy, read_all};
     use crate::sync::Arc;
 
     const PAGE: u64 = 4096;
@@ -124,13 +124,22 @@ mod tests {
         assert_eq!(pages(&storage), 0);
     }
 
+    /// A complete copy of `storage` in `target`, and the file as read from there.
+    fn copied(storage: Arc<FileStorage>, target: File) -> (Arc<NearCopy>, Vec<Arc<FileStorage>>) {
+        let room = Box::new(|| None);
+        let (copy, copies) = near_copy(vec![storage], target, "copy".into(), room).unwrap();
+        let _fill = Fill::start(&copy).unwrap();
+        copy.wait(|_| {}).unwrap();
+        (copy, copies)
+    }
+
     #[test]
     fn a_copy_on_a_disk_can_be_dropped() {
         let Some((_file, storage)) = uncached() else { return };
         let target = unlinked::create("/var/tmp".as_ref()).unwrap();
-        let copies = copy(&[storage], target, &Progress::default()).unwrap();
+        let (copy, copies) = copied(storage, target);
         assert!(pages(&copies[0]) > 0);
-        drop_copy(&copies).unwrap();
+        copy.drop_pages().unwrap();
         assert_eq!(pages(&copies[0]), 0);
         // What is read of it then can be dropped file by file.
         copies[0].serve(&Arc::new(ArchiveCache::default()), true);
@@ -150,7 +159,7 @@ mod tests {
         let switch = Arc::new(ArchiveCache::default());
         switch.set_drops(true);
         let target = unlinked::create("/dev/shm".as_ref()).unwrap();
-        let copies = copy(&[Arc::clone(&storage)], target, &Progress::default()).unwrap();
+        let (_copy, copies) = copied(Arc::clone(&storage), target);
         for storage in [&storage, &copies[0]] {
             storage.serve(&switch, true);
             assert!(!storage.drops_served());

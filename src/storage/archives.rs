@@ -1,22 +1,18 @@
-//! Opens the archives of a mount together, and reads them completely: into a copy, or to fill the
-//! page cache.
+//! Opens the archives of a mount together, and makes a near copy of them or fills the page cache.
 //!
-//! A copy is a single file in which each archive starts at a page boundary, because a data set can
-//! have more shards than a process may open files. The caller decides where the copy is and whether
-//! it fits there. Invariant: a copy has all bytes of the files, and those of each file are of one
-//! version.
+//! A copy is a single file, because a data set can have more shards than a process may open files.
+//! The caller decides where the copy is and whether it fits there.
 
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::Changes;
 use super::file::FileStorage;
+use super::near::{self, NearCopy, Room, Source};
 use super::pool::FilePool;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::sync::{Arc, Mutex};
@@ -31,9 +27,6 @@ const READ_AT_ONCE: usize = 8;
 
 /// Size of a piece in bytes: one or a few stripes of a parallel file system.
 const PIECE: u64 = 4 << 20;
-
-/// Alignment of the archives in a copy, in bytes: a page.
-const ALIGNMENT: u64 = 4096;
 
 /// Opens the files at `paths`; `changes` says what to do if one is rewritten in place.
 ///
@@ -71,45 +64,30 @@ fn have_room_for_two_each(files: usize, room: usize) -> bool {
 
 /// The size of a copy of `files`, in bytes.
 pub fn copied_len(files: &[Arc<FileStorage>]) -> u64 {
-    layout(files).1
+    near::copied_len(&files.iter().map(|file| file.len()).collect::<Vec<_>>())
 }
 
-/// Copies `files` into `target`, which is empty. Returns them as read from there.
+/// Makes `target`, which is empty, the near copy of `files`. Messages call it `name`; `room` says
+/// whether it may grow. Returns the copy, and the files as read through it.
 ///
 /// # Errors
-/// `Io` if a file cannot be read or written, or has changed since it was opened.
-pub fn copy(
-    files: &[Arc<FileStorage>],
+/// `Io` if it would be too large.
+pub fn near_copy(
+    files: Vec<Arc<FileStorage>>,
     target: File,
-    progress: &Progress,
-) -> Result<Vec<Arc<FileStorage>>> {
-    let target = Arc::new(target);
-    let (starts, _) = layout(files);
-    let mut cached = Vec::with_capacity(files.len());
-    let check_cached = |nth: usize| Ok::<_, Error>(cached_pieces(&files[nth]));
-    try_ordered(files.len(), OPENED_AT_ONCE, check_cached, |pieces| cached.push(pieces))?;
-    read_pieces(files, progress, |number, offset, piece| {
-        let file = &files[number];
-        // If the file has changed, report that instead.
-        let failed = |error| file.check_unchanged().err().unwrap_or(error);
-        file.read_exact_at(piece, offset).map_err(failed)?;
-        if cached[number].get((offset / PIECE) as usize) != Some(&true) {
-            file.drop_cached(offset, piece.len() as u64);
-        }
-        target.write_all_at(piece, starts[number] + offset).map_err(|error| {
-            Error::io(format!("{}: cannot write the copy", file.path().display()), error)
-        })
-    })?;
-    let finish = |nth: usize| {
-        // The kernel's readahead may have reloaded pages that another thread dropped.
-        for (piece, _) in cached[nth].iter().enumerate().filter(|(_, was_cached)| !**was_cached) {
-            files[nth].drop_cached(piece as u64 * PIECE, PIECE);
-        }
-        files[nth].check_unchanged()
+    name: String,
+    room: Room,
+) -> Result<(Arc<NearCopy>, Vec<Arc<FileStorage>>)> {
+    // Each byte is read once, so what lies around it is not.
+    serve(&files, &Arc::new(ArchiveCache::default()));
+    let original = |file: &Arc<FileStorage>| {
+        let source: Arc<dyn Source> = Arc::clone(file) as _;
+        (file.path().display().to_string(), file.len(), source)
     };
-    try_ordered(files.len(), OPENED_AT_ONCE, finish, |()| {})?;
-    let copied = |(file, start): (&Arc<FileStorage>, u64)| Arc::new(file.copied(&target, start));
-    Ok(files.iter().zip(starts).map(copied).collect())
+    let copy = NearCopy::new(target, name, files.iter().map(original).collect(), room)?;
+    let near = files.iter().enumerate().map(|(number, file)| Arc::new(file.near(&copy, number)));
+    let near = near.collect();
+    Ok((copy, near))
 }
 
 /// Reads `files`, to load them into the page cache.
@@ -122,44 +100,6 @@ pub fn read_all(files: &[Arc<FileStorage>], progress: &Progress) -> Result<()> {
     read_pieces(files, progress, |number, offset, piece| {
         files[number].read_contents_at(piece, offset)
     })
-}
-
-/// Drops the copy of `files` from the page cache, if they are read from one on a disk. Writing the
-/// copy left it there in large folios, which the kernel drops only as a whole. Waits until the disk
-/// has the copy.
-///
-/// # Errors
-/// Those of writing it.
-pub fn drop_copy(files: &[Arc<FileStorage>]) -> io::Result<()> {
-    // All have the same copy.
-    files.first().map_or(Ok(()), |file| file.drop_copy())
-}
-
-/// Which pieces of `file` are in the page cache.
-///
-/// An archive that is read from its copy should not occupy the page cache as well, so pages loaded
-/// by copying are dropped again. But other jobs may be reading the same file, so pages that were
-/// cached before stay. One byte stands for a piece, and all pieces are checked before the first is
-/// read, because the kernel reads ahead. If the system cannot say, the pages are dropped: reading
-/// them again only costs time.
-fn cached_pieces(file: &FileStorage) -> Vec<bool> {
-    let last = |nth: u64| ((nth + 1) * PIECE).min(file.len()) - 1;
-    file.are_cached((0..file.len().div_ceil(PIECE)).map(last))
-}
-
-/// The offset of each of `files` in their copy, and the copy's size. The sum saturates; a copy of
-/// that size fits nowhere.
-fn layout(files: &[Arc<FileStorage>]) -> (Vec<u64>, u64) {
-    let mut end = 0_u64;
-    let starts = files.iter().map(|file| {
-        let start = match file.is_empty() {
-            true => end,
-            false => end.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX),
-        };
-        end = start.saturating_add(file.len());
-        start
-    });
-    (starts.collect(), end)
 }
 
 /// Calls `read` from several threads for all pieces of `files`, with file number, offset and
@@ -203,6 +143,8 @@ mod tests {
     use super::*;
     use crate::error::Kind;
     use crate::os::unlinked;
+    use crate::stats::StageCounts;
+    use crate::storage::Fill;
 
     /// Lengths just below, at and above a page and a piece.
     const LENGTHS: [u64; 8] = [0, 1, 4095, 4096, 4097, PIECE, PIECE + 1, 0];
@@ -218,23 +160,25 @@ mod tests {
         created.collect()
     }
 
+    /// The near copy of `files`, and the files as read through it.
+    fn near(files: &[Arc<FileStorage>], work: &tempfile::TempDir) -> Near {
+        let target = unlinked::create(work.path()).unwrap();
+        near_copy(files.to_vec(), target, "copy".into(), Box::new(|| None)).unwrap()
+    }
+
+    type Near = (Arc<NearCopy>, Vec<Arc<FileStorage>>);
+
     #[test]
-    fn each_file_is_read_from_the_copy_up_to_its_own_end() {
+    fn each_file_is_read_through_the_copy_up_to_its_own_end() {
         let work = tempfile::tempdir().unwrap();
         let paths = files(&work);
         let files = open_files(&paths, Changes::default()).unwrap();
-        let progress = Progress::default();
-        let target = unlinked::create(work.path()).unwrap();
-        let shown = target.try_clone().unwrap();
-        let copies = copy(&files, target, &progress).unwrap();
-        assert_eq!(shown.metadata().unwrap().len(), copied_len(&files));
-        let total = LENGTHS.iter().sum();
-        assert_eq!(progress.now(), (total, total));
-        let expected: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        for path in &paths {
-            std::fs::remove_file(path).unwrap();
-        }
-        for ((copy, file), bytes) in copies.iter().zip(&files).zip(expected) {
+        let (copy, copies) = near(&files, &work);
+        let total = LENGTHS.iter().sum::<u64>();
+        assert_eq!(copy.counts(), StageCounts { copied: 0, total });
+        let compare = |number: usize| {
+            let (copy, file, bytes) =
+                (&copies[number], &files[number], std::fs::read(&paths[number]).unwrap());
             assert_eq!((copy.path(), copy.identity()), (file.path(), file.identity()));
             let mut found = vec![0; bytes.len()];
             copy.read_exact_at(&mut found, 0).unwrap();
@@ -242,30 +186,64 @@ mod tests {
             let past = copy.read_exact_at(&mut [0; 2], copy.len().saturating_sub(1)).unwrap_err();
             assert_eq!(past.kind(), Kind::Corrupt);
             assert_eq!(copy.read_exact_at(&mut [0], u64::MAX).unwrap_err().kind(), Kind::Corrupt);
+        };
+        compare(6);
+        assert_eq!(copy.counts().copied, LENGTHS[6], "nothing but what was read");
+        let _fill = Fill::start(&copy).unwrap();
+        copy.wait(|_| {}).unwrap();
+        assert_eq!(copy.counts(), StageCounts { copied: total, total });
+        (0..LENGTHS.len()).for_each(compare);
+        assert_eq!(copy.file().metadata().unwrap().len(), copied_len(&files));
+        // The originals are not read any more.
+        let expected: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        for (copy, (path, bytes)) in copies.iter().zip(paths.iter().zip(expected)) {
+            std::fs::write(path, "other").unwrap();
+            let mut found = vec![0; bytes.len()];
+            copy.read_exact_at(&mut found, 0).unwrap();
+            assert!(found == bytes, "{}", path.display());
         }
     }
 
+    /// What is there of a file that is rewritten while it is copied stays readable. A new file of
+    /// the same name is another one.
     #[test]
-    fn a_file_that_changes_while_it_is_copied_is_refused() {
+    fn a_file_that_changes_while_it_is_copied_is_not_mixed() {
         let work = tempfile::tempdir().unwrap();
-        let change: [fn(&PathBuf); 3] = [
-            |path| OpenOptions::new().append(true).open(path).unwrap().write_all(b"x").unwrap(),
-            |path| OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap(),
+        let changes: [fn(&PathBuf); 3] = [
             |path| {
                 let new = path.with_extension("new");
-                std::fs::copy(path, &new).unwrap();
+                std::fs::write(&new, "new").unwrap();
                 std::fs::rename(new, path).unwrap();
             },
+            |path| OpenOptions::new().append(true).open(path).unwrap().write_all(b"x").unwrap(),
+            |path| OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap(),
         ];
-        for change in change {
+        for (turn, change) in changes.into_iter().enumerate() {
+            let is_copied = turn == 0;
             let paths = files(&work);
             let files = open_files(&paths, Changes::default()).unwrap();
-            change(&paths[6]);
-            let target = unlinked::create(work.path()).unwrap();
-            let error = copy(&files, target, &Progress::default()).unwrap_err();
-            assert_eq!(error.kind(), Kind::Io, "{error}");
-            assert!(error.to_string().contains("changed while it was copied"), "{error}");
-            assert!(error.to_string().contains(paths[6].to_str().unwrap()), "{error}");
+            let (copy, copies) = near(&files, &work);
+            let number = 6;
+            let bytes = std::fs::read(&paths[number]).unwrap();
+            let read = |offset: usize| {
+                let mut found = [0; 100];
+                let read = copies[number].read_exact_at(&mut found, offset as u64);
+                read.map(|()| assert!(found == bytes[offset..offset + 100]))
+            };
+            read(0).unwrap();
+            change(&paths[number]);
+            let _fill = Fill::start(&copy).unwrap();
+            let outcome = copy.wait(|_| {});
+            read(50).unwrap();
+            if is_copied {
+                outcome.unwrap();
+                read(bytes.len() - 100).unwrap();
+            } else {
+                assert_eq!(outcome.unwrap_err().kind(), Kind::Changed);
+                let error = read(bytes.len() - 100).unwrap_err();
+                assert_eq!(error.kind(), Kind::Changed, "{error}");
+                assert!(error.to_string().contains(paths[number].to_str().unwrap()), "{error}");
+            }
         }
     }
 

@@ -88,6 +88,15 @@ impl Version {
         }
     }
 
+    /// Like `check`, but asks the file system itself.
+    ///
+    /// # Errors
+    /// `Changed`.
+    pub(super) fn check_now(&self, file: &File, path: &Path) -> Result<()> {
+        self.check_seen(path)?;
+        refreshed(file).map_or(Ok(()), |(len, modified)| self.compare(len, modified, path))
+    }
+
     /// Fails if the size or time differs from the opened version.
     ///
     /// # Errors

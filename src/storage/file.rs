@@ -1,9 +1,9 @@
 //! An archive in a regular file or on a block device, read with pread(2).
 //!
 //! The open descriptor pins the archive: if the file is replaced or deleted while mounted, reads
-//! continue from the opened one. A staged archive is read from its copy but keeps its own name,
-//! length and time. Invariants: length and time stay as they were at open; a file truncated later
-//! gives errors, not zeros. `changes` detects a file that is rewritten in place.
+//! continue from the opened one. A staged archive is read through its near copy but keeps its own
+//! name, length and time. Invariants: length and time stay as they were at open; a file truncated
+//! later gives errors, not zeros. `changes` detects a file that is rewritten in place.
 
 use std::ffi::OsStr;
 use std::fs::{File, FileType, OpenOptions};
@@ -21,6 +21,7 @@ use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::{Changes, Version};
 use super::identity::{Identity, Origin, identified};
+use super::near::{NearCopy, Source};
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::FilePosition;
@@ -38,8 +39,8 @@ pub struct FileStorage {
     path: PathBuf,
     identity: Identity,
     origin: Origin,
-    /// `None` for a block device, whose time is unrelated to its contents, and for a copy, which is
-    /// never written again.
+    /// `None` for a block device, whose time is unrelated to its contents, and for a near copy,
+    /// whose sources have their own.
     version: Option<Version>,
     serving: OnceLock<Serving>,
 }
@@ -80,8 +81,8 @@ enum Handle {
     Open(Arc<File>),
     /// Open while its pool has room for it.
     Pooled(Arc<FilePool>, Arc<Slot>),
-    /// Read from a copy, which starts at this offset of the file.
-    Copied(Arc<File>, u64),
+    /// Read through a copy, where it has this number.
+    Near(Arc<NearCopy>, usize),
 }
 
 /// The file behind a handle, borrowed for one call.
@@ -172,9 +173,9 @@ impl FileStorage {
         Self { handle, pool: None, path, identity, origin, version, serving }
     }
 
-    /// The same file, read from its copy at offset `start` of `copy`.
-    pub(super) fn copied(&self, copy: &Arc<File>, start: u64) -> Self {
-        let (handle, pool) = (Handle::Copied(Arc::clone(copy), start), self.pool.clone());
+    /// The same file, read through `copy`, where it has this number.
+    pub(super) fn near(&self, copy: &Arc<NearCopy>, number: usize) -> Self {
+        let (handle, pool) = (Handle::Near(Arc::clone(copy), number), self.pool.clone());
         let Self { identity, origin, .. } = *self;
         let (path, serving) = (self.path.clone(), OnceLock::new());
         Self { handle, pool, path, identity, origin, version: None, serving }
@@ -187,7 +188,8 @@ impl FileStorage {
         self.serving.get_or_init(|| {
             let is_in_memory = self.is_in_memory();
             let random = match &self.handle {
-                Handle::Open(file) | Handle::Copied(file, _) => Some(&**file),
+                Handle::Open(file) => Some(&**file),
+                Handle::Near(copy, _) => Some(&**copy.file()),
                 Handle::Pooled(..) => None,
             };
             let is_on_fuse = self.is_on_fuse();
@@ -226,19 +228,6 @@ impl FileStorage {
         found.is_some_and(|found| found.f_type as u64 == trust::FUSE)
     }
 
-    /// Fails if a copy made since the file was opened may mix two of its versions.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub(super) fn check_unchanged(&self) -> Result<()> {
-        // Reopens by path, because some network file systems ask their server only on open.
-        let (_, identity) = self.open_again()?;
-        match identity == self.identity {
-            true => Ok(()),
-            false => Err(self.replaced("was copied")),
-        }
-    }
-
     /// Whether the byte at each of `offsets` is in the page cache. `false` if the system cannot
     /// say.
     pub(super) fn are_cached(&self, offsets: impl Iterator<Item = u64> + Clone) -> Vec<bool> {
@@ -255,24 +244,12 @@ impl FileStorage {
         }
     }
 
-    /// Drops all of the copy that it is read from, if any, from the page cache, after writing it to
-    /// the disk.
-    pub(super) fn drop_copy(&self) -> io::Result<()> {
-        if let Handle::Copied(copy, _) = &self.handle
-            && !is_in_memory(copy)
-        {
-            copy.sync_data()?;
-            fadvise(&**copy, 0, None, Advice::DontNeed)?;
-        }
-        Ok(())
-    }
-
     /// The file to read from, and the offset at which this archive starts in it.
     fn opened(&self) -> Result<(Opened<'_>, u64)> {
         Ok(match &self.handle {
             Handle::Open(file) => (Opened::Borrowed(file), 0),
             Handle::Pooled(pool, slot) => (Opened::Shared(pool.file(slot, || self.reopen())?), 0),
-            Handle::Copied(file, start) => (Opened::Borrowed(file), *start),
+            Handle::Near(copy, number) => (Opened::Borrowed(copy.file()), copy.start(*number)),
         })
     }
 
@@ -283,7 +260,7 @@ impl FileStorage {
         }
         match self.version.as_ref().filter(|_| identity.is_file_of(&self.identity)) {
             Some(version) => version.compare(identity.len, identity.modified, &self.path)?,
-            None => return Err(self.replaced("is mounted")),
+            None => return Err(self.replaced()),
         }
         Ok(file)
     }
@@ -307,10 +284,13 @@ impl FileStorage {
         // The length is checked here, because in a copy another archive may follow this one.
         let end = offset.checked_add(wanted as u64).ok_or_else(truncated)?;
         self.version.as_ref().map_or(Ok(()), |version| version.check_seen(&self.path))?;
-        let (file, start) = self.opened()?;
         if end > self.identity.len {
             return Err(truncated());
         }
+        if let Handle::Near(copy, number) = &self.handle {
+            return copy.read_exact_at(*number, buffer, offset, other);
+        }
+        let (file, start) = self.opened()?;
         let outcome = other.unwrap_or(&file).read_exact_at(buffer, start + offset);
         // After the read, so that it covers these bytes; it also explains a failed read.
         self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
@@ -320,8 +300,9 @@ impl FileStorage {
         })
     }
 
-    fn replaced(&self, operation: &str) -> Error {
-        let context = format!("{}: replaced or changed while it {operation}", self.path.display());
+    fn replaced(&self) -> Error {
+        let name = self.path.display();
+        let context = format!("{name}: replaced or changed while it is mounted");
         Error::new(Kind::Io, context)
     }
 }
@@ -395,6 +376,34 @@ fn missing(path: &Path) -> Error {
     }
 }
 
+impl Source for FileStorage {
+    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        // A file that is read from its copy should not occupy the page cache as well. But other
+        // jobs may be reading the same file, so pages that were cached before stay. One byte stands
+        // for all, and is looked at first, because the kernel reads ahead. If the system cannot
+        // say, the pages are dropped: to read them again only costs time.
+        let last = offset.saturating_add(buffer.len() as u64).saturating_sub(1);
+        let was_cached = self.are_cached(std::iter::once(last)).first() == Some(&true);
+        self.read_contents_at(buffer, offset)?;
+        if !was_cached {
+            self.drop_cached(offset, buffer.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn check_version(&self) -> Result<()> {
+        let Some(version) = &self.version else { return Ok(()) };
+        // Opens it by its path, because some network file systems ask their server only then.
+        match self.open_again() {
+            Ok((_, found)) if found.is_file_of(&self.identity) => {
+                version.compare(found.len, found.modified, &self.path)
+            }
+            // Another file has its name now. The open one cannot be found by that.
+            _ => version.check_now(&self.opened()?.0, &self.path),
+        }
+    }
+}
+
 impl Storage for FileStorage {
     fn len(&self) -> u64 {
         self.identity.len
@@ -424,9 +433,11 @@ impl Storage for FileStorage {
                 let modified = self.identity.is_regular().then_some(self.identity.modified)?;
                 Some(FilePosition { file: Arc::clone(file), modified: Some(modified), offset })
             }
-            Handle::Copied(file, start) => {
-                let offset = start.checked_add(offset)?;
-                Some(FilePosition { file: Arc::clone(file), modified: None, offset })
+            Handle::Near(copy, number) => {
+                let offset = copy.start(*number).checked_add(offset)?;
+                let file = Arc::clone(copy.file());
+                copy.has(&(offset..offset.checked_add(len)?)).then_some(())?;
+                Some(FilePosition { file, modified: None, offset })
             }
             Handle::Pooled(..) => None,
         }
@@ -454,6 +465,9 @@ impl Storage for FileStorage {
             return;
         }
         let end = self.identity.len.min(offset.saturating_add(len));
+        if let Handle::Near(copy, number) = &self.handle {
+            copy.will_need(*number, &(offset..end));
+        }
         let Ok((file, start)) = self.opened() else { return };
         let mut next = offset;
         while let Some(len) = NonZeroU64::new(end.saturating_sub(next).min(WILL_NEED_MAX)) {

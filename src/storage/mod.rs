@@ -20,10 +20,11 @@ mod in_memory;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
+mod near;
 mod pool;
 
 pub use archive_cache::ArchiveCache;
-pub use archives::{copied_len, copy, drop_copy, open_files, read_all, serve};
+pub use archives::{copied_len, near_copy, open_files, read_all, serve};
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
@@ -34,6 +35,7 @@ pub use in_memory::InMemory;
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
+pub use near::{Fill, NearCopy, Room};
 
 /// Bytes that can be read at any offset.
 pub trait Storage: Send + Sync {

@@ -1,10 +1,10 @@
-//! `--stage` copies archives before they are mounted, `--preload` reads them while they are.
+//! `--stage` copies archives while they are mounted, or before; `--preload` reads them.
 //!
 //! The copy is private, has no name, and is freed however the daemon ends. Limits of control groups
 //! are faked: a mount namespace has a directory in place of /sys/fs/cgroup.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ const CACHE: u64 = 4 << 20;
 
 /// An empty file system in memory, removed when dropped.
 struct Tmpfs(PathBuf);
+
+/// Waits until the copy is complete.
+const WAIT: &str = "--stage-wait";
 
 impl Tmpfs {
     fn new(mount_point: PathBuf, bytes: u64) -> Self {
@@ -92,7 +95,7 @@ fn held(id: u32, directory: &Path) -> Vec<(u32, u64, u64)> {
         .collect()
 }
 
-/// > A copy made by `--stage` is not affected.
+/// > What `--stage` has copied can be read as well.
 #[test]
 fn a_staged_archive_does_not_depend_on_the_original() {
     if skip_without_mounts() {
@@ -118,7 +121,7 @@ fn a_staged_archive_does_not_depend_on_the_original() {
         let len = fs::metadata(&archive).unwrap().len();
         let tmpfs = Tmpfs::new(work.path().join("near"), 64 << 20);
         let mounted =
-            Mounted::archfs(&archive, &mount_point, &[options, &[&tmpfs.option()]].concat());
+            Mounted::archfs(&archive, &mount_point, &[options, &[&tmpfs.option(), WAIT]].concat());
         assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0, "it has a name");
         assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
         assert_eq!(held(mounted.daemon(), &archive), [], "the original is still open");
@@ -150,7 +153,7 @@ fn tasks_of_a_shared_mount_share_one_copy_until_the_last_ends() {
     let _clean_up = CleanUp(mount_point.clone());
     // There is room for two copies.
     let tmpfs = Tmpfs::new(work.path().join("near"), 16 * len);
-    let line = format!("$ARCHFS mount -q {} small.sqfs mount", tmpfs.option());
+    let line = format!("$ARCHFS mount -q {} {WAIT} small.sqfs mount", tmpfs.option());
     let mut tasks = [(); 2].map(|()| shell(work.path()));
     thread::scope(|scope| {
         for task in &mut tasks {
@@ -183,7 +186,7 @@ fn a_slow_copy_shows_a_progress_bar() {
     let mount = |options: &str| {
         let program = env!("CARGO_BIN_EXE_archfs");
         let (archive, shown) = (archive.display(), mount_point.display());
-        let line = format!("{program} mount {options} {} {archive} {shown}", tmpfs.option());
+        let line = format!("{program} mount {options} {} {WAIT} {archive} {shown}", tmpfs.option());
         let mut terminal = Command::new("script");
         // Not as the last command, which the shell would exec.
         terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]);
@@ -215,14 +218,178 @@ fn the_copy_is_freed_when_the_daemon_is_killed() {
         return;
     }
     let work = work_directory();
-    let image = image::small(work.path());
+    let archive = large(work.path());
     let mount_point = work.path().join("mount");
-    let tmpfs = Tmpfs::new(work.path().join("near"), 16 << 20);
-    let mounted = Mounted::archfs(&image, &mount_point, &[&tmpfs.option()]);
-    assert!(tmpfs.used() > 0);
-    kill_process(Pid::from_raw(mounted.daemon() as i32).unwrap(), Signal::KILL).unwrap();
-    wait_until("the room is given back", || tmpfs.used() == 0);
-    assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0);
+    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
+    let stage = tmpfs.option();
+    for options in [&[stage.as_str()][..], &[&stage, WAIT]] {
+        let mounted = Mounted::archfs(&archive, &mount_point, options);
+        wait_until("it is at work", || tmpfs.used() > 0);
+        kill_process(Pid::from_raw(mounted.daemon() as i32).unwrap(), Signal::KILL).unwrap();
+        wait_until("the room is given back", || tmpfs.used() == 0);
+        assert_eq!(fs::read_dir(&tmpfs.0).unwrap().count(), 0);
+    }
+}
+
+/// Size of the zeros in the archive that `large` makes, and room for it in memory, in bytes.
+const ZEROS: u64 = 1 << 30;
+const ROOM: u64 = ZEROS + (1 << 20);
+
+/// A tar whose copy takes a while, with a small file behind a large one.
+fn large(work: &Path) -> PathBuf {
+    let path = work.join("large.tar");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&tar::header("zeros", b'0', "", ZEROS)).unwrap();
+    file.set_len(512 + ZEROS).unwrap();
+    file.seek(SeekFrom::End(0)).unwrap();
+    file.write_all(&tar::of(&[("last", b"the end\n")])).unwrap();
+    path
+}
+
+/// Bytes that `archfs list` reports as copied, and in total.
+fn staged(mount_point: &Path) -> Option<(u64, u64)> {
+    let staged = &listed(mount_point)?["staged"];
+    Some((staged["copied_bytes"].as_u64()?, staged["total_bytes"].as_u64()?))
+}
+
+fn is_complete(mount_point: &Path) -> bool {
+    staged(mount_point).is_some_and(|(copied, total)| copied == total)
+}
+
+#[test]
+fn a_staged_archive_is_read_before_it_is_copied() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let archive = large(work.path());
+    let len = fs::metadata(&archive).unwrap().len();
+    let mount_point = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
+    let mounted = Mounted::archfs(&archive, &mount_point, &[&tmpfs.option()]);
+    // One thread that reads as fast copies for a tenth of a second at least.
+    let (copied, total) = staged(&mount_point).unwrap();
+    assert!(copied < total && total == len, "{copied} of {total}");
+    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
+    assert_ne!(held(mounted.daemon(), &archive), [], "the original is closed");
+    wait_until("all is copied", || is_complete(&mount_point));
+    wait_until("the original is closed", || held(mounted.daemon(), &archive).is_empty());
+    assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
+    fs::remove_file(&archive).unwrap();
+    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
+    let stats = run(archfs().args(["stats", "--json"]).arg(&mount_point)).stdout;
+    let stats: serde_json::Value = serde_json::from_slice(&stats).unwrap();
+    assert_eq!(stats["staged"]["copied_bytes"].as_u64(), Some(len));
+    let table = run(archfs().arg("list")).stdout;
+    let table = String::from_utf8(table).unwrap();
+    let row = table.lines().find(|line| line.starts_with(mount_point.to_str().unwrap())).unwrap();
+    assert!(!row.contains("staged"), "it is complete");
+    // Without a copy.
+    drop(mounted);
+    let image = image::small(work.path());
+    let _mounted = Mounted::archfs(&image, &mount_point, &[]);
+    assert!(listed(&mount_point).unwrap()["staged"].is_null());
+}
+
+#[test]
+fn a_copy_that_runs_out_of_space_is_continued_when_there_is_some() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let archive = large(work.path());
+    let mount_point = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
+    let log = work.path().join("log");
+    let options = [tmpfs.option(), format!("--log-file={}", log.display())];
+    let _mounted = Mounted::archfs(&archive, &mount_point, &options.each_ref().map(String::as_str));
+    // It takes no time and all space that is left but the half.
+    let other = File::create(tmpfs.0.join("other")).unwrap();
+    rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, ZEROS / 2).unwrap();
+    let warnings = || {
+        let said = fs::read_to_string(&log).unwrap();
+        said.matches("cannot write the copy").count()
+    };
+    wait_until("the copy is full", || warnings() > 0);
+    assert!(!is_complete(&mount_point));
+    let mut zeros = File::open(mount_point.join("zeros")).unwrap();
+    let read = std::io::copy(&mut zeros, &mut std::io::sink()).unwrap();
+    assert_eq!(read, ZEROS, "reads do not depend on the copy");
+    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
+    drop(zeros);
+    fs::remove_file(tmpfs.0.join("other")).unwrap();
+    drop(other);
+    wait_until("all is copied", || is_complete(&mount_point));
+    assert_eq!(warnings(), 1);
+}
+
+#[test]
+fn a_copy_in_memory_stops_when_the_job_needs_the_memory() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let archive = large(work.path());
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
+    let stage = tmpfs.option();
+    for groups in limits(work.path(), ROOM + CACHE) {
+        // The command takes the memory, asks what is copied, and asks again later.
+        let script = "
+            for file in $(find $1 -name 'memory.limit_in_bytes' -o -name memory.max); do
+                cat $file > $(dirname $file)/memory.usage_in_bytes
+                cat $file > $(dirname $file)/memory.current
+                echo > $(dirname $file)/memory.stat
+            done
+            sleep 1; $2 stats --json $3; sleep 1; $2 stats --json $3; cat $3/last";
+        let bind = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", bind, "sh"]).arg(&groups);
+        command.arg(env!("CARGO_BIN_EXE_archfs")).args(["run", &stage]);
+        let log = work.path().join("log");
+        command.arg(format!("--log-file={}", log.display()));
+        command.arg(format!("--cache={CACHE}")).arg(&archive).arg(&mount_point);
+        command.args(["--", "sh", "-c", script, "sh"]).arg(&groups);
+        let output = command.arg(env!("CARGO_BIN_EXE_archfs")).arg(&mount_point).output().unwrap();
+        assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
+        let said = fs::read_to_string(&log).unwrap();
+        fs::remove_file(&log).unwrap();
+        let answers = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("the limit of the job leaves only"), "{said}\n{answers}");
+        let lines: Vec<_> = answers.lines().collect();
+        let copied = |line: &str| -> u64 {
+            let stats: serde_json::Value = serde_json::from_str(line).unwrap();
+            stats["staged"]["copied_bytes"].as_u64().unwrap()
+        };
+        assert_eq!(copied(lines[0]), copied(lines[1]), "it goes on");
+        assert!(copied(lines[0]) < ZEROS);
+        assert_eq!(lines[2], "the end");
+        wait_until("the room is given back", || tmpfs.used() == 0);
+    }
+}
+
+#[test]
+fn an_archive_that_is_rewritten_while_it_is_copied_is_never_mixed() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let archive = large(work.path());
+    let mount_point = work.path().join("mount");
+    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
+    let log = work.path().join("log");
+    let options = [tmpfs.option(), format!("--log-file={}", log.display())];
+    let _mounted = Mounted::archfs(&archive, &mount_point, &options.each_ref().map(String::as_str));
+    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
+    File::options().append(true).open(&archive).unwrap().write_all(b"x").unwrap();
+    let said = || fs::read_to_string(&log).unwrap();
+    wait_until("the change is found", || said().contains("reads of the rest fail with EIO"));
+    assert!(said().contains("large.tar: rewritten in place since it was opened"), "{}", said());
+    let mut zeros = File::open(mount_point.join("zeros")).unwrap();
+    let error = std::io::copy(&mut zeros, &mut std::io::sink()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
 }
 
 #[test]
@@ -237,7 +404,7 @@ fn a_copy_one_page_over_the_limit_is_refused() {
     assert_eq!(len % PAGE, 0, "images are padded to pages");
     {
         let exact = Tmpfs::new(work.path().join("exact"), len);
-        let mounted = Mounted::archfs(&image, &mount_point, &[&exact.option()]);
+        let mounted = Mounted::archfs(&image, &mount_point, &[&exact.option(), WAIT]);
         assert_eq!(fs::read(mount_point.join("hello")).unwrap(), b"hello, world\n");
         assert_eq!(exact.used(), len);
         drop(mounted);
@@ -360,7 +527,7 @@ fn a_thousand_shards_become_one_copy_with_few_open_files() {
     let before = ["prlimit", "--nofile=256:256"];
     let stage = tmpfs.option();
     for preload in [&[][..], &["--preload"]] {
-        let options = [&[stage.as_str()], preload].concat();
+        let options = [&[stage.as_str(), WAIT], preload].concat();
         let mounted = Mounted::several(&before, &shards, &mount_point, &options);
         let held = held(mounted.daemon(), &tmpfs.0);
         assert!(matches!(held.as_slice(), [(0o600, 0, _)]), "{held:?}");
@@ -407,14 +574,14 @@ fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
         return;
     }
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
-    drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
+    drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option(), WAIT]));
     assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), 0);
     // Another process uses one of the files. A kernel that reclaims memory early may have loaded
     // some pages again at times; archfs would load them every time.
     let staged = [(); 5].map(|()| {
         assert!(forget(&archives[0]));
         fs::read(&archives[1]).unwrap();
-        drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option()]));
+        drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option(), WAIT]));
         [0, 1].map(|number| resident_pages(&archives[number]))
     });
     assert!(staged.contains(&[0, pages]), "{staged:?} of {pages}");
@@ -492,13 +659,13 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
             }
         });
         let mount_point = work.path().join("mount");
-        let mount = || refused(&archive, &mount_point, &[&tmpfs.option()]);
+        let mount = || refused(&archive, &mount_point, &[&tmpfs.option(), WAIT]);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(mount));
         ended.store(true, Ordering::Relaxed);
         outcome
     });
     let said = said.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    assert!(said.contains("data.tar: replaced or changed while it was copied"), "{said}");
+    assert!(said.contains("data.tar: rewritten in place since it was opened"), "{said}");
     assert_eq!(tmpfs.used(), 0);
 }
 
@@ -541,7 +708,7 @@ fn a_signal_while_copying_an_archive_ends_the_command_at_once() {
             let what = format!("{signal:?}, foreground: {foreground}");
             let mut command = Command::new("env");
             command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg("mount");
-            command.args(foreground.then_some("--foreground")).arg(tmpfs.option());
+            command.args(foreground.then_some("--foreground")).args([&tmpfs.option(), WAIT]);
             command.arg(&archive).arg(&mount_point).stderr(Stdio::null());
             let mut child =
                 std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn().unwrap();

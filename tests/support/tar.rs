@@ -38,12 +38,20 @@ pub fn of(files: &[(&str, &[u8])]) -> Vec<u8> {
 
 /// One member: header and padded data.
 pub fn member(name: &str, kind: u8, link: &str, data: &[u8]) -> Vec<u8> {
+    let mut bytes = header(name, kind, link, data.len() as u64).to_vec();
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+/// The header of a member with `len` bytes of data.
+pub fn header(name: &str, kind: u8, link: &str, len: u64) -> [u8; 512] {
     let mut header = [0_u8; 512];
     header[..name.len()].copy_from_slice(name.as_bytes());
     header[100..108].copy_from_slice(b"0000644\0");
     header[108..116].copy_from_slice(b"0000007\0");
     header[116..124].copy_from_slice(b"0000010\0");
-    header[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+    header[124..136].copy_from_slice(format!("{len:011o}\0").as_bytes());
     header[136..148].copy_from_slice(b"00000000001\0");
     header[156] = kind;
     header[157..157 + link.len()].copy_from_slice(link.as_bytes());
@@ -51,8 +59,5 @@ pub fn member(name: &str, kind: u8, link: &str, data: &[u8]) -> Vec<u8> {
     header[148..156].fill(b' ');
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
     header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    let mut bytes = header.to_vec();
-    bytes.extend(data);
-    bytes.resize(bytes.len().next_multiple_of(512), 0);
-    bytes
+    header
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState, RecordSnapshot, Status};
 use crate::os::mountinfo;
+use crate::stats::StageCounts;
 
 /// Hint for errors about a path that is not an archfs mount.
 pub(in crate::lifecycle) const LIST: &str = "run `archfs list` to see your mounts on this node";
@@ -32,6 +33,8 @@ pub struct Listed {
     pub holders: Vec<(i32, String)>,
     /// Whether it stays until it is unmounted.
     pub kept: bool,
+    /// How much of the archives is copied to this node; `None` without `--stage`.
+    pub staged: Option<StageCounts>,
     /// Its state.
     pub state: State,
 }
@@ -116,7 +119,7 @@ pub fn list() -> Result<Vec<Listed>> {
         let status =
             client.and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok().flatten());
         let state = if state == State::Alive && status.is_none() { State::Silent } else { state };
-        let Status { holders, until_unmount } = status.unwrap_or_default();
+        let Status { holders, until_unmount, staged } = status.unwrap_or_default();
         all.push(Listed {
             archives: match &record {
                 Some(record) => record.archives.clone(),
@@ -125,6 +128,7 @@ pub fn list() -> Result<Vec<Listed>> {
             daemon: record.map(|record| record.process.pid()),
             holders: holders.into_iter().map(|holder| (holder.pid, holder.name)).collect(),
             kept: until_unmount,
+            staged,
             state,
             mount_point,
         });

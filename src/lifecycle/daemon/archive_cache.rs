@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::lifecycle::{MountPlan, share};
 use crate::os::memory::{self, Headroom};
 use crate::stats::Stats;
-use crate::storage::{self, ArchiveCache, FileStorage, Storage};
+use crate::storage::{self, ArchiveCache, FileStorage, NearCopy, Storage};
 use crate::sync::Arc;
 use crate::units::format_size;
 
@@ -63,8 +63,8 @@ pub(in crate::lifecycle) struct ArchiveCachePolicy {
     archives: OnceCell<Vec<PathBuf>>,
     /// Size of those that are not only in memory anyway, in bytes.
     bytes: u64,
-    /// Files that are read from a copy on a disk, until its pages are dropped.
-    copied: Vec<Arc<FileStorage>>,
+    /// The copy on a disk that the archives are read through, until its pages are dropped.
+    copy: Option<Arc<NearCopy>>,
     stats: Arc<Stats>,
     /// What was read before the first request, to scan the archives.
     before: Transfer,
@@ -78,6 +78,7 @@ impl ArchiveCachePolicy {
     pub(in crate::lifecycle) fn new(
         plan: &MountPlan,
         files: &[Arc<FileStorage>],
+        copy: Option<&Arc<NearCopy>>,
         stats: Arc<Stats>,
     ) -> Self {
         let switch = Arc::new(ArchiveCache::default());
@@ -85,27 +86,31 @@ impl ArchiveCachePolicy {
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
         let (choice, plan, archives) = (plan.archive_cache, plan.clone(), OnceCell::new());
-        let copied = on_disk_copy(&plan, files);
+        let copy = copy.filter(|copy| !copy.is_in_memory()).cloned();
         let before = Transfer::of(&stats);
         // No count yet, so the mount is not idle at the first decision.
         let (requests, decide_at) = (u64::MAX, Instant::now());
-        Self { choice, switch, plan, archives, bytes, copied, stats, before, requests, decide_at }
+        Self { choice, switch, plan, archives, bytes, copy, stats, before, requests, decide_at }
     }
 
     /// Decides again if that is due at `now`. Returns when to call this again.
     pub(in crate::lifecycle) fn update(&mut self, now: Instant) -> Option<Instant> {
-        if self.choice != ArchiveCacheChoice::Auto || self.bytes == 0 {
-            self.set_drops(self.choice == ArchiveCacheChoice::Drop);
-            return None;
-        }
+        let is_automatic = self.choice == ArchiveCacheChoice::Auto && self.bytes > 0;
         if now >= self.decide_at {
             let requests = self.stats.uses();
             let is_idle = requests == self.requests;
             self.requests = requests;
             self.decide_at = now + if is_idle { IDLE_INTERVAL } else { INTERVAL };
-            self.decide();
+            match is_automatic {
+                true => self.decide(),
+                false => self.switch.set_drops(self.choice == ArchiveCacheChoice::Drop),
+            }
+            if self.switch.drops() {
+                self.drop_copy();
+            }
         }
-        Some(self.decide_at)
+        let has_copy = self.copy.is_some() && self.switch.drops();
+        (is_automatic || has_copy).then_some(self.decide_at)
     }
 
     fn decide(&mut self) {
@@ -118,7 +123,7 @@ impl ArchiveCachePolicy {
         let is_read_directly = self.stats.direct_reads() > 0;
         let drops = exceeds && !is_read_directly && !share::is_served_by_others(archives());
         if drops != self.switch.drops() {
-            self.set_drops(drops);
+            self.switch.set_drops(drops);
             let needed = format_size(needed);
             match (drops, headroom) {
                 (true, Some(Headroom { bytes, bound })) => log::info!(
@@ -132,15 +137,15 @@ impl ArchiveCachePolicy {
         }
     }
 
-    fn set_drops(&mut self, drops: bool) {
-        self.switch.set_drops(drops);
-        let copied = if drops { std::mem::take(&mut self.copied) } else { Vec::new() };
-        if copied.is_empty() {
-            return;
+    /// Drops what is there of a copy on a disk. Done again until the copy is complete.
+    fn drop_copy(&mut self) {
+        let Some(copy) = self.copy.take() else { return };
+        if !copy.is_complete() {
+            self.copy = Some(Arc::clone(&copy));
         }
         // Not on the thread that serves holders and unmounts: it waits for the disk.
         let work = move || {
-            if let Err(error) = storage::drop_copy(&copied) {
+            if let Err(error) = copy.drop_pages() {
                 log::warn!("--stage: cannot write the copy to the disk: {error}");
             }
         };
@@ -181,12 +186,6 @@ fn data_bytes(archives: u64, transfer: Transfer) -> u64 {
 fn exceeds(needed: u64, headroom: Option<Headroom>, drops: bool) -> bool {
     let margin = if drops { needed / MARGIN_PART } else { 0 };
     headroom.is_some_and(|left| needed.saturating_add(margin) > left.bytes)
-}
-
-/// Those of `files` that are read from a copy on a disk.
-fn on_disk_copy(plan: &MountPlan, files: &[Arc<FileStorage>]) -> Vec<Arc<FileStorage>> {
-    let is_staged = plan.stage.is_some();
-    files.iter().filter(|file| is_staged && !file.is_in_memory()).cloned().collect()
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::os::memory;
 use crate::os::mountinfo;
 use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
 use crate::os::processors;
-use crate::stats::Stats;
+use crate::stats::{StageCounts, Stats};
 use crate::sync::Arc;
 
 pub(super) mod address_space;
@@ -63,6 +63,7 @@ use release::Release;
 use report::Report;
 use signals::{SessionEnd, WakeSources};
 use slurm_end::Script;
+use stage::Staging;
 use start::Opened;
 
 pub use start::{serve_in_background, serve_in_foreground};
@@ -75,6 +76,8 @@ struct Daemon {
     release: Release,
     share: Share,
     archive_cache: ArchiveCachePolicy,
+    /// Goes on as long as the daemon serves.
+    _staging: Option<Staging>,
     direct: DirectReads,
     name_readahead: NameReadahead,
     wakes: WakeSources,
@@ -118,7 +121,9 @@ impl Daemon {
     /// Starts the threads that answer the kernel.
     fn start(
         plan: &MountPlan,
-        Opened { tree, stats, report, cache_bytes, budget, mut archive_cache, preloaded }: Opened,
+        Opened {
+            tree, stats, report, cache_bytes, budget, mut archive_cache, preloaded, staging
+        }: Opened,
         mount: Arc<Mounted>,
         connection: OwnedFd,
         listener: Option<UnixListener>,
@@ -162,6 +167,7 @@ impl Daemon {
             release,
             share,
             archive_cache,
+            _staging: staging,
             direct,
             name_readahead,
             wakes,
@@ -201,6 +207,7 @@ impl Daemon {
             }
             let mut answers = Answers {
                 report: &self.report,
+                stats: &self.stats,
                 direct: &mut self.direct,
                 name_readahead: &mut self.name_readahead,
             };
@@ -383,6 +390,7 @@ impl Daemon {
 /// Answers requests of clients that are not about leases.
 struct Answers<'d> {
     report: &'d Report,
+    stats: &'d Stats,
     direct: &'d mut DirectReads,
     name_readahead: &'d mut NameReadahead,
 }
@@ -390,6 +398,10 @@ struct Answers<'d> {
 impl Responder for Answers<'_> {
     fn stats(&self) -> String {
         self.report.snapshot().json()
+    }
+
+    fn staged(&self) -> Option<StageCounts> {
+        self.stats.staged()
     }
 
     fn direct(&mut self) -> DirectAnswer<'_> {

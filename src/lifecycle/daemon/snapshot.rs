@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::os::kernel_file;
-use crate::stats::{CacheCounts, Latencies, Operation, Stats};
+use crate::stats::{CacheCounts, Latencies, Operation, StageCounts, Stats};
 use crate::units::{counted, format_duration, format_size};
 
 /// A mount, and since when it is served.
@@ -46,6 +46,8 @@ pub struct Snapshot {
     /// Reads of `run --direct` that needed no request, and the bytes that they returned.
     direct_reads: u64,
     direct_bytes: u64,
+    /// How much of the archives is copied to this node; `None` without `--stage`.
+    staged: Option<StageCounts>,
     /// Reads from the archives, including those of opening.
     archive_reads: u64,
     archive_bytes: u64,
@@ -91,6 +93,7 @@ impl Snapshot {
             served_bytes: totals.bytes,
             direct_reads: totals.direct.reads,
             direct_bytes: totals.direct.bytes,
+            staged: totals.staged,
             archive_reads: totals.archive_reads,
             archive_bytes: totals.archive_bytes,
             archive_read_ns: totals.archive_read_ns,
@@ -127,6 +130,9 @@ impl Snapshot {
         if self.direct_reads > 0 {
             let reads = counted(self.direct_reads, "direct read");
             parts.push(format!("{reads} of {}", format_size(self.direct_bytes)));
+        }
+        if let Some(StageCounts { copied, total }) = self.staged {
+            parts.push(format!("{} of {} staged", format_size(copied), format_size(total)));
         }
         if let Some(hits) = self.data_cache.hits_per_thousand() {
             let (whole, tenths) = (hits / 10, hits % 10);

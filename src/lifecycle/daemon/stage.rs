@@ -1,11 +1,12 @@
-//! Copies archives before they are opened (--stage), or reads them into the page cache while they
-//! are served (--preload).
+//! Copies archives to this node while they are served (--stage), or reads them into the page cache
+//! (--preload).
 //!
 //! Invariants: what cannot fit is refused before a byte is copied. The copy is an unlinked file, so
 //! it disappears with the daemon, however the daemon ends, and no other user can open it.
 //!
 //! The tasks of a node that share a mount have one daemon, so there is one copy.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -17,36 +18,70 @@ use crate::lifecycle::MountPlan;
 use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
 use crate::progress::Progress;
-use crate::storage::{self, Changes, FileStorage};
+use crate::stats::Stats;
+use crate::storage::{self, Changes, FileStorage, Fill, NearCopy, Room};
 use crate::sync::Arc;
 use crate::units::{Size, format_duration};
+
+/// Memory that a copy in memory leaves to the job: this part of what the job may use, and at most
+/// this many bytes.
+const RESERVE_PART: u64 = 16;
+const RESERVE_MAX: u64 = 256 << 20;
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
                     the page cache keeps what fits";
 const NO_PRELOAD: &str = "leave out --preload: the page cache keeps what fits";
 
-/// The archives of `plan`, opened, and copied if it asks for that. A cache of `cache_bytes` must
-/// fit next to a copy in memory.
+/// The archives of a plan, opened.
+pub(in crate::lifecycle) struct Archives {
+    pub(in crate::lifecycle) files: Vec<Arc<FileStorage>>,
+    /// The copy through which they are read, if there is one.
+    pub(in crate::lifecycle) staging: Option<Staging>,
+}
+
+/// A copy that is filled until this is dropped.
+pub(in crate::lifecycle) struct Staging {
+    copy: Arc<NearCopy>,
+    _fill: Fill,
+}
+
+impl Staging {
+    pub(in crate::lifecycle) fn copy(&self) -> &Arc<NearCopy> {
+        &self.copy
+    }
+
+    /// Makes `stats` report how far the copy is.
+    pub(in crate::lifecycle) fn count_in(&self, stats: &Stats) {
+        let copy = Arc::clone(&self.copy);
+        stats.watch_staging(Box::new(move || copy.counts()));
+    }
+}
+
+/// The archives of `plan`, opened. If the plan asks for a copy, it is being filled, or complete if
+/// the plan waits for it. A cache of `cache_bytes` must fit next to a copy in memory.
 ///
 /// # Errors
-/// `Io` if they cannot be read or copied, or do not fit; else as `storage::open_files`.
+/// `Io` if they cannot be read, do not fit, or cannot be copied; else as `storage::open_files`.
 pub(in crate::lifecycle) fn archives(
     plan: &MountPlan,
     cache_bytes: u64,
     progress: &Progress,
-) -> Result<Vec<Arc<FileStorage>>> {
+) -> Result<Archives> {
     let changes = match (&plan.stage, plan.allow_changes) {
         // A copy must be of one version, so a change is an error.
         (Some(_), _) => Changes::Refused,
         (None, true) => Changes::Allowed,
         (None, false) => Changes::Reported,
     };
-    let mut files = storage::open_files(&plan.archives, changes)?;
-    if let Some(directory) = &plan.stage {
-        files = copied(&files, directory, cache_bytes, progress)
-            .map_err(|error| error.within(format_args!("--stage {}", directory.display())))?;
+    let files = storage::open_files(&plan.archives, changes)?;
+    let Some(directory) = &plan.stage else { return Ok(Archives { files, staging: None }) };
+    let name = format!("--stage {}", directory.display());
+    let begun = begin(files, directory, name.clone(), cache_bytes);
+    let (files, staging) = begun.map_err(|error| error.within(&name))?;
+    if plan.stage_wait {
+        wait(&staging.copy, directory, progress).map_err(|error| error.within(&name))?;
     }
-    Ok(files)
+    Ok(Archives { files, staging: Some(staging) })
 }
 
 /// Those of `files` that `plan` asks to read into the page cache. Files that are already in memory,
@@ -59,7 +94,8 @@ pub(in crate::lifecycle) fn to_preload(
     files: &[Arc<FileStorage>],
     cache_bytes: u64,
 ) -> Result<Vec<Arc<FileStorage>>> {
-    if !plan.preload {
+    // To copy them leaves the copy in the page cache.
+    if !plan.preload || plan.stage.is_some() {
         return Ok(Vec::new());
     }
     let files: Vec<_> = files.iter().filter(|file| !file.is_in_memory()).cloned().collect();
@@ -88,30 +124,54 @@ pub(in crate::lifecycle) fn preload(files: Vec<Arc<FileStorage>>) {
     }
 }
 
-fn copied(
-    files: &[Arc<FileStorage>],
+/// Begins to copy `files` to `directory`.
+fn begin(
+    files: Vec<Arc<FileStorage>>,
     directory: &Path,
+    name: String,
     cache_bytes: u64,
-    progress: &Progress,
-) -> Result<Vec<Arc<FileStorage>>> {
+) -> Result<(Vec<Arc<FileStorage>>, Staging)> {
     let target = unlinked::create(directory).map_err(|error| match error.kind() {
         ErrorKind::NotFound if !directory.exists() => Error::new(Kind::Io, "no such directory"),
         ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
         _ => Error::io("cannot create a file", error),
     })?;
-    let len = storage::copied_len(files);
+    let len = storage::copied_len(&files);
     let free = unlinked::free_bytes(&target)
         .map_err(|error| Error::io("cannot get the free space", error))?;
     if let Some(free) = free.filter(|&free| free < len) {
         return Err(does_not_fit(len, free));
     }
-    if unlinked::is_in_memory(&target) {
+    let is_in_memory = unlinked::is_in_memory(&target);
+    if is_in_memory {
         check_memory(len, cache_bytes, memory::headroom())
             .map_err(|error| error.with_hint(DISK))?;
+    } else {
+        // In memory this would write zeros to all of it.
+        reserve_space(&target, len)?;
     }
+    let room = if is_in_memory { room_in_memory() } else { Box::new(|| None) };
+    let (copy, files) = storage::near_copy(files, target, name, room)?;
+    let fill = Fill::start(&copy)?;
+    Ok((files, Staging { copy, _fill: fill }))
+}
+
+/// Says whether a copy in memory may grow.
+fn room_in_memory() -> Room {
+    let reserve = memory::limit().map_or(RESERVE_MAX, |limit| limit / RESERVE_PART);
+    let reserve = reserve.min(RESERVE_MAX);
+    Box::new(move || {
+        let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
+        Some(format!("{} only {}", bound.leaves(), Size(bytes)))
+    })
+}
+
+/// Waits until the copy is complete.
+fn wait(copy: &NearCopy, directory: &Path, progress: &Progress) -> Result<()> {
     progress.begin(format!("copying to {}", directory.display()));
-    reserve_space(&target, len)?;
-    storage::copy(files, target, progress)
+    progress.expect(copy.counts().total);
+    let shown = Cell::new(0);
+    copy.wait(|copied| progress.advance(copied - shown.replace(copied)))
 }
 
 /// Reserves space for the copy. Free space may be used up by now, or exceed a quota.

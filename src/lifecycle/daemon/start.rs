@@ -23,7 +23,6 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::FileStorage;
 use crate::sync::Arc;
-use crate::units::format_duration;
 use crate::vfs::Tree;
 
 use super::address_space;
@@ -35,7 +34,7 @@ use super::opening;
 use super::report::Report;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
-use super::stage;
+use super::stage::{self, Archives, Staging};
 use super::{Daemon, wait};
 
 /// Serves in the background of a launcher, with a FUSE connection from `source`. `progress` shows
@@ -250,6 +249,8 @@ pub(super) struct Opened {
     pub(super) archive_cache: ArchiveCachePolicy,
     /// Files to read into the page cache.
     pub(super) preloaded: Vec<Arc<FileStorage>>,
+    /// The copy that is filled while they are served.
+    pub(super) staging: Option<Staging>,
 }
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
@@ -267,20 +268,19 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         notes_slow_reads: true,
         ..opening::options(plan)
     };
-    let start = Instant::now();
-    let files = stage::archives(plan, options.cache_bytes, progress)?;
-    if let Some(directory) = &plan.stage {
-        let time = format_duration(start.elapsed());
-        log::info!("--stage {}: archives copied in {time}", directory.display());
+    let Archives { files, staging } = stage::archives(plan, options.cache_bytes, progress)?;
+    if let Some(staging) = &staging {
+        staging.count_in(&stats);
     }
     let preloaded = stage::to_preload(plan, &files, options.cache_bytes)?;
     let tree = formats::open_files(&files, &options, progress)?;
     report_contents(plan, tree.as_ref());
     let tree = opening::view(plan, tree)?;
     let report = Report::begin(plan, Arc::clone(&stats));
-    let archive_cache = ArchiveCachePolicy::new(plan, &files, Arc::clone(&stats));
+    let copy = staging.as_ref().map(Staging::copy);
+    let archive_cache = ArchiveCachePolicy::new(plan, &files, copy, Arc::clone(&stats));
     let OpenOptions { cache_bytes, budget, .. } = options;
-    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, preloaded })
+    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, preloaded, staging })
 }
 
 /// Inner archives that are looked into to tell whether there is nothing else.

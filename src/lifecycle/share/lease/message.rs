@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
 use crate::os::process::ProcessId;
+use crate::stats::StageCounts;
 
 /// The maximum number of bytes that a client may have sent without an answer, in one request or
 /// several.
@@ -214,6 +215,9 @@ pub(in crate::lifecycle) struct Status {
     /// Whether it stays until it is unmounted explicitly, even without holders.
     #[serde(rename = "kept")]
     pub(in crate::lifecycle) until_unmount: bool,
+    /// How much is copied to this node; `None` without a copy.
+    #[serde(default)]
+    pub(in crate::lifecycle) staged: Option<StageCounts>,
 }
 
 /// A process that holds a mount.

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::os::peer_credentials;
 use crate::os::process::{ProcessId, Watch};
+use crate::stats::StageCounts;
 
 /// The maximum number of open connections; others are refused. Each task on the node needs
 /// one.
@@ -59,6 +60,9 @@ pub(in crate::lifecycle) trait Responder {
     /// The statistics, as JSON on one line.
     fn stats(&self) -> String;
 
+    /// How much is copied to this node; `None` without a copy.
+    fn staged(&self) -> Option<StageCounts>;
+
     /// What the library of `run --direct` needs.
     fn direct(&mut self) -> DirectAnswer<'_>;
 }
@@ -67,6 +71,10 @@ pub(in crate::lifecycle) trait Responder {
 impl Responder for () {
     fn stats(&self) -> String {
         String::new()
+    }
+
+    fn staged(&self) -> Option<StageCounts> {
+        None
     }
 
     fn direct(&mut self) -> DirectAnswer<'_> {
@@ -260,7 +268,9 @@ impl Leases {
         };
         let answer = match &request {
             Request::Status => {
-                let status = serde_json::to_string(&self.status()).unwrap_or_default();
+                let staged = responder.staged();
+                let status = Status { staged, ..self.status() };
+                let status = serde_json::to_string(&status).unwrap_or_default();
                 return self.clients[index].send(&(status + "\n"));
             }
             Request::Stats => {
@@ -401,7 +411,7 @@ impl Leases {
             .collect();
         holders.sort_by_key(|holder| holder.pid);
         holders.dedup();
-        Status { holders, until_unmount: self.until_unmount }
+        Status { holders, until_unmount: self.until_unmount, staged: None }
     }
 }
 

@@ -1,0 +1,153 @@
+//! Which granules of a near copy are there.
+//!
+//! Invariant: a granule that is there stays there, so a reader that finds one needs no lock.
+
+use std::ops::Range;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::{AtomicU64, Ordering};
+use crate::units::Size;
+
+/// Size of a granule in bytes, the unit in which the copy is filled. Readers of small files get
+/// little more from the source than they want, and the set for 100 GB takes 800 kB.
+pub(super) const GRANULE: u64 = 16 << 10;
+
+/// A set of granules. All ranges are in bytes of the copy.
+pub(super) struct Granules {
+    words: Vec<AtomicU64>,
+    count: u64,
+    missing: AtomicU64,
+}
+
+impl Granules {
+    /// The set for a copy of `len` bytes, empty.
+    ///
+    /// # Errors
+    /// `Io` if there is no memory for it.
+    pub(super) fn new(len: u64) -> Result<Self> {
+        let count = len.div_ceil(GRANULE);
+        let too_large = || Error::new(Kind::Io, format!("{} are too much for a copy", Size(len)));
+        let size = usize::try_from(count.div_ceil(64)).map_err(|_| too_large())?;
+        let mut words = Vec::new();
+        words.try_reserve_exact(size).map_err(|_| too_large())?;
+        words.resize_with(size, AtomicU64::default);
+        Ok(Self { words, count, missing: AtomicU64::new(count) })
+    }
+
+    /// Whether all granules are there.
+    pub(super) fn is_full(&self) -> bool {
+        self.missing.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether all granules with bytes of `range` are there.
+    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+        // Acquire: the bytes were written before the bit (`add`).
+        let has_word = |(word, mask): (usize, u64)| {
+            self.words.get(word).is_some_and(|it| it.load(Ordering::Acquire) & mask == mask)
+        };
+        masks(&granules(range)).all(has_word)
+    }
+
+    /// Adds the granules with bytes of `range`.
+    pub(super) fn add(&self, range: &Range<u64>) {
+        for (word, mask) in masks(&granules(range)) {
+            if let Some(word) = self.words.get(word) {
+                let before = word.fetch_or(mask, Ordering::AcqRel);
+                let added = u64::from((mask & !before).count_ones());
+                self.missing.fetch_sub(added, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// The first bytes of `range` whose granules are alike, and whether those are there. An empty
+    /// range has none.
+    pub(super) fn first_run(&self, range: &Range<u64>) -> (Range<u64>, bool) {
+        let all = granules(range);
+        let is_there = self.has(&(range.start..range.start.saturating_add(1)));
+        let end = self.next(is_there, all.start..all.end).unwrap_or(all.end);
+        let end = end.saturating_mul(GRANULE).min(range.end);
+        (range.start..end.max(range.start), is_there)
+    }
+
+    /// The start of the first missing granule that starts at or after `offset`.
+    pub(super) fn first_missing(&self, offset: u64) -> Option<u64> {
+        Some(self.next(true, offset.div_ceil(GRANULE)..self.count)? * GRANULE)
+    }
+
+    /// The first granule of `range` that is missing if `is_there`, else the first that is there.
+    fn next(&self, is_there: bool, range: Range<u64>) -> Option<u64> {
+        masks(&range).find_map(|(number, mask)| {
+            let word = self.words.get(number)?.load(Ordering::Acquire);
+            let found = if is_there { !word } else { word } & mask;
+            (found != 0).then(|| number as u64 * 64 + u64::from(found.trailing_zeros()))
+        })
+    }
+}
+
+/// The numbers of the granules with bytes of `range`.
+fn granules(range: &Range<u64>) -> Range<u64> {
+    let start = range.start / GRANULE;
+    start..range.end.div_ceil(GRANULE).max(start)
+}
+
+/// The words with these granules, each with a mask of them.
+fn masks(granules: &Range<u64>) -> impl Iterator<Item = (usize, u64)> + use<> {
+    let Range { start, end } = *granules;
+    let words = if start < end { start / 64..end.div_ceil(64) } else { 0..0 };
+    words.map(move |word| {
+        let first = word * 64;
+        let from = start.saturating_sub(first);
+        let to = (end - first).min(64);
+        let mask = (u64::MAX << from) & (u64::MAX >> (64 - to));
+        (usize::try_from(word).unwrap_or(usize::MAX), mask)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agrees_with_a_list_of_flags() {
+        let count = 200;
+        let len = count * GRANULE - 5;
+        let set = Granules::new(len).unwrap();
+        let mut flags = vec![false; count as usize];
+        let mut random = 1_u64;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % limit
+        };
+        for _ in 0..300 {
+            let start = below(len);
+            let range = start..(start + 1 + below(5 * GRANULE)).min(len);
+            let numbers = (range.start / GRANULE) as usize..=((range.end - 1) / GRANULE) as usize;
+            assert_eq!(set.has(&range), numbers.clone().all(|number| flags[number]));
+            let (run, is_there) = set.first_run(&range);
+            let alike =
+                numbers.clone().take_while(|number| flags[*number] == flags[*numbers.start()]);
+            let end = (numbers.start() + alike.count()) as u64 * GRANULE;
+            assert_eq!((run, is_there), (start..end.min(range.end), flags[*numbers.start()]));
+            let next = start.div_ceil(GRANULE) as usize;
+            let missing = (next..flags.len()).find(|number| !flags[*number]);
+            assert_eq!(set.first_missing(start), missing.map(|number| number as u64 * GRANULE));
+            if below(3) == 0 {
+                set.add(&range);
+                flags[numbers].fill(true);
+            }
+            assert!(!set.is_full());
+        }
+        set.add(&(0..len));
+        assert!(set.is_full() && set.has(&(0..len)));
+        assert_eq!(set.first_missing(0), None);
+    }
+
+    #[test]
+    fn an_empty_copy_is_full() {
+        let set = Granules::new(0).unwrap();
+        assert!(set.is_full() && set.has(&(0..0)));
+        assert_eq!(set.first_run(&(0..0)).0, 0..0);
+        assert_eq!(set.first_missing(0), None);
+        Granules::new(u64::MAX).err().unwrap();
+    }
+}

@@ -1,0 +1,416 @@
+//! A copy of archives on this node that is filled while it is read.
+//!
+//! Reading through it works at once. A reader that misses bytes fetches them from the source
+//! itself, keeps them in the copy, and never fetches what another thread is fetching. The fill
+//! (`fill`) fetches the rest in the order of the archives, with several threads, and leaves most of
+//! the bandwidth to readers (`schedule`). After the last byte the source is closed.
+//!
+//! Each byte of the source is fetched once, unless there is no room to keep it: then what is there
+//! stays, and the rest is read from the source each time. A source that fails is tried again; only
+//! readers of the bytes that it does not deliver get an error.
+//!
+//! Invariants: a granule is marked after its bytes were written, and stays marked. All bytes of an
+//! archive are of one version.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, fadvise};
+
+use crate::error::{Error, Kind, Result};
+use crate::os::unlinked;
+use crate::stats::StageCounts;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::units::Size;
+
+mod fill;
+mod granules;
+mod schedule;
+mod source;
+#[cfg(test)]
+mod tests;
+
+pub use fill::Fill;
+pub(super) use source::Source;
+
+use granules::{GRANULE, Granules};
+use schedule::{By, Schedule, Stage};
+
+/// Time until the next look for room, while there is none.
+const ROOM_RETRY: Duration = Duration::from_secs(5);
+
+/// Says why the copy should not grow now; `None` if it may.
+pub type Room = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// The copy of some archives.
+pub struct NearCopy {
+    file: Arc<File>,
+    /// What errors and the log call it, such as `--stage /dev/shm`.
+    name: String,
+    parts: Vec<Part>,
+    len: u64,
+    room: Room,
+    granules: Granules,
+    /// Bytes that are there.
+    copied: AtomicU64,
+    /// Unused buffers of the fill. Held for a push or a pop.
+    buffers: Mutex<Vec<Vec<u8>>>,
+    /// The first error of the source, for those who wait for the whole copy.
+    failure: Mutex<Option<Error>>,
+    has_warned_of_room: AtomicBool,
+    /// Held to look up and note flights, never over I/O. Taken before no other lock.
+    schedule: Mutex<Schedule>,
+    /// A flight has ended: for readers who wait for its bytes.
+    landed: Condvar,
+    /// The same for the threads of the fill.
+    progressed: Condvar,
+}
+
+/// One archive.
+struct Part {
+    name: String,
+    start: u64,
+    len: u64,
+    /// `None` once all of it is there. Held for a copy of the reference.
+    source: Mutex<Option<Arc<dyn Source>>>,
+    /// Whether its bytes turned out to be of several versions.
+    is_mixed: AtomicBool,
+}
+
+/// An archive to copy: its name for messages, its size in bytes, its bytes.
+pub(super) type Original = (String, u64, Arc<dyn Source>);
+
+/// What a reader does about the first bytes that it wants.
+enum Claim<'c> {
+    /// They are there.
+    Read(Range<u64>),
+    /// It fetches them. The flight may begin before them.
+    Fetch(Flight<'c>),
+    /// It reads them from the source, and they are not kept.
+    ReadThrough(Range<u64>),
+}
+
+/// The right to fetch a range. Ends when dropped; then waiting readers look again.
+struct Flight<'c> {
+    copy: &'c NearCopy,
+    range: Range<u64>,
+}
+
+impl NearCopy {
+    /// An empty copy of `originals` in `file`, which is empty.
+    ///
+    /// # Errors
+    /// `Io` if it would be too large.
+    pub(super) fn new(
+        file: File,
+        name: String,
+        originals: Vec<Original>,
+        room: Room,
+    ) -> Result<Arc<Self>> {
+        let lens: Vec<u64> = originals.iter().map(|(_, len, _)| *len).collect();
+        let (starts, end) = layout(&lens);
+        let part = |((name, len, source), start)| Part {
+            name,
+            start,
+            len,
+            source: Mutex::new(Some(source)),
+            is_mixed: AtomicBool::new(false),
+        };
+        Ok(Arc::new(Self {
+            file: Arc::new(file),
+            name,
+            parts: originals.into_iter().zip(starts).map(part).collect(),
+            len: lens.iter().sum(),
+            room,
+            granules: Granules::new(end)?,
+            copied: AtomicU64::new(0),
+            buffers: Mutex::default(),
+            failure: Mutex::new(None),
+            has_warned_of_room: AtomicBool::new(false),
+            schedule: Mutex::new(Schedule::default()),
+            landed: Condvar::new(),
+            progressed: Condvar::new(),
+        }))
+    }
+
+    /// The file that holds it.
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// The offset of the archive with this number in the file.
+    pub(super) fn start(&self, number: usize) -> u64 {
+        self.parts.get(number).map_or(u64::MAX, |part| part.start)
+    }
+
+    /// How much of it is there.
+    pub fn counts(&self) -> StageCounts {
+        StageCounts { copied: self.copied.load(Ordering::Relaxed), total: self.len }
+    }
+
+    /// Drops it from the page cache, if it is on a disk. Writing left it there in large folios,
+    /// which the kernel drops only as a whole. Waits until the disk has it.
+    ///
+    /// # Errors
+    /// Those of writing it.
+    pub fn drop_pages(&self) -> io::Result<()> {
+        if !self.is_in_memory() {
+            self.file.sync_data()?;
+            fadvise(&*self.file, 0, None, Advice::DontNeed)?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is only in memory.
+    pub fn is_in_memory(&self) -> bool {
+        unlinked::is_in_memory(&self.file)
+    }
+
+    /// Whether all bytes are there.
+    pub fn is_complete(&self) -> bool {
+        self.granules.is_full()
+    }
+
+    /// Whether all of `range`, in bytes of the file, is there.
+    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+        self.granules.has(range)
+    }
+
+    /// Fills `buffer` with the bytes at `offset` of the archive with this number, which has them.
+    /// What is there is read from `file`, if given, which is the file of the copy opened again.
+    ///
+    /// # Errors
+    /// Those of the source, and of reading the copy.
+    pub(super) fn read_exact_at(
+        &self,
+        number: usize,
+        buffer: &mut [u8],
+        offset: u64,
+        file: Option<&File>,
+    ) -> Result<()> {
+        let part = self.parts.get(number).ok_or_else(|| closed(&self.name))?;
+        let file = file.unwrap_or(&self.file);
+        let start = part.start + offset;
+        let end = start + buffer.len() as u64;
+        if self.granules.has(&(start..end)) {
+            self.read_present(file, buffer, start)?;
+        } else {
+            self.read_missing(part, file, buffer, start)?;
+        }
+        match part.is_mixed.load(Ordering::Relaxed) {
+            true => Err(Error::new(Kind::Changed, format!("{}: {MIXED}", part.name))),
+            false => Ok(()),
+        }
+    }
+
+    fn read_present(&self, file: &File, buffer: &mut [u8], start: u64) -> Result<()> {
+        let read = file.read_exact_at(buffer, start);
+        read.map_err(|error| Error::io(format!("{}: cannot read the copy", self.name), error))
+    }
+
+    /// Reads what is there, fetches what is missing, and waits for what others fetch.
+    fn read_missing(&self, part: &Part, file: &File, buffer: &mut [u8], start: u64) -> Result<()> {
+        let end = start + buffer.len() as u64;
+        let mut next = start;
+        let mut fetched = Vec::new();
+        while next < end {
+            let claim = self.claim(part, &(next..end));
+            let until = match &claim {
+                Claim::Read(range) | Claim::ReadThrough(range) => range.end,
+                Claim::Fetch(flight) => flight.range.end.min(end),
+            };
+            let wanted = (next - start) as usize..(until - start) as usize;
+            let wanted = &mut buffer[wanted];
+            match claim {
+                Claim::Read(_) => self.read_present(file, wanted, next)?,
+                Claim::ReadThrough(_) => part.fetch(wanted, next)?,
+                Claim::Fetch(flight) => {
+                    let before = (next - flight.range.start) as usize;
+                    fetched.resize(flight.len(), 0);
+                    self.fetch(part, flight, &mut fetched)?;
+                    wanted.copy_from_slice(&fetched[before..before + wanted.len()]);
+                }
+            }
+            next = until;
+        }
+        Ok(())
+    }
+
+    fn claim(&self, part: &Part, wanted: &Range<u64>) -> Claim<'_> {
+        let mut schedule = self.schedule.lock();
+        loop {
+            let (run, is_there) = self.granules.first_run(wanted);
+            if is_there {
+                return Claim::Read(run);
+            }
+            if !schedule.keeps() {
+                return Claim::ReadThrough(run);
+            }
+            match schedule.free(&part.whole_granules(&run)) {
+                Some(range) => {
+                    let range = range.start..range.end.min(range.start + schedule::PIECE);
+                    schedule.begin(range.clone(), By::Reader, Instant::now());
+                    return Claim::Fetch(Flight { copy: self, range });
+                }
+                None => self.landed.wait(&mut schedule),
+            }
+        }
+    }
+
+    /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room.
+    fn fetch(&self, part: &Part, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
+        let range = &flight.range;
+        part.fetch(buffer, range.start)?;
+        match self.file.write_all_at(buffer, range.start) {
+            Ok(()) => {
+                self.granules.add(range);
+                let len = buffer.len() as u64;
+                self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
+            }
+            Err(error) => {
+                self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs each step of the way, when `len` bytes are added to `copied`.
+    fn log_progress(&self, copied: u64, len: u64) {
+        /// Parts of the copy that are logged.
+        const STEPS: u64 = 4;
+        let step = |copied: u64| copied.saturating_mul(STEPS) / self.len.max(1);
+        let now = step(copied.saturating_add(len));
+        if now > step(copied) && now < STEPS {
+            log::info!("{}: {}% of {} copied", self.name, 100 * now / STEPS, Size(self.len));
+        }
+    }
+
+    /// Keeps nothing for some time. Warns the first time.
+    fn wait_for_room(&self, why: &str) {
+        self.schedule.lock().wait_for_room(Instant::now() + ROOM_RETRY);
+        if !self.has_warned_of_room.swap(true, Ordering::Relaxed) {
+            let StageCounts { copied, total } = self.counts();
+            log::warn!(
+                "{}: {why}; {} of {} are copied, and archfs reads the rest from the archives",
+                self.name,
+                Size(copied),
+                Size(total)
+            );
+        }
+    }
+
+    /// Announces that `range` of the archive with this number will be read soon.
+    pub(super) fn will_need(&self, number: usize, range: &Range<u64>) {
+        let Some(part) = self.parts.get(number) else { return };
+        let start = part.start.saturating_add(range.start);
+        let range = start..part.end().min(part.start.saturating_add(range.end));
+        if range.start < range.end && !self.granules.has(&range) {
+            self.schedule.lock().announce(part.whole_granules(&range));
+            self.progressed.notify_one();
+        }
+    }
+
+    /// Waits until all bytes are there; `show` is told how many are.
+    ///
+    /// # Errors
+    /// Those of the source; `Io` if there is no room.
+    pub fn wait(&self, show: impl Fn(u64)) -> Result<()> {
+        /// Between two calls of `show`.
+        const STEP: Duration = Duration::from_millis(50);
+        loop {
+            show(self.counts().copied);
+            if let Some(error) = self.failure.lock().take() {
+                return Err(error);
+            }
+            let mut schedule = self.schedule.lock();
+            if schedule.stage == Stage::Closed {
+                return self.failure.lock().take().map_or(Ok(()), Err);
+            }
+            if !schedule.keeps() {
+                return Err(Error::new(Kind::Io, "there is no room for the whole copy"));
+            }
+            self.landed.wait_for(&mut schedule, STEP);
+        }
+    }
+
+    /// The archive that has this byte of the file.
+    fn part(&self, offset: u64) -> Option<&Part> {
+        // The last one, because empty archives before it start at the same offset.
+        let index = self.parts.partition_point(|part| part.start <= offset);
+        self.parts.get(index.checked_sub(1)?)
+    }
+}
+
+impl fmt::Debug for NearCopy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("NearCopy").field(&self.name).field(&self.counts()).finish()
+    }
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+
+    /// `range`, extended to whole granules of this archive.
+    fn whole_granules(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start - range.start % GRANULE;
+        start..range.end.next_multiple_of(GRANULE).min(self.end())
+    }
+
+    /// Reads from the source. `offset` is one of the file.
+    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let source = self.source.lock().clone();
+        source.ok_or_else(|| closed(&self.name))?.fetch(buffer, offset - self.start)
+    }
+}
+
+impl Flight<'_> {
+    fn len(&self) -> usize {
+        (self.range.end - self.range.start) as usize
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.copy.schedule.lock().end(&self.range, Instant::now());
+        self.copy.landed.notify_all();
+        if self.copy.granules.is_full() {
+            self.copy.progressed.notify_all();
+        } else {
+            self.copy.progressed.notify_one();
+        }
+    }
+}
+
+/// Why reads of an archive with bytes of several versions fail.
+const MIXED: &str = "rewritten in place while it was copied";
+
+fn closed(name: &str) -> Error {
+    Error::io(format!("{name}: cannot read"), io::Error::other("the source is closed"))
+}
+
+/// The size of a copy of files with these sizes, in bytes. The sum saturates; a copy of that size
+/// fits nowhere.
+pub(super) fn copied_len(lens: &[u64]) -> u64 {
+    layout(lens).1
+}
+
+/// The offset of each file in a copy of files with these sizes, and the size of the copy. Each
+/// starts at a granule, so that no granule has bytes of two.
+fn layout(lens: &[u64]) -> (Vec<u64>, u64) {
+    let mut end = 0_u64;
+    let starts = lens.iter().map(|&len| {
+        let start = match len {
+            0 => end,
+            _ => end.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX),
+        };
+        end = start.saturating_add(len);
+        start
+    });
+    (starts.collect(), end)
+}

@@ -1,0 +1,453 @@
+//! What is fetched next, by whom, and how much at once.
+//!
+//! Readers fetch what they miss at once. The fill follows in the order of the archives. While
+//! readers wait for their bytes, the fill uses as many streams as the source serves without making
+//! each much slower (`streams`), so it takes what bandwidth they leave.
+//!
+//! Invariant: no byte is in two flights.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::granules::Granules;
+
+/// Largest number of bytes that is fetched with one read: one or a few stripes of a parallel file
+/// system. With 4 MiB, as many streams would need twice the memory, and were no faster.
+pub(super) const PIECE: u64 = 2 << 20;
+
+/// Streams of the fill, that is, pieces fetched at once: beside readers at first and at least, and
+/// alone. A single stream gets only a fraction of a parallel file system's bandwidth.
+const STREAMS_FIRST: f64 = 4.0;
+const STREAMS_MIN: f64 = 2.0;
+const STREAMS_MAX: f64 = 16.0;
+
+/// Beside readers, there is one stream more while each is at least this fast, compared with the
+/// fastest, and one less if each is slower than that.
+const RATE_TO_ADD: f64 = 0.75;
+const RATE_TO_REMOVE: f64 = 0.5;
+
+/// The weight of a new rate in the one to compare with, if the source became slower as a whole. The
+/// fewest streams tell that.
+const RATE_WEIGHT: f64 = 0.1;
+
+/// The shortest piece whose rate counts, in bytes: of shorter ones the latency is most.
+const RATED_MIN: u64 = PIECE / 2;
+
+/// How long after its last miss a reader is expected to miss again.
+const READER_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time until the next attempt after a failure, and after many in a row.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Time between two looks for room.
+const ROOM_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Ranges that were announced and wait to be fetched. The oldest are forgotten.
+const ANNOUNCED_MAX: usize = 64;
+
+/// Who fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// A reader, for itself.
+    Reader,
+    /// The fill.
+    Fill,
+}
+
+/// What the fill does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It fetches these bytes.
+    Fetch(Range<u64>),
+    /// It waits for the end of a flight, or until this time.
+    Wait(Option<Instant>),
+}
+
+/// Under way and to come. All ranges are in bytes of the copy.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    flights: Vec<(Range<u64>, By, Instant)>,
+    /// When the last flight of a reader ended.
+    last_reader: Option<Instant>,
+    /// Where the fill looks for missing bytes.
+    cursor: u64,
+    /// Streams beside readers.
+    streams: f64,
+    /// The rate of a stream without others, as far as it is known, in bytes per second.
+    best_rate: f64,
+    announced: VecDeque<Range<u64>>,
+    /// Failures in a row, and when to try again.
+    failures: u32,
+    retry_at: Option<Instant>,
+    /// When to look for room again. Until then nothing is kept.
+    room_at: Option<Instant>,
+    /// When there was a look for room.
+    looked_at: Option<Instant>,
+    pub(super) stage: Stage,
+}
+
+/// How far the fill is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It fetches.
+    #[default]
+    Filling,
+    /// It was stopped, or cannot go on.
+    Stopped,
+    /// All bytes are there, and a thread closes the sources.
+    Closing,
+    /// The sources are closed.
+    Closed,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self {
+            flights: Vec::new(),
+            last_reader: None,
+            cursor: 0,
+            streams: STREAMS_FIRST,
+            best_rate: 0.0,
+            announced: VecDeque::new(),
+            failures: 0,
+            retry_at: None,
+            room_at: None,
+            looked_at: None,
+            stage: Stage::Filling,
+        }
+    }
+}
+
+impl Schedule {
+    /// The first bytes of `range` that are in no flight. `None` if its first byte is in one.
+    pub(super) fn free(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        let mut end = range.end;
+        for (flight, ..) in &self.flights {
+            if flight.contains(&range.start) {
+                return None;
+            }
+            if flight.start > range.start {
+                end = end.min(flight.start);
+            }
+        }
+        Some(range.start..end)
+    }
+
+    /// Notes that `by` fetches `range`, which is free.
+    pub(super) fn begin(&mut self, range: Range<u64>, by: By, now: Instant) {
+        self.flights.push((range, by, now));
+    }
+
+    /// Notes the end of the flight of `range`.
+    pub(super) fn end(&mut self, range: &Range<u64>, now: Instant) {
+        let Some(index) = self.flights.iter().position(|(flight, ..)| flight == range) else {
+            return;
+        };
+        let (_, by, began) = self.flights.swap_remove(index);
+        let len = range.end - range.start;
+        match by {
+            By::Reader => self.last_reader = Some(now),
+            By::Fill if len >= RATED_MIN && now > began => {
+                self.rate(len as f64 / (now - began).as_secs_f64());
+            }
+            By::Fill => {}
+        }
+    }
+
+    /// Adapts the streams beside readers to the rate of one, in bytes per second.
+    fn rate(&mut self, rate: f64) {
+        if self.streams == STREAMS_MIN {
+            self.best_rate += (rate - self.best_rate) * RATE_WEIGHT;
+        }
+        self.best_rate = self.best_rate.max(rate);
+        // Divided, because as many streams report as there are.
+        let step = 1.0 / self.streams;
+        if rate >= RATE_TO_ADD * self.best_rate {
+            self.streams = (self.streams + step).min(STREAMS_MAX);
+        } else if rate < RATE_TO_REMOVE * self.best_rate {
+            self.streams = (self.streams - step).max(STREAMS_MIN);
+        }
+    }
+
+    /// Puts `range` before what the fill would fetch.
+    pub(super) fn announce(&mut self, range: Range<u64>) {
+        if self.announced.contains(&range) {
+            return;
+        }
+        if self.announced.len() == ANNOUNCED_MAX {
+            self.announced.pop_front();
+        }
+        self.announced.push_back(range);
+    }
+
+    /// Whether fetched bytes are kept.
+    pub(super) fn keeps(&self) -> bool {
+        self.room_at.is_none()
+    }
+
+    /// Notes that there is no room for more before `until`.
+    pub(super) fn wait_for_room(&mut self, until: Instant) {
+        self.room_at = Some(until);
+    }
+
+    /// Whether to look for room now. True for one thread per interval.
+    pub(super) fn is_look_due(&mut self, now: Instant) -> bool {
+        let waits = self.room_at.is_some_and(|until| now < until);
+        let is_recent = self.looked_at.is_some_and(|last| now < last + ROOM_INTERVAL);
+        if waits || is_recent {
+            return false;
+        }
+        self.looked_at = Some(now);
+        true
+    }
+
+    /// Notes that the fill could not fetch something. Returns whether it could before.
+    pub(super) fn fail(&mut self, now: Instant) -> bool {
+        // Threads that failed together count once.
+        if self.retry_at.is_some_and(|retry_at| now < retry_at) {
+            return false;
+        }
+        let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(6)).min(RETRY_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.retry_at = Some(now + wait);
+        self.failures == 1
+    }
+
+    /// Notes that the fill fetched something. Returns whether it could not before.
+    pub(super) fn succeed(&mut self) -> bool {
+        self.retry_at = None;
+        std::mem::take(&mut self.failures) > 0
+    }
+
+    /// What the fill does at `now`. `part` returns the end of the archive that has a byte. There
+    /// are missing granules.
+    pub(super) fn next(
+        &mut self,
+        granules: &Granules,
+        part_end: impl Fn(u64) -> u64,
+        now: Instant,
+    ) -> Next {
+        if let Some(until) = [self.retry_at, self.room_at].into_iter().flatten().max()
+            && now < until
+        {
+            return Next::Wait(Some(until));
+        }
+        self.room_at = None;
+        let piece = |start: u64, end: u64| {
+            let end = end.min(part_end(start)).min(start.saturating_add(PIECE));
+            granules.first_run(&(start..end)).0
+        };
+        while let Some(range) = self.announced.front_mut() {
+            let start = granules.first_missing(range.start).filter(|&start| start < range.end);
+            let Some(start) = start else {
+                self.announced.pop_front();
+                continue;
+            };
+            let found = piece(start, range.end);
+            range.start = found.end;
+            if let Some(free) = self.free(&found) {
+                return Next::Fetch(free);
+            }
+        }
+        // Others are tried again after all, so that one bad place does not hold up the rest.
+        for _ in 0..2 {
+            while let Some(start) = granules.first_missing(self.cursor) {
+                let found = piece(start, u64::MAX);
+                match self.free(&found) {
+                    Some(free) => return self.admit(free, now),
+                    None => self.cursor = self.end_of_flight(start),
+                }
+            }
+            self.cursor = 0;
+        }
+        Next::Wait(None)
+    }
+
+    /// Fetches `range`, unless that is too much at once.
+    fn admit(&mut self, range: Range<u64>, now: Instant) -> Next {
+        let bytes = |by| {
+            let flights = self.flights.iter().filter(move |(_, who, _)| *who == by);
+            flights.map(|(range, ..)| range.end - range.start).sum::<u64>()
+        };
+        let filled = bytes(By::Fill);
+        let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
+        let has_readers = bytes(By::Reader) > 0 || quiet_at.is_some();
+        let streams = if has_readers { self.streams } else { STREAMS_MAX };
+        let most = (streams * PIECE as f64) as u64;
+        if filled > 0 && filled + (range.end - range.start) > most {
+            return Next::Wait(quiet_at);
+        }
+        self.cursor = range.end;
+        Next::Fetch(range)
+    }
+
+    fn end_of_flight(&self, offset: u64) -> u64 {
+        let flight = self.flights.iter().find(|(flight, ..)| flight.contains(&offset));
+        flight.map_or(offset, |(flight, ..)| flight.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::granules::GRANULE;
+    use super::*;
+
+    /// Ends of archives in these tests.
+    const PART: u64 = 40 * PIECE + 5;
+
+    fn next(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Next {
+        schedule.next(granules, |_| PART, now)
+    }
+
+    /// What the fill begins to fetch at `now`.
+    fn fetched(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Vec<Range<u64>> {
+        let mut ranges = Vec::new();
+        while let Next::Fetch(range) = next(schedule, granules, now) {
+            schedule.begin(range.clone(), By::Fill, now);
+            ranges.push(range);
+        }
+        ranges
+    }
+
+    fn pieces(numbers: Range<u64>) -> Vec<Range<u64>> {
+        numbers.map(|number| number * PIECE..(number + 1) * PIECE).collect()
+    }
+
+    #[test]
+    fn the_fill_takes_pieces_in_order_and_fewer_beside_readers() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let now = Instant::now();
+        let (alone, beside) = (STREAMS_MAX as u64, STREAMS_FIRST as u64);
+        assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..alone));
+        assert_eq!(next(&mut schedule, &granules, now), Next::Wait(None));
+        let reader = 39 * PIECE..39 * PIECE + GRANULE;
+        schedule.begin(reader.clone(), By::Reader, now);
+        for piece in &pieces(0..alone) {
+            granules.add(piece);
+            schedule.end(piece, now);
+        }
+        assert_eq!(fetched(&mut schedule, &granules, now), pieces(alone..alone + beside));
+        granules.add(&reader);
+        schedule.end(&reader, now);
+        let quiet = now + READER_PAUSE;
+        assert_eq!(next(&mut schedule, &granules, now), Next::Wait(Some(quiet)));
+        let left = fetched(&mut schedule, &granules, quiet);
+        assert_eq!(left, pieces(alone + beside..2 * alone));
+    }
+
+    #[test]
+    fn one_piece_is_always_allowed_and_no_byte_is_in_two_flights() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let now = Instant::now();
+        let reader = GRANULE..2 * GRANULE;
+        schedule.begin(reader.clone(), By::Reader, now);
+        assert_eq!(schedule.free(&(0..PIECE)), Some(0..GRANULE));
+        assert_eq!(schedule.free(&(GRANULE..PIECE)), None);
+        assert_eq!(schedule.free(&(GRANULE + 1..PIECE)), None);
+        assert_eq!(schedule.free(&(2 * GRANULE..PIECE)), Some(2 * GRANULE..PIECE));
+        let begun = fetched(&mut schedule, &granules, now);
+        assert_eq!(begun[..2], [0..GRANULE, 2 * GRANULE..2 * GRANULE + PIECE]);
+        // What failed comes after the rest.
+        schedule.end(&reader, now);
+        schedule.end(&(0..GRANULE), now);
+        let all = std::iter::from_fn(|| {
+            begun.iter().for_each(|range| schedule.end(range, now));
+            let later = now + READER_PAUSE;
+            let Next::Fetch(range) = next(&mut schedule, &granules, later) else { return None };
+            schedule.begin(range.clone(), By::Fill, now);
+            granules.add(&range);
+            schedule.end(&range, later);
+            Some(range.start)
+        });
+        let all: Vec<_> = all.take(100).collect();
+        assert!(granules.is_full());
+        let after_the_rest = all.iter().position(|&start| start == 0).unwrap();
+        assert!(all[..after_the_rest].is_sorted() && after_the_rest > 30, "{all:?}");
+    }
+
+    #[test]
+    fn announced_ranges_come_first_and_old_ones_are_forgotten() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let now = Instant::now();
+        let range = |number: u64| number * GRANULE * 2..number * GRANULE * 2 + GRANULE;
+        schedule.begin(39 * PIECE..39 * PIECE + GRANULE, By::Reader, now);
+        for number in (0..ANNOUNCED_MAX as u64 + 1).chain([7]) {
+            schedule.announce(range(number));
+        }
+        granules.add(&range(2));
+        let first = next(&mut schedule, &granules, now);
+        assert_eq!(first, Next::Fetch(range(1)));
+        schedule.begin(range(1), By::Fill, now);
+        assert_eq!(next(&mut schedule, &granules, now), Next::Fetch(range(3)));
+    }
+
+    /// A source whose streams share a bandwidth, and one on which each is as fast as alone.
+    #[test]
+    fn there_are_as_many_streams_beside_readers_as_do_not_slow_each_other_down() {
+        let latency = 0.02;
+        let transfer = PIECE as f64 / 200e6;
+        let streams = |time: fn(f64, f64, f64) -> f64| {
+            let mut schedule = Schedule::default();
+            for _ in 0..1000 {
+                let streams = schedule.streams.floor();
+                schedule.rate(PIECE as f64 / time(latency, transfer, streams));
+            }
+            schedule.streams
+        };
+        let shared = streams(|latency, transfer, streams| latency + streams * transfer);
+        assert!((2.5..8.0).contains(&shared), "{shared}");
+        let separate = streams(|latency, transfer, _| latency + transfer);
+        assert!((separate - STREAMS_MAX).abs() < 0.1, "{separate}");
+        let contended = streams(|_, transfer, streams| streams * streams * transfer);
+        assert!((STREAMS_MIN..6.0).contains(&contended), "{contended}");
+    }
+
+    #[test]
+    fn a_source_that_becomes_slower_as_a_whole_keeps_its_streams() {
+        let mut schedule = Schedule::default();
+        for rate in [1e9, 1e7] {
+            for _ in 0..1000 {
+                schedule.rate(rate);
+            }
+            assert!(schedule.streams > STREAMS_MAX - 0.1, "{rate}: {}", schedule.streams);
+        }
+    }
+
+    #[test]
+    fn failures_are_tried_again_ever_later() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let mut now = Instant::now();
+        let mut waits = Vec::new();
+        for number in 0..9 {
+            assert_eq!(schedule.fail(now), number == 0);
+            assert!(!schedule.fail(now), "together with another thread");
+            let Next::Wait(Some(until)) = next(&mut schedule, &granules, now) else {
+                panic!("it does not wait")
+            };
+            waits.push((until - now).as_secs());
+            now = until;
+            assert!(matches!(next(&mut schedule, &granules, now), Next::Fetch(_)));
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert!(schedule.succeed());
+        assert!(!schedule.succeed());
+        assert!(schedule.fail(now));
+    }
+
+    #[test]
+    fn nothing_is_kept_until_there_is_room() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let now = Instant::now();
+        assert!(schedule.is_look_due(now) && !schedule.is_look_due(now));
+        let until = now + Duration::from_secs(5);
+        schedule.wait_for_room(until);
+        assert!(!schedule.keeps());
+        assert!(!schedule.is_look_due(now + ROOM_INTERVAL));
+        assert_eq!(next(&mut schedule, &granules, now), Next::Wait(Some(until)));
+        assert!(schedule.is_look_due(until));
+        assert!(matches!(next(&mut schedule, &granules, until), Next::Fetch(_)));
+        assert!(schedule.keeps());
+    }
+}

@@ -1,0 +1,248 @@
+//! Readers, the fill, and sources that are slow or fail.
+
+use std::time::Duration;
+
+use super::*;
+use crate::sync::thread;
+
+const LEN: usize = 6 << 20;
+
+/// A source in memory.
+struct Distant {
+    bytes: Vec<u8>,
+    latency: Duration,
+    fetched: AtomicU64,
+    /// Bytes that cannot be read, until the end is set to 0.
+    broken: (u64, AtomicU64),
+    has_changed: AtomicBool,
+}
+
+impl Distant {
+    fn new(len: usize, latency: Duration) -> Arc<Self> {
+        let bytes = (0..len).map(|at| (at % 251) as u8 ^ (at >> 12) as u8).collect();
+        let broken = (0, AtomicU64::new(0));
+        let has_changed = AtomicBool::new(false);
+        Arc::new(Self { bytes, latency, fetched: AtomicU64::new(0), broken, has_changed })
+    }
+
+    fn broken(len: usize, range: Range<u64>) -> Arc<Self> {
+        let broken = (range.start, AtomicU64::new(range.end));
+        let new = Arc::into_inner(Self::new(len, Duration::ZERO)).unwrap();
+        Arc::new(Self { broken, ..new })
+    }
+
+    fn mend(&self) {
+        self.broken.1.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Source for Distant {
+    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        thread::sleep(self.latency);
+        let end = offset + buffer.len() as u64;
+        if self.has_changed.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::Changed, "rewritten"));
+        }
+        if offset < self.broken.1.load(Ordering::Relaxed) && self.broken.0 < end {
+            return Err(Error::new(Kind::Io, "a broken disk"));
+        }
+        self.fetched.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        buffer.copy_from_slice(&self.bytes[offset as usize..end as usize]);
+        Ok(())
+    }
+
+    fn check_version(&self) -> Result<()> {
+        match self.has_changed.load(Ordering::Relaxed) {
+            true => Err(Error::new(Kind::Changed, "rewritten")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn copy_in(room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
+    let file = unlinked::create(&std::env::temp_dir()).unwrap();
+    let original = |source: &&Arc<Distant>| {
+        let bytes: Arc<dyn Source> = Arc::clone(source) as _;
+        ("original".to_owned(), source.bytes.len() as u64, bytes)
+    };
+    NearCopy::new(file, "copy".into(), sources.iter().map(original).collect(), room).unwrap()
+}
+
+fn copy_of(sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
+    copy_in(Box::new(|| None), sources)
+}
+
+/// Reads `range` of the source with this number, and compares it.
+fn read(copy: &NearCopy, number: usize, source: &Distant, range: Range<usize>) -> Result<()> {
+    let mut found = vec![0; range.len()];
+    copy.read_exact_at(number, &mut found, range.start as u64, None)?;
+    assert!(found == source.bytes[range.clone()], "{range:?}");
+    Ok(())
+}
+
+/// Reads ranges all over the source from eight threads.
+fn read_at_random(copy: &NearCopy, number: usize, source: &Distant, times: usize) {
+    thread::scope(|scope| {
+        for reader in 0..8_u64 {
+            scope.spawn(move || {
+                let mut random = reader + 1;
+                for _ in 0..times {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let start = (random >> 33) as usize % source.bytes.len();
+                    let len = 1 + (random >> 17) as usize % 100_000;
+                    let end = (start + len).min(source.bytes.len());
+                    read(copy, number, source, start..end).unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn each_byte_is_fetched_once_however_many_read() {
+    let sources = [LEN, 0, 1, GRANULE as usize, LEN + 1]
+        .map(|len| Distant::new(len, Duration::from_micros(100)));
+    let copy = copy_of(&sources.each_ref());
+    assert!(!copy.is_complete());
+    thread::scope(|scope| {
+        let filling = scope.spawn(|| {
+            thread::sleep(Duration::from_millis(5));
+            let fill = Fill::start(&copy).unwrap();
+            copy.wait(|_| {}).unwrap();
+            fill
+        });
+        for number in [0, 4] {
+            let (copy, source) = (&copy, &sources[number]);
+            scope.spawn(move || read_at_random(copy, number, source, 200));
+        }
+        filling.join().unwrap();
+    });
+    for (number, source) in sources.iter().enumerate() {
+        let len = source.bytes.len();
+        read(&copy, number, source, 0..len).unwrap();
+        assert_eq!(source.fetched.load(Ordering::Relaxed), len as u64, "{number}");
+        assert!(copy.parts[number].source.lock().is_none(), "the source is open");
+    }
+    let total = sources.iter().map(|source| source.bytes.len() as u64).sum();
+    assert_eq!(copy.counts(), StageCounts { copied: total, total });
+}
+
+#[test]
+fn a_reader_fetches_only_the_granules_that_it_wants() {
+    let source = Distant::new(LEN, Duration::ZERO);
+    let copy = copy_of(&[&source]);
+    let granule = GRANULE as usize;
+    for (range, fetched) in [
+        (5..6, 1),
+        (granule - 1..granule, 1),
+        (granule - 1..granule + 1, 2),
+        (0..4 * granule, 4),
+        (LEN - 1..LEN, 5),
+        (LEN..LEN, 5),
+    ] {
+        read(&copy, 0, &source, range.clone()).unwrap();
+        assert_eq!(copy.counts().copied, fetched * GRANULE, "{range:?}");
+    }
+    assert!(copy.has(&(0..4 * GRANULE)) && !copy.has(&(0..4 * GRANULE + 1)));
+}
+
+#[test]
+fn only_readers_of_what_the_source_does_not_deliver_fail() {
+    let source = Distant::broken(LEN, (2 << 20)..(2 << 20) + 1);
+    let copy = copy_of(&[&source]);
+    let fill = Fill::start(&copy).unwrap();
+    let error = copy.wait(|_| {}).unwrap_err();
+    assert!(error.to_string().contains("a broken disk"), "{error}");
+    read(&copy, 0, &source, 0..1 << 20).unwrap();
+    read(&copy, 0, &source, LEN - 10..LEN).unwrap();
+    for _ in 0..2 {
+        let error = read(&copy, 0, &source, (2 << 20) - 5..(2 << 20) + 5).unwrap_err();
+        assert!(error.to_string().contains("a broken disk"), "{error}");
+    }
+    source.mend();
+    read(&copy, 0, &source, (2 << 20) - 5..(2 << 20) + 5).unwrap();
+    // The fill tries again by itself.
+    while !copy.is_complete() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(fill);
+    read(&copy, 0, &source, 0..LEN).unwrap();
+    assert_eq!(source.fetched.load(Ordering::Relaxed), LEN as u64);
+}
+
+#[test]
+fn without_room_the_rest_is_read_from_the_source() {
+    let source = Distant::new(LEN, Duration::ZERO);
+    let is_full = Arc::new(AtomicBool::new(true));
+    let room = Arc::clone(&is_full);
+    let copy = copy_in(
+        Box::new(move || room.load(Ordering::Relaxed).then(|| "no memory".to_owned())),
+        &[&source],
+    );
+    read(&copy, 0, &source, 0..1).unwrap();
+    let _fill = Fill::start(&copy).unwrap();
+    let error = copy.wait(|_| {}).unwrap_err();
+    assert!(error.to_string().contains("no room"), "{error}");
+    let copied = copy.counts().copied;
+    read_at_random(&copy, 0, &source, 20);
+    assert_eq!(copy.counts().copied, copied, "nothing is kept");
+    is_full.store(false, Ordering::Relaxed);
+    while !copy.is_complete() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    read(&copy, 0, &source, 0..LEN).unwrap();
+}
+
+#[test]
+fn a_copy_that_cannot_be_written_is_read_through() {
+    let source = Distant::new(LEN, Duration::ZERO);
+    let file = File::options().read(true).write(true).open("/dev/full").unwrap();
+    let bytes: Arc<dyn Source> = Arc::clone(&source) as _;
+    let originals = vec![("original".to_owned(), LEN as u64, bytes)];
+    let copy = NearCopy::new(file, "copy".into(), originals, Box::new(|| None)).unwrap();
+    let _fill = Fill::start(&copy).unwrap();
+    copy.wait(|_| {}).unwrap_err();
+    read_at_random(&copy, 0, &source, 20);
+    assert_eq!(copy.counts().copied, 0);
+}
+
+#[test]
+fn a_source_that_changes_is_never_mixed() {
+    let source = Distant::new(LEN, Duration::ZERO);
+    let copy = copy_of(&[&source]);
+    read(&copy, 0, &source, 0..10).unwrap();
+    source.has_changed.store(true, Ordering::Relaxed);
+    let fill = Fill::start(&copy).unwrap();
+    assert_eq!(copy.wait(|_| {}).unwrap_err().kind(), Kind::Changed);
+    read(&copy, 0, &source, 0..10).unwrap();
+    let error = read(&copy, 0, &source, LEN - 10..LEN).unwrap_err();
+    assert_eq!(error.kind(), Kind::Changed);
+    drop(fill);
+
+    // The change is seen only when all is there.
+    let source = Distant::new(LEN, Duration::ZERO);
+    let copy = copy_of(&[&source]);
+    read(&copy, 0, &source, 0..LEN).unwrap();
+    source.has_changed.store(true, Ordering::Relaxed);
+    let _fill = Fill::start(&copy).unwrap();
+    assert_eq!(copy.wait(|_| {}).unwrap_err().kind(), Kind::Changed);
+    let error = read(&copy, 0, &source, 0..10).unwrap_err();
+    assert_eq!(error.kind(), Kind::Changed);
+    assert!(error.to_string().contains("original: rewritten in place"), "{error}");
+}
+
+#[test]
+fn what_is_announced_is_fetched_before_the_rest() {
+    let source = Distant::new(64 << 20, Duration::from_millis(2));
+    let copy = copy_of(&[&source]);
+    copy.will_need(0, &((60 << 20)..(60 << 20) + 1));
+    copy.will_need(0, &((70 << 20)..u64::MAX));
+    copy.will_need(1, &(0..1));
+    let _fill = Fill::start(&copy).unwrap();
+    let range = (60 << 20)..(60 << 20) + GRANULE;
+    while !copy.has(&range) {
+        thread::sleep(Duration::from_micros(100));
+    }
+    let copied = copy.counts().copied;
+    assert!(copied < 50 << 20, "{copied}");
+}
