@@ -261,7 +261,11 @@ static void add(u64 *word, u64 amount)
 
 enum { MOUNTS = 8, FILES = 16, SOCKET_PATH = 108 };
 
-/* The table: what lies where. The daemon seals it: it never changes. */
+/*
+ * The table: what lies where. The daemon seals it: it never changes. `modification.nanoseconds` of an
+ * archive may be FILLED: this is the copy that the daemon is filling. There are no granules without one.
+ */
+#define FILLED (~(u64)0)
 struct archive_record {
     u64 device, inode, size;
     struct { i64 seconds; u64 nanoseconds; } modification, change;
@@ -270,6 +274,7 @@ struct table {
     char magic[8];
     u64 device, entries, entries_offset, tails, tails_offset, files;
     struct archive_record archives[FILES];
+    u64 granule, granules;
 };
 struct entry {
     u64 location, size;
@@ -278,6 +283,7 @@ struct tail {
     u64 head, tail, head_length;
 };
 _Static_assert(offsetof(struct table, archives) == 56 && sizeof(struct archive_record) == 56, "layout");
+_Static_assert(offsetof(struct table, granule) == 56 + FILES * 56, "layout");
 
 /* The state: whether the mount is served, and counters that the daemon reads. */
 enum { SHARDS = 64, STATE_SIZE = 8192 };
@@ -301,7 +307,9 @@ struct mount {
     /* Written before the phase is READY, and constant from then on. */
     const struct table *table;
     struct state *state;
-    u64 archives;
+    /* A bit for each granule of the copy, set once its bytes are there. */
+    const u64 *granules;
+    u64 archives, passed;
     /* See "Archive descriptors" below. */
     struct descriptors { int ordered, random; } descriptors[FILES];
     u32 fetched;
@@ -399,7 +407,7 @@ static int wait_readable(int fd, i64 limit)
 }
 
 /* The daemon's answer. `count` descriptors were received. */
-enum { PASSED = FILES + 2, LINE = 32 };
+enum { PASSED = FILES + 3, LINE = 32 };
 struct answer {
     int count;
     int fds[PASSED];
@@ -505,7 +513,7 @@ static enum reply ask(const struct mount *mount, struct answer *answer)
     if (is_line(answer, "later", 0)
         || (answer->length == sizeof too_many - 1 && equal(answer->line, too_many, sizeof too_many - 1)))
         return LATER;
-    /* "direct N": a table, a state and N archives. */
+    /* "direct N": a table, a state and N more: archives, and granules. */
     return answer->count > 2 && is_line(answer, "", (u64)answer->count - 2) ? GIVEN : NONE;
 }
 
@@ -529,8 +537,8 @@ static int within(u64 offset, u64 count, u64 record, u64 size)
     return offset % 4096 == 0 && offset <= size && count <= (size - offset) / record;
 }
 
-/* Maps a table that is sealed and sound. Returns null otherwise. */
-static const struct table *map_table(int fd, u64 device, u32 files)
+/* Maps a table that is sealed and sound, for this number of archives and granules. Returns null otherwise. */
+static const struct table *map_table(int fd, u64 device, u64 passed)
 {
     enum { GET_SEALS = 1034, ALL_SEALS = 15, READABLE = 1 };
     struct status status;
@@ -542,12 +550,23 @@ static const struct table *map_table(int fd, u64 device, u32 files)
     const struct table *table = map(fd, status.size, READABLE);
     if (!table)
         return 0;
-    if (equal(table->magic, "ARCHFSD1", 8) && table->device == device && table->files == files
+    if (equal(table->magic, "ARCHFSD1", 8) && table->device == device
+        && table->files > 0 && table->files <= FILES && table->files + (table->granules > 0) == passed
         && within(table->entries_offset, table->entries, sizeof(struct entry), status.size)
         && within(table->tails_offset, table->tails, sizeof(struct tail), status.size))
         return table;
     CALL(NR_MUNMAP, table, status.size);
     return 0;
+}
+
+/* Maps the granules of a table. Returns null if there are too few. */
+static const u64 *map_granules(int fd, const struct table *table)
+{
+    enum { READABLE = 1 };
+    struct status status;
+    if (table->granule == 0 || status_of(fd, &status, MAY_SYNC) != 0 || table->granules / 8 > status.size)
+        return 0;
+    return map(fd, status.size, READABLE);
 }
 
 static struct state *map_state(int fd)
@@ -618,9 +637,12 @@ static enum identity identify(int fd, const struct archive_record *record)
         result = status_of(fd, &status, MAY_SYNC);
     if (result != 0 || device_of(&status) != record->device || status.inode != record->inode)
         return LOST;
+    if (!is_regular(&status) || status.size != record->size)
+        return REWRITTEN;
+    if (record->modification.nanoseconds == FILLED)
+        return OURS;
     /* The change time as well, because a program can set the modification time back. */
-    if (!is_regular(&status) || status.size != record->size
-        || status.modification.seconds != record->modification.seconds
+    if (status.modification.seconds != record->modification.seconds
         || status.modification.nanoseconds != record->modification.nanoseconds
         || status.change.seconds != record->change.seconds
         || status.change.nanoseconds != record->change.nanoseconds)
@@ -678,16 +700,21 @@ static int open_random(int fd, const struct archive_record *record)
 /* Takes what the daemon gave. Returns 0 if it cannot be used. */
 static int take(struct mount *mount, struct answer *answer)
 {
-    u32 files = (u32)answer->count - 2;
-    const struct table *table = map_table(answer->fds[0], mount->device, files);
+    u64 passed = (u64)answer->count - 2;
+    const struct table *table = map_table(answer->fds[0], mount->device, passed);
     if (!table)
+        return 0;
+    const u64 *granules = 0;
+    if (table->granules > 0 && !(granules = map_granules(answer->fds[answer->count - 1], table)))
         return 0;
     struct state *state = map_state(answer->fds[1]);
     if (!state)
         return 0;
     close_descriptor(answer->fds[0]);
     close_descriptor(answer->fds[1]);
-    for (u32 i = 0; i < files; i++) {
+    if (granules)
+        close_descriptor(answer->fds[answer->count - 1]);
+    for (u32 i = 0; i < table->files; i++) {
         struct descriptors *own = &mount->descriptors[i];
         own->ordered = adopt(answer->fds[2 + i], &table->archives[i]);
         own->random = open_random(own->ordered, &table->archives[i]);
@@ -695,7 +722,9 @@ static int take(struct mount *mount, struct answer *answer)
     answer->count = 0;
     mount->table = table;
     mount->state = state;
-    mount->archives = files;
+    mount->granules = granules;
+    mount->archives = table->files;
+    mount->passed = passed;
     return 1;
 }
 
@@ -752,7 +781,7 @@ static void fetch_again(struct mount *mount, u32 archive, int *descriptor, int l
         struct answer answer = { 0 };
         int fd = FORGOTTEN;
         if (mount->fetched++ < FETCHES && ask(mount, &answer) == GIVEN
-            && (u64)answer.count == mount->archives + 2) {
+            && (u64)answer.count == mount->passed + 2) {
             fd = adopt(answer.fds[2 + archive], record);
             answer.fds[2 + archive] = answer.fds[--answer.count];
         }
@@ -899,10 +928,29 @@ static long fill(int fd, const struct buffers *buffers, u64 skip, u64 length, u6
     return (long)done;
 }
 
+/* Whether a range of an archive is there: all of it, unless this is a copy that the daemon is filling. */
+static int is_there(const struct mount *mount, u32 archive, u64 offset, u64 length)
+{
+    const struct table *table = mount->table;
+    if (table->archives[archive].modification.nanoseconds != FILLED)
+        return 1;
+    if (!mount->granules || length == 0)
+        return 0;
+    u64 last = (offset + length - 1) / table->granule;
+    if (last >= table->granules)
+        return 0;
+    for (u64 granule = offset / table->granule; granule <= last; granule++)
+        if (!(LOAD(&mount->granules[granule / 64]) >> granule % 64 & 1))
+            return 0;
+    return 1;
+}
+
 /* Reads from an archive, and checks that the archive was read. 0 or less: use the mount. */
 static long read_archive(const struct file *file, u32 archive, const struct buffers *buffers, u64 skip, u64 length,
                          u64 offset)
 {
+    if (!is_there(file->mount, archive, offset, length))
+        return 0;
     struct descriptors *own = &file->mount->descriptors[archive];
     int has_random = length >= RANDOM_MIN && LOAD(&own->random) != FORGOTTEN;
     int *descriptor = has_random ? &own->random : &own->ordered;

@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::error::{Error, Kind, Result};
-use crate::os::file_position::FilePosition;
+use crate::os::file_position::{FilePosition, Filled, Valid};
 use crate::os::{memory, memory_file};
 use crate::sync::Arc;
 use crate::vfs::{Ino, StoredFile, Tree};
@@ -31,6 +31,12 @@ const TAIL: usize = 24;
 /// Offset of the descriptions of the archive files in the header, and bytes of one.
 const FILES_OFFSET: usize = 56;
 const FILE: usize = 56;
+
+/// Offset of the granule size and the number of granules in the header.
+const GRANULES_OFFSET: usize = FILES_OFFSET + FILES_MAX * FILE;
+
+/// In place of the nanoseconds of a copy's modification time: times do not count, granules do.
+const FILLED: u64 = u64::MAX;
 
 /// The maximum number of archive files. Each costs the reading process a descriptor. Members of
 /// further archives are read through the mount.
@@ -57,6 +63,8 @@ const HEADROOM_PART: u64 = 8;
 pub struct Table {
     file: File,
     archives: Vec<File>,
+    /// Which parts of a copy among them are there.
+    filled: Option<Filled>,
     count: u64,
 }
 
@@ -84,6 +92,11 @@ impl Table {
     /// The archive files, in the order of their numbers, open for reading only.
     pub fn archives(&self) -> &[File] {
         &self.archives
+    }
+
+    /// The bits that say which parts of a copy are there, if one of the files is a copy.
+    pub fn granules(&self) -> Option<&File> {
+        self.filled.as_ref().map(|filled| filled.bits.file())
     }
 
     /// Number of files that can be read directly.
@@ -217,30 +230,47 @@ impl Builder {
         for (slot, archive) in header[FILES_OFFSET..].chunks_exact_mut(FILE).zip(&archives) {
             slot.copy_from_slice(&description(archive)?);
         }
+        // All copies of a mount are in one file.
+        let filled = archives.iter().find_map(|archive| match &archive.valid {
+            Valid::Filled(filled) => Some(filled.clone()),
+            Valid::Unmodified(_) => None,
+        });
+        if let Some(Filled { bits, granule }) = &filled {
+            let count = bits.file().metadata()?.size().saturating_mul(8);
+            for (slot, value) in
+                header[GRANULES_OFFSET..].chunks_exact_mut(8).zip([*granule, count])
+            {
+                slot.copy_from_slice(&value.to_ne_bytes());
+            }
+        }
         file.write_all_at(&header, 0)?;
         memory_file::seal(&file)?;
         let archives = archives.iter().map(|archive| read_only(&archive.file));
         let archives = archives.collect::<io::Result<_>>()?;
-        Ok(Some(Table { file, archives, count }))
+        Ok(Some(Table { file, archives, filled, count }))
     }
 }
 
 /// What `library.c` compares after each read of an archive file: device, inode, size, and the times
 /// of modification and change in seconds and nanoseconds. A program can set the modification time
-/// back, but not the change time.
+/// back, but not the change time. Times of a copy do not count, because only the daemon writes it.
 fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
     let found = archive.file.metadata()?;
     let modified = (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0));
-    if archive.modified.is_some_and(|expected| expected != modified) {
-        return Err(io::Error::other("the archive was rewritten"));
-    }
+    let nanoseconds = match archive.valid {
+        Valid::Unmodified(expected) if expected != modified => {
+            return Err(io::Error::other("the archive was rewritten"));
+        }
+        Valid::Unmodified(_) => u64::from(modified.1),
+        Valid::Filled(_) => FILLED,
+    };
     let mut bytes = [0; FILE];
     let values = [
         found.dev(),
         found.ino(),
         found.size(),
         modified.0.cast_unsigned(),
-        u64::from(modified.1),
+        nanoseconds,
         found.ctime().cast_unsigned(),
         found.ctime_nsec().cast_unsigned(),
     ];

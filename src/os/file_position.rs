@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use super::shared_bits::SharedBits;
 use crate::sync::Arc;
 
 /// Where bytes of an archive begin: in this file, at this offset.
@@ -9,9 +10,26 @@ use crate::sync::Arc;
 pub struct FilePosition {
     /// The open file.
     pub file: Arc<File>,
-    /// Its modification time when the archive was opened, in seconds since 1970 and nanoseconds.
-    /// `None` for a copy, which is never written again.
-    pub modified: Option<(i64, u32)>,
+    /// When the bytes there are those of the archive.
+    pub valid: Valid,
     /// Offset in bytes.
     pub offset: u64,
+}
+
+/// When the bytes of a file are those of an archive.
+#[derive(Clone, Debug)]
+pub enum Valid {
+    /// As long as the file has this modification time, in seconds since 1970 and nanoseconds.
+    Unmodified((i64, u32)),
+    /// Once they are there. They never change then.
+    Filled(Filled),
+}
+
+/// Which parts of a file are there.
+#[derive(Clone, Debug)]
+pub struct Filled {
+    /// A bit for each granule. It is set when all bytes of the granule are there.
+    pub bits: Arc<SharedBits>,
+    /// Size of a granule in bytes.
+    pub granule: u64,
 }

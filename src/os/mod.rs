@@ -21,6 +21,7 @@ pub mod process;
 pub mod processors;
 pub mod raw_signals;
 pub mod scm_rights;
+pub mod shared_bits;
 pub(crate) mod signal_receiver;
 pub mod trust;
 pub mod unlinked;

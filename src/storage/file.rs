@@ -24,7 +24,7 @@ use super::identity::{Identity, Origin, identified};
 use super::near::{NearCopy, Source};
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
-use crate::os::file_position::FilePosition;
+use crate::os::file_position::{FilePosition, Valid};
 use crate::os::page_cache;
 use crate::os::trust;
 use crate::os::unlinked::is_in_memory;
@@ -431,13 +431,13 @@ impl Storage for FileStorage {
             Handle::Open(file) => {
                 // The time of a block device is unrelated to its contents.
                 let modified = self.identity.is_regular().then_some(self.identity.modified)?;
-                Some(FilePosition { file: Arc::clone(file), modified: Some(modified), offset })
+                let valid = Valid::Unmodified(modified);
+                Some(FilePosition { file: Arc::clone(file), valid, offset })
             }
             Handle::Near(copy, number) => {
                 let offset = copy.start(*number).checked_add(offset)?;
-                let file = Arc::clone(copy.file());
-                copy.has(&(offset..offset.checked_add(len)?)).then_some(())?;
-                Some(FilePosition { file, modified: None, offset })
+                let (file, valid) = (Arc::clone(copy.file()), Valid::Filled(copy.filled()));
+                Some(FilePosition { file, valid, offset })
             }
             Handle::Pooled(..) => None,
         }

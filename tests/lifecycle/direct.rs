@@ -2,13 +2,17 @@
 //! other bytes than through the mount.
 
 use std::fs;
+use std::io::{Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::support::mount::CleanUp;
 use crate::support::stage::{Stage, Talker, said, stage_as_user, stage_with};
-use crate::support::{archfs, image, run, source, wait_until};
+use crate::support::{archfs, image, run, source, tar, wait_until};
+
+/// Size of a hole in bytes.
+const HOLE: u64 = 1 << 30;
 
 /// Sizes of files around pages and blocks.
 const SIZES: [usize; 10] =
@@ -101,6 +105,36 @@ fn a_command_reads_the_bytes_of_the_mount() {
         assert!(reads > 100 && bytes > 1 << 20, "{words:?}: {reads} reads, {bytes} bytes");
         assert!(stage.is_gone());
     }
+}
+
+/// The table is made while the copy has nothing but what was read to open the archive.
+#[test]
+fn a_copy_is_read_directly_while_it_is_filled() {
+    let Some(stage) = tar_stage() else { return };
+    let copies = stage.work.path().join("copies");
+    fs::create_dir(&copies).unwrap();
+    // A large hole, first in the order of the archive, which takes a while to copy.
+    let archive = stage.work.path().join("large.tar");
+    let mut file = fs::File::create(&archive).unwrap();
+    file.write_all(&tar::header("zeros", b'0', "", HOLE)).unwrap();
+    file.seek_relative(HOLE as i64).unwrap();
+    std::io::copy(&mut fs::File::open(&stage.image).unwrap(), &mut file).unwrap();
+    let mount_point = stage.mount_point.to_str().unwrap();
+    let below = stage.mount_point.join("below");
+    let script = format!(
+        "{READ_ALL} {} > {}/first; {READ_ALL} {0} > {1}/second",
+        below.display(),
+        stage.work.path().display()
+    );
+    let words = [Path::new("--stage"), &copies, &archive];
+    let output = run_direct(&stage, &words, &["sh", "-c", &script, mount_point]);
+    assert!(output.status.success(), "{}", said(&output));
+    let expected = read_all(&make_source(stage.work.path(), 1).join("below"));
+    for turn in ["first", "second"] {
+        assert_eq!(fs::read_to_string(stage.work.path().join(turn)).unwrap(), expected, "{turn}");
+    }
+    let (reads, bytes) = (number(&stage, "/direct_reads"), number(&stage, "/direct_bytes"));
+    assert!(reads > 100 && bytes > 1 << 20, "{reads} reads, {bytes} bytes");
 }
 
 #[test]

@@ -647,9 +647,8 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
         return;
     }
     let work = work_directory();
-    let archive = work.path().join("data.tar");
-    fs::write(&archive, tar::of(&[("file", &source::noise(1, 64 << 20))])).unwrap();
-    let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
+    let archive = large(work.path());
+    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
     let ended = AtomicBool::new(false);
     let said = thread::scope(|scope| {
         scope.spawn(|| {
@@ -665,7 +664,7 @@ fn an_archive_that_grows_while_it_is_copied_is_refused() {
         outcome
     });
     let said = said.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    assert!(said.contains("data.tar: rewritten in place since it was opened"), "{said}");
+    assert!(said.contains("large.tar: rewritten in place since it was opened"), "{said}");
     assert_eq!(tmpfs.used(), 0);
 }
 

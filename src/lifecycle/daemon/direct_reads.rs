@@ -67,7 +67,9 @@ impl DirectReads {
             Progress::Ready(state, table) => {
                 let archives = table.archives().iter().map(|archive| archive.as_fd());
                 let first = [table.file().as_fd(), state.file().as_fd()];
-                DirectAnswer::Ready(first.into_iter().chain(archives).collect())
+                let granules = table.granules().map(|granules| granules.as_fd());
+                let all = first.into_iter().chain(archives).chain(granules);
+                DirectAnswer::Ready(all.collect())
             }
         }
     }

@@ -4,8 +4,9 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Kind, Result};
-use crate::sync::{AtomicU64, Ordering};
+use crate::error::{Error, Result};
+use crate::os::shared_bits::SharedBits;
+use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::units::Size;
 
 /// Size of a granule in bytes, the unit in which the copy is filled. Readers of small files get
@@ -14,7 +15,7 @@ pub(super) const GRANULE: u64 = 16 << 10;
 
 /// A set of granules. All ranges are in bytes of the copy.
 pub(super) struct Granules {
-    words: Vec<AtomicU64>,
+    bits: Arc<SharedBits>,
     count: u64,
     missing: AtomicU64,
 }
@@ -26,12 +27,14 @@ impl Granules {
     /// `Io` if there is no memory for it.
     pub(super) fn new(len: u64) -> Result<Self> {
         let count = len.div_ceil(GRANULE);
-        let too_large = || Error::new(Kind::Io, format!("{} are too much for a copy", Size(len)));
-        let size = usize::try_from(count.div_ceil(64)).map_err(|_| too_large())?;
-        let mut words = Vec::new();
-        words.try_reserve_exact(size).map_err(|_| too_large())?;
-        words.resize_with(size, AtomicU64::default);
-        Ok(Self { words, count, missing: AtomicU64::new(count) })
+        let bits = SharedBits::new(count)
+            .map_err(|error| Error::io(format!("cannot copy {}", Size(len)), error))?;
+        Ok(Self { bits: Arc::new(bits), count, missing: AtomicU64::new(count) })
+    }
+
+    /// The bits, one for each granule.
+    pub(super) fn bits(&self) -> &Arc<SharedBits> {
+        &self.bits
     }
 
     /// Whether all granules are there.
@@ -41,21 +44,14 @@ impl Granules {
 
     /// Whether all granules with bytes of `range` are there.
     pub(super) fn has(&self, range: &Range<u64>) -> bool {
-        // Acquire: the bytes were written before the bit (`add`).
-        let has_word = |(word, mask): (usize, u64)| {
-            self.words.get(word).is_some_and(|it| it.load(Ordering::Acquire) & mask == mask)
-        };
-        masks(&granules(range)).all(has_word)
+        masks(&granules(range)).all(|(word, mask)| self.bits.word(word) & mask == mask)
     }
 
     /// Adds the granules with bytes of `range`.
     pub(super) fn add(&self, range: &Range<u64>) {
         for (word, mask) in masks(&granules(range)) {
-            if let Some(word) = self.words.get(word) {
-                let before = word.fetch_or(mask, Ordering::AcqRel);
-                let added = u64::from((mask & !before).count_ones());
-                self.missing.fetch_sub(added, Ordering::AcqRel);
-            }
+            let added = u64::from(self.bits.set(word, mask).count_ones());
+            self.missing.fetch_sub(added, Ordering::AcqRel);
         }
     }
 
@@ -77,7 +73,7 @@ impl Granules {
     /// The first granule of `range` that is missing if `is_there`, else the first that is there.
     fn next(&self, is_there: bool, range: Range<u64>) -> Option<u64> {
         masks(&range).find_map(|(number, mask)| {
-            let word = self.words.get(number)?.load(Ordering::Acquire);
+            let word = self.bits.word(number);
             let found = if is_there { !word } else { word } & mask;
             (found != 0).then(|| number as u64 * 64 + u64::from(found.trailing_zeros()))
         })

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, fadvise};
 
 use crate::error::{Error, Kind, Result};
+use crate::os::file_position::Filled;
 use crate::os::unlinked;
 use crate::stats::StageCounts;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
@@ -113,6 +114,8 @@ impl NearCopy {
     ) -> Result<Arc<Self>> {
         let lens: Vec<u64> = originals.iter().map(|(_, len, _)| *len).collect();
         let (starts, end) = layout(&lens);
+        // Other processes recognize the file by its size.
+        file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
         let part = |((name, len, source), start)| Part {
             name,
             start,
@@ -175,9 +178,9 @@ impl NearCopy {
         self.granules.is_full()
     }
 
-    /// Whether all of `range`, in bytes of the file, is there.
-    pub(super) fn has(&self, range: &Range<u64>) -> bool {
-        self.granules.has(range)
+    /// Which parts of the file are there.
+    pub(super) fn filled(&self) -> Filled {
+        Filled { bits: Arc::clone(self.granules.bits()), granule: GRANULE }
     }
 
     /// Fills `buffer` with the bytes at `offset` of the archive with this number, which has them.

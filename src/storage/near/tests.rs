@@ -143,7 +143,8 @@ fn a_reader_fetches_only_the_granules_that_it_wants() {
         read(&copy, 0, &source, range.clone()).unwrap();
         assert_eq!(copy.counts().copied, fetched * GRANULE, "{range:?}");
     }
-    assert!(copy.has(&(0..4 * GRANULE)) && !copy.has(&(0..4 * GRANULE + 1)));
+    let has = |range| copy.granules.has(&range);
+    assert!(has(0..4 * GRANULE) && !has(0..4 * GRANULE + 1));
 }
 
 #[test]
@@ -196,10 +197,14 @@ fn without_room_the_rest_is_read_from_the_source() {
 #[test]
 fn a_copy_that_cannot_be_written_is_read_through() {
     let source = Distant::new(LEN, Duration::ZERO);
-    let file = File::options().read(true).write(true).open("/dev/full").unwrap();
+    // Its length cannot be set, so it is replaced later.
+    let file = unlinked::create(&std::env::temp_dir()).unwrap();
     let bytes: Arc<dyn Source> = Arc::clone(&source) as _;
     let originals = vec![("original".to_owned(), LEN as u64, bytes)];
     let copy = NearCopy::new(file, "copy".into(), originals, Box::new(|| None)).unwrap();
+    let mut copy = Arc::into_inner(copy).unwrap();
+    copy.file = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap());
+    let copy = Arc::new(copy);
     let _fill = Fill::start(&copy).unwrap();
     copy.wait(|_| {}).unwrap_err();
     read_at_random(&copy, 0, &source, 20);
@@ -240,7 +245,7 @@ fn what_is_announced_is_fetched_before_the_rest() {
     copy.will_need(1, &(0..1));
     let _fill = Fill::start(&copy).unwrap();
     let range = (60 << 20)..(60 << 20) + GRANULE;
-    while !copy.has(&range) {
+    while !copy.granules.has(&range) {
         thread::sleep(Duration::from_micros(100));
     }
     let copied = copy.counts().copied;

@@ -93,7 +93,7 @@ pub(in crate::lifecycle) enum DirectAnswer<'d> {
     Later,
     /// No file of this mount can be read directly.
     Never,
-    /// The table, the state, and the archive files.
+    /// The table, the state, the archive files, and the granules of a copy, if one is among them.
     Ready(Vec<BorrowedFd<'d>>),
 }
 

@@ -1,0 +1,87 @@
+//! Bits in memory that other processes can map and read.
+//!
+//! Invariant: a bit that is set stays set.
+#![expect(unsafe_code, reason = "a mapping that other processes read")]
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::memory_file;
+
+/// Bytes of a word.
+const WORD: u64 = 8;
+
+/// Bits, in words of 64. The lowest bit of a word is the first.
+#[derive(Debug)]
+pub struct SharedBits {
+    file: File,
+    map: MmapRaw,
+    words: usize,
+}
+
+impl SharedBits {
+    /// `count` bits, none set.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn new(count: u64) -> io::Result<Self> {
+        let words = count.div_ceil(64).max(1);
+        let bytes = words.checked_mul(WORD).ok_or(io::ErrorKind::FileTooLarge)?;
+        let len = usize::try_from(bytes).map_err(io::Error::other)?;
+        let file = memory_file::create()?;
+        file.set_len(bytes)?;
+        memory_file::seal_length(&file)?;
+        let map = MmapOptions::new().len(len).map_raw(&file)?;
+        Ok(Self { file, map, words: len / size_of::<u64>() })
+    }
+
+    /// The file that holds them.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The word with this number; zeros past the end. What was written before the bits in it were
+    /// set can be read.
+    pub fn word(&self, number: usize) -> u64 {
+        self.at(number).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Sets the bits of `mask` in the word with this number. Returns those that were not set.
+    pub fn set(&self, number: usize, mask: u64) -> u64 {
+        self.at(number).map_or(0, |word| mask & !word.fetch_or(mask, Ordering::AcqRel))
+    }
+
+    fn at(&self, number: usize) -> Option<&AtomicU64> {
+        if number >= self.words {
+            return None;
+        }
+        // SAFETY: the map is page-aligned and has `words` words, and its length is sealed. All
+        // processes access it only atomically.
+        Some(unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(number)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn another_process_sees_what_is_set() {
+        let bits = SharedBits::new(129).unwrap();
+        assert_eq!(bits.set(2, 0b101), 0b101);
+        assert_eq!(bits.set(2, 0b111), 0b010);
+        assert_eq!([0, 2, 3, usize::MAX].map(|number| bits.word(number)), [0, 0b111, 0, 0]);
+        assert_eq!(bits.set(3, 1), 0);
+        let mut seen = [0; 8];
+        bits.file().read_exact_at(&mut seen, 16).unwrap();
+        assert_eq!(u64::from_ne_bytes(seen), 0b111);
+        assert!(bits.file().set_len(0).is_err(), "its length is sealed");
+        SharedBits::new(u64::MAX).unwrap_err();
+        assert_eq!(SharedBits::new(0).unwrap().word(0), 0);
+    }
+}
