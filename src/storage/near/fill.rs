@@ -48,7 +48,7 @@ impl Drop for Fill {
     }
 }
 
-fn run(copy: &NearCopy, start: Instant) {
+pub(super) fn run(copy: &NearCopy, start: Instant) {
     while let Some(flight) = next_flight(copy, start) {
         let len = flight.len();
         // Shared, because not all threads have a whole piece at the same time.

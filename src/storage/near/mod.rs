@@ -30,9 +30,11 @@ use crate::units::Size;
 
 mod fill;
 mod granules;
+#[cfg(all(test, feature = "model"))]
+mod model;
 mod schedule;
 mod source;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests;
 
 pub use fill::Fill;
