@@ -9,11 +9,10 @@ from benchlib.loaders.measure import DATASET
 from benchlib.rounds import Table
 
 HOW_TO_READ = """\
-The same JPEGs in all forms, read by torch's DataLoader in batches of 64, shuffled: all forms in the same
-order but WebDataset, which shuffles its shards and a buffer of 1,000 images in each worker. The directory,
-/dev/shm and every mount are read by the same code, torchvision's ImageFolder. What each epoch of each form
-delivered (files, bytes, contents, labels) was what is in the tar, by a checksum whose time is counted, for
-all forms alike.
+torch's DataLoader reads the same JPEGs in all forms, in shuffled batches of 64. All forms are read in the same order,
+except WebDataset, which shuffles its shards and a buffer of 1,000 JPEGs in each worker. torchvision's ImageFolder reads
+the directory, /dev/shm and every mount. A checksum compares what each epoch delivered (files, bytes, contents, labels)
+with the tar. Its time is included for all forms.
 
 - made from the tar: what is done once, from a tar in the page cache until everything is on the disk.
   Packages are imported already. squashfuse_ll reads the image that archfs pack makes.
@@ -51,9 +50,9 @@ def summary(table, forms, facts):
     lines = [f"# Ways to keep a dataset of images, measured {facts['date']}", ""]
     lines += [f"- {name}: {text}" for name, text in facts.items()]
     lines += ["", *HOW_TO_READ.format(cold=facts["cold"]).splitlines(), "",
-              "Medians of interleaved rounds, in brackets the least and the most; ratios are medians of the "
+              "Figures are medians of interleaved rounds, with the range in parentheses. Ratios are medians of the "
               "ratios within each round.", "", "## Compared with unpacking into memory", "",
-              f"Time taken, that of the {MEMORY} being 1: less is better.", "", *headline(table, forms), ""]
+              f"Time, compared with that of the {MEMORY} (lower is better).", "", *headline(table, forms), ""]
     lines += ["![What matters most](loaders.svg)", "", "## All figures", ""]
     lines += [*table.notes.get(DATASET, []), ""]
     rates = [one for one in table.phases(DATASET) if one not in phases.TIMES + phases.SIZES]
