@@ -307,7 +307,7 @@ struct mount {
     /* Written before the phase is READY, and constant from then on. */
     const struct table *table;
     struct state *state;
-    /* A bit for each granule of the copy, set once its bytes are there. */
+    /* A word that is 0 while the copy is valid. Then a bit for each granule, set once its bytes are there. */
     const u64 *granules;
     u64 archives, passed;
     /* See "Archive descriptors" below. */
@@ -564,7 +564,8 @@ static const u64 *map_granules(int fd, const struct table *table)
 {
     enum { READABLE = 1 };
     struct status status;
-    if (table->granule == 0 || status_of(fd, &status, MAY_SYNC) != 0 || table->granules / 8 > status.size)
+    if (table->granule == 0 || table->granules < 64 || status_of(fd, &status, MAY_SYNC) != 0
+        || table->granules / 8 > status.size)
         return 0;
     return map(fd, status.size, READABLE);
 }
@@ -928,6 +929,13 @@ static long fill(int fd, const struct buffers *buffers, u64 skip, u64 length, u6
     return (long)done;
 }
 
+/* Whether an archive is what it was: always, unless this is a copy whose original was rewritten. */
+static int is_valid(const struct mount *mount, u32 archive)
+{
+    int is_filled = mount->table->archives[archive].modification.nanoseconds == FILLED;
+    return !is_filled || (mount->granules && LOAD(&mount->granules[0]) == 0);
+}
+
 /* Whether a range of an archive is there: all of it, unless this is a copy that the daemon is filling. */
 static int is_there(const struct mount *mount, u32 archive, u64 offset, u64 length)
 {
@@ -937,10 +945,10 @@ static int is_there(const struct mount *mount, u32 archive, u64 offset, u64 leng
     if (!mount->granules || length == 0)
         return 0;
     u64 last = (offset + length - 1) / table->granule;
-    if (last >= table->granules)
+    if (last >= table->granules - 64)
         return 0;
     for (u64 granule = offset / table->granule; granule <= last; granule++)
-        if (!(LOAD(&mount->granules[granule / 64]) >> granule % 64 & 1))
+        if (!(LOAD(&mount->granules[1 + granule / 64]) >> granule % 64 & 1))
             return 0;
     return 1;
 }
@@ -961,6 +969,8 @@ static long read_archive(const struct file *file, u32 archive, const struct buff
             return 0;
         long result = fill(fd, buffers, skip, length, offset);
         enum identity identity = identify(fd, &file->mount->table->archives[archive]);
+        if (!is_valid(file->mount, archive))
+            return 0;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (LOAD(&conversations) != before)
             continue;

@@ -63,8 +63,8 @@ const HEADROOM_PART: u64 = 8;
 pub struct Table {
     file: File,
     archives: Vec<File>,
-    /// Which parts of a copy among them are there.
-    filled: Option<Filled>,
+    /// The bits that say which parts of a copy among them are there.
+    granules: Option<File>,
     count: u64,
 }
 
@@ -96,7 +96,7 @@ impl Table {
 
     /// The bits that say which parts of a copy are there, if one of the files is a copy.
     pub fn granules(&self) -> Option<&File> {
-        self.filled.as_ref().map(|filled| filled.bits.file())
+        self.granules.as_ref()
     }
 
     /// Number of files that can be read directly.
@@ -235,8 +235,9 @@ impl Builder {
             Valid::Filled(filled) => Some(filled.clone()),
             Valid::Unmodified(_) => None,
         });
-        if let Some(Filled { bits, granule }) = &filled {
-            let count = bits.file().metadata()?.size().saturating_mul(8);
+        let granules = filled.as_ref().map(|filled| read_only(filled.bits.file())).transpose()?;
+        if let (Some(Filled { granule, .. }), Some(granules)) = (&filled, &granules) {
+            let count = granules.metadata()?.size().saturating_mul(8);
             for (slot, value) in
                 header[GRANULES_OFFSET..].chunks_exact_mut(8).zip([*granule, count])
             {
@@ -247,7 +248,7 @@ impl Builder {
         memory_file::seal(&file)?;
         let archives = archives.iter().map(|archive| read_only(&archive.file));
         let archives = archives.collect::<io::Result<_>>()?;
-        Ok(Some(Table { file, archives, filled, count }))
+        Ok(Some(Table { file, archives, granules, count }))
     }
 }
 
@@ -280,7 +281,7 @@ fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
     Ok(bytes)
 }
 
-/// Opens `file` again for reading only: a staged copy is also open for writing.
+/// Opens `file` again for reading only: a staged copy and its bits are also open for writing.
 fn read_only(file: &File) -> io::Result<File> {
     let reopened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     match reopened {

@@ -1,6 +1,7 @@
 //! Bits in memory that other processes can map and read.
 //!
-//! Invariant: a bit that is set stays set.
+//! The first word is zero as long as the bits are valid. Invariants: a bit that is set stays set;
+//! bits that are void stay void.
 #![expect(unsafe_code, reason = "a mapping that other processes read")]
 
 use std::fs::File;
@@ -13,6 +14,9 @@ use super::memory_file;
 
 /// Bytes of a word.
 const WORD: u64 = 8;
+
+/// Words before those with bits.
+const HEAD: usize = 1;
 
 /// Bits, in words of 64. The lowest bit of a word is the first.
 #[derive(Debug)]
@@ -28,7 +32,7 @@ impl SharedBits {
     /// # Errors
     /// Those of the system.
     pub fn new(count: u64) -> io::Result<Self> {
-        let words = count.div_ceil(64).max(1);
+        let words = count.div_ceil(64).saturating_add(HEAD as u64);
         let bytes = words.checked_mul(WORD).ok_or(io::ErrorKind::FileTooLarge)?;
         let len = usize::try_from(bytes).map_err(io::Error::other)?;
         let file = memory_file::create()?;
@@ -43,15 +47,23 @@ impl SharedBits {
         &self.file
     }
 
+    /// Says that the bits are not valid any more.
+    pub fn make_void(&self) {
+        if let Some(word) = self.at(0) {
+            word.store(1, Ordering::SeqCst);
+        }
+    }
+
     /// The word with this number; zeros past the end. What was written before the bits in it were
     /// set can be read.
     pub fn word(&self, number: usize) -> u64 {
-        self.at(number).map_or(0, |word| word.load(Ordering::Acquire))
+        self.at(number.saturating_add(HEAD)).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Sets the bits of `mask` in the word with this number. Returns those that were not set.
     pub fn set(&self, number: usize, mask: u64) -> u64 {
-        self.at(number).map_or(0, |word| mask & !word.fetch_or(mask, Ordering::AcqRel))
+        let word = self.at(number.saturating_add(HEAD));
+        word.map_or(0, |word| mask & !word.fetch_or(mask, Ordering::AcqRel))
     }
 
     fn at(&self, number: usize) -> Option<&AtomicU64> {
@@ -77,9 +89,14 @@ mod tests {
         assert_eq!(bits.set(2, 0b111), 0b010);
         assert_eq!([0, 2, 3, usize::MAX].map(|number| bits.word(number)), [0, 0b111, 0, 0]);
         assert_eq!(bits.set(3, 1), 0);
-        let mut seen = [0; 8];
-        bits.file().read_exact_at(&mut seen, 16).unwrap();
-        assert_eq!(u64::from_ne_bytes(seen), 0b111);
+        let seen = |offset| {
+            let mut word = [0; 8];
+            bits.file().read_exact_at(&mut word, offset).unwrap();
+            u64::from_ne_bytes(word)
+        };
+        assert_eq!([0, 24].map(seen), [0, 0b111]);
+        bits.make_void();
+        assert_eq!([0, 24].map(seen), [1, 0b111]);
         assert!(bits.file().set_len(0).is_err(), "its length is sealed");
         SharedBits::new(u64::MAX).unwrap_err();
         assert_eq!(SharedBits::new(0).unwrap().word(0), 0);

@@ -465,8 +465,10 @@ impl Storage for FileStorage {
             return;
         }
         let end = self.identity.len.min(offset.saturating_add(len));
-        if let Handle::Near(copy, number) = &self.handle {
-            copy.will_need(*number, &(offset..end));
+        if let Handle::Near(copy, number) = &self.handle
+            && copy.will_need(*number, &(offset..end))
+        {
+            return;
         }
         let Ok((file, start)) = self.opened() else { return };
         let mut next = offset;

@@ -95,7 +95,7 @@ fn held(id: u32, directory: &Path) -> Vec<(u32, u64, u64)> {
         .collect()
 }
 
-/// > What `--stage` has copied can be read as well.
+/// > An archive that `--stage` has copied to its end is not affected.
 #[test]
 fn a_staged_archive_does_not_depend_on_the_original() {
     if skip_without_mounts() {
@@ -384,12 +384,11 @@ fn an_archive_that_is_rewritten_while_it_is_copied_is_never_mixed() {
     assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
     File::options().append(true).open(&archive).unwrap().write_all(b"x").unwrap();
     let said = || fs::read_to_string(&log).unwrap();
-    wait_until("the change is found", || said().contains("reads of the rest fail with EIO"));
+    wait_until("the change is found", || said().contains("reads of it now fail with EIO"));
     assert!(said().contains("large.tar: rewritten in place since it was opened"), "{}", said());
     let mut zeros = File::open(mount_point.join("zeros")).unwrap();
     let error = std::io::copy(&mut zeros, &mut std::io::sink()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
-    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 use std::fmt::{Display, Write};
 
 use super::reading::{Cache, Latency, Reading};
+use crate::stats::StageCounts;
 
 /// The text for `readings`.
 pub(super) fn text(readings: &[Reading]) -> String {
@@ -40,6 +41,15 @@ pub(super) fn text(readings: &[Reading]) -> String {
         reading.direct_reads
     });
     text.counter("direct_bytes", "bytes", "Bytes of those reads", |reading| reading.direct_bytes);
+    for (name, help, bytes) in [
+        ("staged_bytes", "Bytes of the archives that --stage has copied", copied as fn(_) -> _),
+        ("stage_bytes", "Bytes of the archives that --stage copies", total),
+    ] {
+        text.family(name, "gauge", "bytes", help);
+        text.samples(name, |reading| {
+            reading.staged.map(|staged| (String::new(), bytes(staged))).into_iter().collect()
+        });
+    }
     text.counter("archive_reads", "", "Reads from the archives", |reading| reading.archive_reads);
     text.counter("archive_bytes", "bytes", "Bytes of those reads", |reading| reading.archive_bytes);
     text.counter("archive_read_seconds", "seconds", "Time of those reads", |reading| {
@@ -55,6 +65,14 @@ pub(super) fn text(readings: &[Reading]) -> String {
         reading.cache_releases
     });
     text.text + "# EOF\n"
+}
+
+fn copied(staged: StageCounts) -> u64 {
+    staged.copied
+}
+
+fn total(staged: StageCounts) -> u64 {
+    staged.total
 }
 
 struct Text<'r> {

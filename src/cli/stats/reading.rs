@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::error::{Error, Kind, Result};
+use crate::stats::StageCounts;
 
 /// The keys that are presented; docs/STATS.md explains them.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -24,6 +25,7 @@ pub(super) struct Reading {
     pub(super) served_bytes: u64,
     pub(super) direct_reads: u64,
     pub(super) direct_bytes: u64,
+    pub(super) staged: Option<StageCounts>,
     pub(super) archive_reads: u64,
     pub(super) archive_bytes: u64,
     pub(super) archive_read_ns: u64,

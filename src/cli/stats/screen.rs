@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::reading::{Bottleneck, Interval, Reading, Shares};
 use crate::log::printable;
+use crate::stats::StageCounts;
 use crate::units::{counted, format_duration, format_size};
 
 /// Columns of the labels, and of the bars.
@@ -38,6 +39,12 @@ pub(super) fn block(reading: &Reading, interval: &Interval) -> Vec<String> {
     let budget = reading.cache_budget_bytes;
     let part = if budget > 0 { held as f64 / budget as f64 } else { 0.0 };
     add("memory", bar(part, &format!("{} of {}", format_size(held), format_size(budget))));
+    if let Some(StageCounts { copied, total }) = reading.staged
+        && copied < total
+    {
+        let part = copied as f64 / total as f64;
+        add("staged", bar(part, &format!("{} of {}", percent(part), format_size(total))));
+    }
     lines.push(format!("  {}", sentence(interval)));
     lines
 }
@@ -194,6 +201,7 @@ mod tests {
             read_latency: latency(read_ns),
             data_cache: cache,
             cache_budget_bytes: 1_099_500_000_000,
+            staged: Some(StageCounts { copied: 1_099_500_000_000, total: 1_099_500_000_001 }),
             ..Reading::default()
         }
     }

@@ -143,23 +143,26 @@ fn begin(
         return Err(does_not_fit(len, free));
     }
     let is_in_memory = unlinked::is_in_memory(&target);
-    if is_in_memory {
-        check_memory(len, cache_bytes, memory::headroom())
-            .map_err(|error| error.with_hint(DISK))?;
+    let room = if is_in_memory {
+        let left = memory::headroom();
+        check_memory(len, cache_bytes, left).map_err(|error| error.with_hint(DISK))?;
+        room_in_memory(len, left)
     } else {
         // In memory this would write zeros to all of it.
         reserve_space(&target, len)?;
-    }
-    let room = if is_in_memory { room_in_memory() } else { Box::new(|| None) };
+        Box::new(|| None)
+    };
     let (copy, files) = storage::near_copy(files, target, name, room)?;
     let fill = Fill::start(&copy)?;
     Ok((files, Staging { copy, _fill: fill }))
 }
 
-/// Says whether a copy in memory may grow.
-fn room_in_memory() -> Room {
+/// Says whether a copy in memory of `len` bytes may grow, if this much was `left` before it.
+fn room_in_memory(len: u64, left: Option<Headroom>) -> Room {
     let reserve = memory::limit().map_or(RESERVE_MAX, |limit| limit / RESERVE_PART);
-    let reserve = reserve.min(RESERVE_MAX);
+    // If nothing else needs memory, the copy fits.
+    let spare = left.map_or(u64::MAX, |left| left.bytes.saturating_sub(len) / 2);
+    let reserve = reserve.min(RESERVE_MAX).min(spare);
     Box::new(move || {
         let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
         Some(format!("{} only {}", bound.leaves(), Size(bytes)))

@@ -1,12 +1,13 @@
 //! The threads that fetch what no reader has fetched yet.
 
+use std::ops::Range;
 use std::time::Instant;
 
-use super::schedule::{By, Next, Stage};
+use super::schedule::{By, Extent, Next, Stage};
 use super::{Flight, NearCopy, Part};
 use crate::error::{Error, Kind, Result};
 use crate::stats::StageCounts;
-use crate::sync::{Arc, Ordering, thread};
+use crate::sync::{Arc, thread};
 use crate::units::{Size, format_duration};
 
 /// Threads. More than there are streams of whole pieces, for what is left between bytes that
@@ -49,110 +50,101 @@ impl Drop for Fill {
 }
 
 pub(super) fn run(copy: &NearCopy, start: Instant) {
-    while let Some(flight) = next_flight(copy, start) {
-        let len = flight.len();
+    while let Some((part, flight)) = next_flight(copy, start) {
+        let range = flight.range.clone();
         // Shared, because not all threads have a whole piece at the same time.
         let mut buffer = copy.buffers.lock().pop().unwrap_or_default();
-        if buffer.len() < len {
-            buffer.resize(len, 0);
-        }
-        let Some(part) = copy.part(flight.range.start) else { return };
-        let outcome = copy.fetch(part, flight, &mut buffer[..len]);
+        let outcome = match resize(&mut buffer, flight.len()) {
+            Ok(buffer) => copy.fetch(part, flight, buffer),
+            Err(error) => Err(error),
+        };
         copy.buffers.lock().push(buffer);
-        if let Err(error) = outcome {
-            fail(copy, error);
-        } else if copy.schedule.lock().succeed() {
-            log::info!("{}: the archives can be read again", copy.name);
+        match outcome {
+            Ok(()) => {
+                if copy.schedule.lock().succeed() {
+                    log::info!("{}: the archives can be read again", copy.name);
+                }
+            }
+            // Said already.
+            Err(error) if error.kind() == Kind::Changed => {}
+            Err(error) => fail(copy, part, &range, error),
         }
     }
+    copy.buffers.lock().clear();
 }
 
-fn fail(copy: &NearCopy, error: Error) {
-    // No later version is the one that was opened.
-    let is_for_good = error.kind() == Kind::Changed;
-    let is_news = {
-        let mut schedule = copy.schedule.lock();
-        let is_first = schedule.fail(Instant::now());
-        let was_filling = schedule.stage == Stage::Filling;
-        if is_for_good && was_filling {
-            schedule.stage = Stage::Stopped;
-        }
-        is_first || is_for_good && was_filling
-    };
-    if is_news {
-        report(copy, &error, is_for_good);
+/// The first `len` bytes of `buffer`, which grows as needed.
+fn resize(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
+    let more = len.saturating_sub(buffer.len());
+    let reserved = buffer.try_reserve_exact(more);
+    reserved.map_err(|_| Error::new(Kind::Io, "no memory for a buffer"))?;
+    buffer.resize(buffer.len() + more, 0);
+    Ok(&mut buffer[..len])
+}
+
+/// Notes that `range` could not be fetched.
+fn fail(copy: &NearCopy, part: &Part, range: &Range<u64>, error: Error) {
+    if copy.schedule.lock().fail(range, part.extent(), Instant::now()) {
+        let StageCounts { copied, total } = copy.counts();
+        let (copied, total) = (Size(copied), Size(total));
+        let name = &copy.name;
+        log::warn!("{name}: {error}; {copied} of {total} are copied, trying again");
     }
     copy.failure.lock().get_or_insert(error);
     copy.progressed.notify_all();
 }
 
 /// What this thread fetches next. `None` if nothing is left, or the fill was stopped.
-fn next_flight(copy: &NearCopy, start: Instant) -> Option<Flight<'_>> {
+fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
     let mut schedule = copy.schedule.lock();
     while schedule.stage == Stage::Filling {
-        if copy.granules.is_full() {
-            schedule.stage = Stage::Closing;
-            drop(schedule);
-            close(copy, start);
-            return None;
-        }
         let now = Instant::now();
         if schedule.is_look_due(now) {
-            // Reads files of /proc and /sys, so not under the lock.
-            drop(schedule);
-            if let Some(why) = (copy.room)() {
-                copy.wait_for_room(&why);
-            }
-            schedule = copy.schedule.lock();
+            schedule = copy.look_for_room(schedule);
             continue;
         }
-        let part_end = |offset| copy.part(offset).map_or(offset, Part::end);
-        match schedule.next(&copy.granules, part_end, now) {
+        let nothing = Extent { end: u64::MAX, is_wanted: false };
+        let extent = |offset| copy.part(offset).map_or(nothing, Part::extent);
+        match schedule.next(&copy.granules, extent, now) {
             Next::Fetch(range) => {
+                let part = copy.part(range.start)?;
                 schedule.begin(range.clone(), By::Fill, now);
-                return Some(Flight { copy, range });
+                return Some((part, Flight { copy, range }));
             }
             Next::Wait(None) => copy.progressed.wait(&mut schedule),
             Next::Wait(Some(until)) => {
                 let left = until.saturating_duration_since(now);
                 copy.progressed.wait_for(&mut schedule, left);
             }
+            Next::End => {
+                schedule.stage = Stage::Closing;
+                drop(schedule);
+                close(copy, start);
+                return None;
+            }
         }
     }
     None
 }
 
-/// Closes the sources. All bytes are there.
+/// Closes the sources. All bytes are there, except those of archives that were rewritten.
 fn close(copy: &NearCopy, start: Instant) {
     for part in &copy.parts {
-        let source = part.source.lock().take();
-        let Some(source) = source else { continue };
         // Each read has checked it. Some network file systems learn of a change only later.
-        if let Err(error) = source.check_version()
+        if let Some(source) = part.source()
+            && part.check().is_ok()
+            && let Err(error) = source.check_version()
             && error.kind() == Kind::Changed
         {
-            part.is_mixed.store(true, Ordering::Relaxed);
-            report(copy, &error, true);
-            copy.failure.lock().get_or_insert(error);
+            copy.give_up(part, &error);
         }
+        *part.source.lock() = None;
     }
-    let time = format_duration(start.elapsed());
-    log::info!("{}: archives copied in {time}", copy.name);
-    copy.buffers.lock().clear();
+    if copy.is_complete() {
+        let time = format_duration(start.elapsed());
+        log::info!("{}: archives copied in {time}", copy.name);
+    }
     copy.schedule.lock().stage = Stage::Closed;
     copy.landed.notify_all();
     copy.progressed.notify_all();
-}
-
-/// Says that the source failed; `is_for_good` if it will not be tried again.
-fn report(copy: &NearCopy, error: &Error, is_for_good: bool) {
-    let StageCounts { copied, total } = copy.counts();
-    let (copied, total) = (Size(copied), Size(total));
-    let name = &copy.name;
-    match is_for_good {
-        true => log::error!(
-            "{name}: {error}; {copied} of {total} are copied, and reads of the rest fail with EIO"
-        ),
-        false => log::warn!("{name}: {error}; {copied} of {total} are copied, trying again"),
-    }
 }

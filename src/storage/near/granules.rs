@@ -37,6 +37,11 @@ impl Granules {
         &self.bits
     }
 
+    /// Tells other processes that the copy is not valid any more.
+    pub(super) fn make_void(&self) {
+        self.bits.make_void();
+    }
+
     /// Whether all granules are there.
     pub(super) fn is_full(&self) -> bool {
         self.missing.load(Ordering::Acquire) == 0

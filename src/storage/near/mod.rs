@@ -9,8 +9,8 @@
 //! stays, and the rest is read from the source each time. A source that fails is tried again; only
 //! readers of the bytes that it does not deliver get an error.
 //!
-//! Invariants: a granule is marked after its bytes were written, and stays marked. All bytes of an
-//! archive are of one version.
+//! Invariants: a granule is marked after its bytes were written, and stays marked. All bytes that
+//! are read of an archive are of one version: after a change, all reads of it fail.
 
 use std::fmt;
 use std::fs::File;
@@ -25,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::file_position::Filled;
 use crate::os::unlinked;
 use crate::stats::StageCounts;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::units::Size;
 
 mod fill;
@@ -41,7 +41,7 @@ pub use fill::Fill;
 pub(super) use source::Source;
 
 use granules::{GRANULE, Granules};
-use schedule::{By, Schedule, Stage};
+use schedule::{By, Extent, Schedule, Stage};
 
 /// Time until the next look for room, while there is none.
 const ROOM_RETRY: Duration = Duration::from_secs(5);
@@ -62,8 +62,9 @@ pub struct NearCopy {
     copied: AtomicU64,
     /// Unused buffers of the fill. Held for a push or a pop.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// The first error of the source, for those who wait for the whole copy.
+    /// Why it is not complete, for those who wait for that.
     failure: Mutex<Option<Error>>,
+    is_being_dropped: AtomicBool,
     has_warned_of_room: AtomicBool,
     /// Held to look up and note flights, never over I/O. Taken before no other lock.
     schedule: Mutex<Schedule>,
@@ -80,8 +81,9 @@ struct Part {
     len: u64,
     /// `None` once all of it is there. Held for a copy of the reference.
     source: Mutex<Option<Arc<dyn Source>>>,
-    /// Whether its bytes turned out to be of several versions.
-    is_mixed: AtomicBool,
+    /// Whether it was rewritten before all of it was there. What is there may be of several
+    /// versions then, because some network file systems learn of a change late.
+    has_changed: AtomicBool,
 }
 
 /// An archive to copy: its name for messages, its size in bytes, its bytes.
@@ -123,7 +125,7 @@ impl NearCopy {
             start,
             len,
             source: Mutex::new(Some(source)),
-            is_mixed: AtomicBool::new(false),
+            has_changed: AtomicBool::new(false),
         };
         Ok(Arc::new(Self {
             file: Arc::new(file),
@@ -135,6 +137,7 @@ impl NearCopy {
             copied: AtomicU64::new(0),
             buffers: Mutex::default(),
             failure: Mutex::new(None),
+            is_being_dropped: AtomicBool::new(false),
             has_warned_of_room: AtomicBool::new(false),
             schedule: Mutex::new(Schedule::default()),
             landed: Condvar::new(),
@@ -163,11 +166,14 @@ impl NearCopy {
     /// # Errors
     /// Those of writing it.
     pub fn drop_pages(&self) -> io::Result<()> {
-        if !self.is_in_memory() {
-            self.file.sync_data()?;
-            fadvise(&*self.file, 0, None, Advice::DontNeed)?;
+        // One thread is enough, even if the disk is so slow that another is to do the same.
+        if self.is_in_memory() || self.is_being_dropped.swap(true, Ordering::Relaxed) {
+            return Ok(());
         }
-        Ok(())
+        let synced = self.file.sync_data();
+        self.is_being_dropped.store(false, Ordering::Relaxed);
+        synced?;
+        Ok(fadvise(&*self.file, 0, None, Advice::DontNeed)?)
     }
 
     /// Whether it is only in memory.
@@ -206,10 +212,7 @@ impl NearCopy {
         } else {
             self.read_missing(part, file, buffer, start)?;
         }
-        match part.is_mixed.load(Ordering::Relaxed) {
-            true => Err(Error::new(Kind::Changed, format!("{}: {MIXED}", part.name))),
-            false => Ok(()),
-        }
+        part.check()
     }
 
     fn read_present(&self, file: &File, buffer: &mut [u8], start: u64) -> Result<()> {
@@ -232,12 +235,28 @@ impl NearCopy {
             let wanted = &mut buffer[wanted];
             match claim {
                 Claim::Read(_) => self.read_present(file, wanted, next)?,
-                Claim::ReadThrough(_) => part.fetch(wanted, next)?,
+                Claim::ReadThrough(_) => match part.source() {
+                    Some(source) => self.fetch_from(part, &*source, wanted, next)?,
+                    // It was closed in the meantime, so the bytes are there.
+                    None => {
+                        part.check()?;
+                        continue;
+                    }
+                },
                 Claim::Fetch(flight) => {
                     let before = (next - flight.range.start) as usize;
                     fetched.resize(flight.len(), 0);
-                    self.fetch(part, flight, &mut fetched)?;
-                    wanted.copy_from_slice(&fetched[before..before + wanted.len()]);
+                    match self.fetch(part, flight, &mut fetched) {
+                        Ok(()) => {
+                            wanted.copy_from_slice(&fetched[before..before + wanted.len()]);
+                        }
+                        // Perhaps only bytes around the wanted ones cannot be read.
+                        Err(error) if wanted.len() < fetched.len() => {
+                            let source = part.source().ok_or(error)?;
+                            self.fetch_from(part, &*source, wanted, next)?;
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
             }
             next = until;
@@ -252,13 +271,18 @@ impl NearCopy {
             if is_there {
                 return Claim::Read(run);
             }
-            if !schedule.keeps() {
+            let now = Instant::now();
+            if schedule.is_look_due(now) {
+                schedule = self.look_for_room(schedule);
+                continue;
+            }
+            if !schedule.keeps(now) {
                 return Claim::ReadThrough(run);
             }
             match schedule.free(&part.whole_granules(&run)) {
                 Some(range) => {
                     let range = range.start..range.end.min(range.start + schedule::PIECE);
-                    schedule.begin(range.clone(), By::Reader, Instant::now());
+                    schedule.begin(range.clone(), By::Reader, now);
                     return Claim::Fetch(Flight { copy: self, range });
                 }
                 None => self.landed.wait(&mut schedule),
@@ -269,18 +293,46 @@ impl NearCopy {
     /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room.
     fn fetch(&self, part: &Part, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
         let range = &flight.range;
-        part.fetch(buffer, range.start)?;
+        part.check()?;
+        let source = part.source().ok_or_else(|| closed(&part.name))?;
+        self.fetch_from(part, &*source, buffer, range.start)?;
         match self.file.write_all_at(buffer, range.start) {
             Ok(()) => {
-                self.granules.add(range);
                 let len = buffer.len() as u64;
                 self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
+                self.granules.add(range);
             }
             Err(error) => {
                 self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
             }
         }
         Ok(())
+    }
+
+    /// Reads from the source of `part`. `offset` is one of the file.
+    fn fetch_from(
+        &self,
+        part: &Part,
+        source: &dyn Source,
+        buffer: &mut [u8],
+        offset: u64,
+    ) -> Result<()> {
+        part.check()?;
+        source.fetch(buffer, offset - part.start).inspect_err(|error| {
+            if error.kind() == Kind::Changed {
+                self.give_up(part, error);
+            }
+        })
+    }
+
+    /// Makes all reads of `part` fail: it was rewritten.
+    fn give_up(&self, part: &Part, error: &Error) {
+        if !part.has_changed.swap(true, Ordering::SeqCst) {
+            self.granules.make_void();
+            log::error!("{}: {error}; reads of it now fail with EIO", self.name);
+            self.failure.lock().get_or_insert_with(|| part.changed());
+            self.progressed.notify_all();
+        }
     }
 
     /// Logs each step of the way, when `len` bytes are added to `copied`.
@@ -294,9 +346,21 @@ impl NearCopy {
         }
     }
 
+    /// Looks for room, which reads files of /proc and /sys and so happens without the lock.
+    fn look_for_room<'s>(&'s self, schedule: MutexGuard<'s, Schedule>) -> MutexGuard<'s, Schedule> {
+        drop(schedule);
+        if let Some(why) = (self.room)() {
+            self.wait_for_room(&why);
+        }
+        let mut schedule = self.schedule.lock();
+        schedule.note_look(Instant::now());
+        schedule
+    }
+
     /// Keeps nothing for some time. Warns the first time.
     fn wait_for_room(&self, why: &str) {
         self.schedule.lock().wait_for_room(Instant::now() + ROOM_RETRY);
+        self.failure.lock().get_or_insert_with(|| Error::new(Kind::Io, why.to_owned()));
         if !self.has_warned_of_room.swap(true, Ordering::Relaxed) {
             let StageCounts { copied, total } = self.counts();
             log::warn!(
@@ -308,15 +372,18 @@ impl NearCopy {
         }
     }
 
-    /// Announces that `range` of the archive with this number will be read soon.
-    pub(super) fn will_need(&self, number: usize, range: &Range<u64>) {
-        let Some(part) = self.parts.get(number) else { return };
+    /// Announces that `range` of the archive with this number will be read soon. Returns whether
+    /// some of it is to be fetched.
+    pub(super) fn will_need(&self, number: usize, range: &Range<u64>) -> bool {
+        let Some(part) = self.parts.get(number) else { return false };
         let start = part.start.saturating_add(range.start);
         let range = start..part.end().min(part.start.saturating_add(range.end));
-        if range.start < range.end && !self.granules.has(&range) {
+        let is_missing = range.start < range.end && !self.granules.has(&range);
+        if is_missing {
             self.schedule.lock().announce(part.whole_granules(&range));
             self.progressed.notify_one();
         }
+        is_missing
     }
 
     /// Waits until all bytes are there; `show` is told how many are.
@@ -334,9 +401,6 @@ impl NearCopy {
             let mut schedule = self.schedule.lock();
             if schedule.stage == Stage::Closed {
                 return self.failure.lock().take().map_or(Ok(()), Err);
-            }
-            if !schedule.keeps() {
-                return Err(Error::new(Kind::Io, "there is no room for the whole copy"));
             }
             self.landed.wait_for(&mut schedule, STEP);
         }
@@ -361,16 +425,32 @@ impl Part {
         self.start.saturating_add(self.len)
     }
 
+    /// What the fill needs to know of it.
+    fn extent(&self) -> Extent {
+        Extent { end: self.end(), is_wanted: !self.has_changed.load(Ordering::SeqCst) }
+    }
+
     /// `range`, extended to whole granules of this archive.
     fn whole_granules(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start - range.start % GRANULE;
         start..range.end.next_multiple_of(GRANULE).min(self.end())
     }
 
-    /// Reads from the source. `offset` is one of the file.
-    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let source = self.source.lock().clone();
-        source.ok_or_else(|| closed(&self.name))?.fetch(buffer, offset - self.start)
+    fn source(&self) -> Option<Arc<dyn Source>> {
+        self.source.lock().clone()
+    }
+
+    /// Fails if it was rewritten before all of it was there.
+    fn check(&self) -> Result<()> {
+        match self.has_changed.load(Ordering::SeqCst) {
+            true => Err(self.changed()),
+            false => Ok(()),
+        }
+    }
+
+    fn changed(&self) -> Error {
+        let context = format!("{}: rewritten in place while it was copied", self.name);
+        Error::new(Kind::Changed, context)
     }
 }
 
@@ -384,16 +464,9 @@ impl Drop for Flight<'_> {
     fn drop(&mut self) {
         self.copy.schedule.lock().end(&self.range, Instant::now());
         self.copy.landed.notify_all();
-        if self.copy.granules.is_full() {
-            self.copy.progressed.notify_all();
-        } else {
-            self.copy.progressed.notify_one();
-        }
+        self.copy.progressed.notify_one();
     }
 }
-
-/// Why reads of an archive with bytes of several versions fail.
-const MIXED: &str = "rewritten in place while it was copied";
 
 fn closed(name: &str) -> Error {
     Error::io(format!("{name}: cannot read"), io::Error::other("the source is closed"))

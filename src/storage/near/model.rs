@@ -94,7 +94,7 @@ fn a_failed_fetch_wakes_the_readers_that_wait_for_it() {
         let copy = copy_of(&source);
         let readers = [(); 3].map(|()| {
             let copy = Arc::clone(&copy);
-            thread::spawn(move || read(&copy, 0..GRANULE + 1).is_err())
+            thread::spawn(move || read(&copy, 0..2 * GRANULE).is_err())
         });
         let failed = readers.map(|reader| reader.join().unwrap());
         assert_eq!(failed.into_iter().filter(|failed| *failed).count(), 1);

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::granules::Granules;
+use super::granules::{GRANULE, Granules};
 
 /// Largest number of bytes that is fetched with one read: one or a few stripes of a parallel file
 /// system. With 4 MiB, as many streams would need twice the memory, and were no faster.
@@ -63,6 +63,17 @@ pub(super) enum Next {
     Fetch(Range<u64>),
     /// It waits for the end of a flight, or until this time.
     Wait(Option<Instant>),
+    /// Nothing is left to fetch.
+    End,
+}
+
+/// The archive that has a byte.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Where it ends in the copy.
+    pub(super) end: u64,
+    /// Whether it is still to be copied.
+    pub(super) is_wanted: bool,
 }
 
 /// Under way and to come. All ranges are in bytes of the copy.
@@ -78,8 +89,13 @@ pub(super) struct Schedule {
     /// The rate of a stream without others, as far as it is known, in bytes per second.
     best_rate: f64,
     announced: VecDeque<Range<u64>>,
+    /// Largest number of bytes that the fill fetches with one read: few after a failure, to find
+    /// the place that cannot be read, and then more again.
+    piece: u64,
     /// Failures in a row, and when to try again.
     failures: u32,
+    /// Those of single granules.
+    bad_granules: u32,
     retry_at: Option<Instant>,
     /// When to look for room again. Until then nothing is kept.
     room_at: Option<Instant>,
@@ -111,7 +127,9 @@ impl Default for Schedule {
             streams: STREAMS_FIRST,
             best_rate: 0.0,
             announced: VecDeque::new(),
+            piece: PIECE,
             failures: 0,
+            bad_granules: 0,
             retry_at: None,
             room_at: None,
             looked_at: None,
@@ -182,9 +200,9 @@ impl Schedule {
         self.announced.push_back(range);
     }
 
-    /// Whether fetched bytes are kept.
-    pub(super) fn keeps(&self) -> bool {
-        self.room_at.is_none()
+    /// Whether bytes that are fetched at `now` are kept.
+    pub(super) fn keeps(&self, now: Instant) -> bool {
+        self.room_at.is_none_or(|until| now >= until)
     }
 
     /// Notes that there is no room for more before `until`.
@@ -192,22 +210,35 @@ impl Schedule {
         self.room_at = Some(until);
     }
 
-    /// Whether to look for room now. True for one thread per interval.
-    pub(super) fn is_look_due(&mut self, now: Instant) -> bool {
-        let waits = self.room_at.is_some_and(|until| now < until);
+    /// Whether to look for room at `now`.
+    pub(super) fn is_look_due(&self, now: Instant) -> bool {
         let is_recent = self.looked_at.is_some_and(|last| now < last + ROOM_INTERVAL);
-        if waits || is_recent {
-            return false;
-        }
-        self.looked_at = Some(now);
-        true
+        self.keeps(now) && !is_recent
     }
 
-    /// Notes that the fill could not fetch something. Returns whether it could before.
-    pub(super) fn fail(&mut self, now: Instant) -> bool {
+    /// Notes that there was a look for room.
+    pub(super) fn note_look(&mut self, now: Instant) {
+        self.looked_at = Some(now);
+    }
+
+    /// Notes that the fill could not fetch `range` of `extent`. Returns whether it could before.
+    pub(super) fn fail(&mut self, range: &Range<u64>, extent: Extent, now: Instant) -> bool {
+        let is_one_granule = range.end - range.start <= GRANULE;
+        if !is_one_granule {
+            // Granule by granule.
+            self.piece = GRANULE;
+            self.cursor = self.cursor.min(range.start);
+        }
         // Threads that failed together count once.
         if self.retry_at.is_some_and(|retry_at| now < retry_at) {
             return false;
+        }
+        if is_one_granule {
+            // Ever further, because all of an archive may be out of reach. What is skipped is tried
+            // again after the rest.
+            let skipped = (GRANULE << self.bad_granules.min(32)) - GRANULE;
+            self.bad_granules = self.bad_granules.saturating_add(1);
+            self.cursor = self.cursor.max(range.end.saturating_add(skipped).min(extent.end));
         }
         let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(6)).min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
@@ -217,70 +248,92 @@ impl Schedule {
 
     /// Notes that the fill fetched something. Returns whether it could not before.
     pub(super) fn succeed(&mut self) -> bool {
+        self.piece = self.piece.saturating_mul(2).min(PIECE);
+        self.bad_granules = 0;
         self.retry_at = None;
         std::mem::take(&mut self.failures) > 0
     }
 
-    /// What the fill does at `now`. `part` returns the end of the archive that has a byte. There
-    /// are missing granules.
+    /// What the fill does at `now`. `extent` returns the archive that has a byte.
     pub(super) fn next(
         &mut self,
         granules: &Granules,
-        part_end: impl Fn(u64) -> u64,
+        extent: impl Fn(u64) -> Extent,
         now: Instant,
     ) -> Next {
-        if let Some(until) = [self.retry_at, self.room_at].into_iter().flatten().max()
-            && now < until
-        {
-            return Next::Wait(Some(until));
+        if !self.keeps(now) {
+            return Next::Wait(self.room_at);
         }
         self.room_at = None;
+        let most = self.piece;
         let piece = |start: u64, end: u64| {
-            let end = end.min(part_end(start)).min(start.saturating_add(PIECE));
+            let end = end.min(extent(start).end).min(start.saturating_add(most));
             granules.first_run(&(start..end)).0
         };
-        while let Some(range) = self.announced.front_mut() {
-            let start = granules.first_missing(range.start).filter(|&start| start < range.end);
-            let Some(start) = start else {
+        let waits = self.retry_at.filter(|&retry_at| now < retry_at);
+        while let Some(range) = self.announced.front() {
+            let start = granules.first_missing(range.start);
+            let start = start.filter(|&start| start < range.end && extent(start).is_wanted);
+            let Some(start) = start.filter(|_| waits.is_none()) else {
                 self.announced.pop_front();
                 continue;
             };
             let found = piece(start, range.end);
-            range.start = found.end;
-            if let Some(free) = self.free(&found) {
-                return Next::Fetch(free);
+            let free = self.free(&found);
+            let next = free.as_ref().map_or_else(|| self.end_of_flight(start), |free| free.end);
+            match free {
+                Some(free) if self.has_room_for(&free, STREAMS_MAX) => {
+                    self.announced[0].start = next;
+                    return Next::Fetch(free);
+                }
+                // It fetches as much as it ever does.
+                Some(_) => return Next::Wait(None),
+                None => self.announced[0].start = next,
             }
         }
-        // Others are tried again after all, so that one bad place does not hold up the rest.
+        // What failed is tried again after the rest, so that one bad place does not hold it up.
+        let mut is_left = false;
         for _ in 0..2 {
             while let Some(start) = granules.first_missing(self.cursor) {
+                let Extent { end, is_wanted } = extent(start);
                 let found = piece(start, u64::MAX);
                 match self.free(&found) {
+                    _ if !is_wanted => self.cursor = end.max(start + 1),
+                    Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => return self.admit(free, now),
-                    None => self.cursor = self.end_of_flight(start),
+                    None => {
+                        is_left = true;
+                        self.cursor = self.end_of_flight(start);
+                    }
                 }
             }
             self.cursor = 0;
         }
-        Next::Wait(None)
+        if is_left { Next::Wait(None) } else { Next::End }
     }
 
     /// Fetches `range`, unless that is too much at once.
     fn admit(&mut self, range: Range<u64>, now: Instant) -> Next {
-        let bytes = |by| {
-            let flights = self.flights.iter().filter(move |(_, who, _)| *who == by);
-            flights.map(|(range, ..)| range.end - range.start).sum::<u64>()
-        };
-        let filled = bytes(By::Fill);
         let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
-        let has_readers = bytes(By::Reader) > 0 || quiet_at.is_some();
+        let has_readers = self.bytes(By::Reader) > 0 || quiet_at.is_some();
         let streams = if has_readers { self.streams } else { STREAMS_MAX };
-        let most = (streams * PIECE as f64) as u64;
-        if filled > 0 && filled + (range.end - range.start) > most {
+        if !self.has_room_for(&range, streams) {
             return Next::Wait(quiet_at);
         }
         self.cursor = range.end;
         Next::Fetch(range)
+    }
+
+    /// Whether the fill may fetch `range` as well, with this many streams.
+    fn has_room_for(&self, range: &Range<u64>, streams: f64) -> bool {
+        let (filled, len) = (self.bytes(By::Fill), range.end - range.start);
+        filled == 0 || filled.saturating_add(len) <= (streams * PIECE as f64) as u64
+    }
+
+    /// Bytes that `by` is fetching.
+    fn bytes(&self, by: By) -> u64 {
+        let flights = self.flights.iter().filter(|(_, who, _)| *who == by);
+        flights.map(|(range, ..)| range.end - range.start).sum()
     }
 
     fn end_of_flight(&self, offset: u64) -> u64 {
@@ -296,9 +349,10 @@ mod tests {
 
     /// Ends of archives in these tests.
     const PART: u64 = 40 * PIECE + 5;
+    const ARCHIVE: Extent = Extent { end: PART, is_wanted: true };
 
     fn next(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Next {
-        schedule.next(granules, |_| PART, now)
+        schedule.next(granules, |_| ARCHIVE, now)
     }
 
     /// What the fill begins to fetch at `now`.
@@ -421,8 +475,9 @@ mod tests {
         let mut now = Instant::now();
         let mut waits = Vec::new();
         for number in 0..9 {
-            assert_eq!(schedule.fail(now), number == 0);
-            assert!(!schedule.fail(now), "together with another thread");
+            assert_eq!(schedule.fail(&(0..GRANULE), ARCHIVE, now), number == 0);
+            let again = schedule.fail(&(0..GRANULE), ARCHIVE, now);
+            assert!(!again, "together with another thread");
             let Next::Wait(Some(until)) = next(&mut schedule, &granules, now) else {
                 panic!("it does not wait")
             };
@@ -433,21 +488,83 @@ mod tests {
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         assert!(schedule.succeed());
         assert!(!schedule.succeed());
-        assert!(schedule.fail(now));
+        assert!(schedule.fail(&(0..GRANULE), ARCHIVE, now));
+    }
+
+    /// The place is found, and what lies around it is fetched.
+    #[test]
+    fn one_bad_granule_does_not_hold_up_the_others() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let mut now = Instant::now();
+        let bad = 7 * PIECE + 3 * GRANULE;
+        let mut failures = 0;
+        while failures < 6 {
+            match next(&mut schedule, &granules, now) {
+                Next::Fetch(range) if range.contains(&bad) => {
+                    schedule.fail(&range, ARCHIVE, now);
+                    failures += 1;
+                }
+                Next::Fetch(range) => {
+                    granules.add(&range);
+                    schedule.succeed();
+                }
+                Next::Wait(until) => now = until.unwrap(),
+                Next::End => panic!("it is not complete"),
+            }
+        }
+        assert!(granules.has(&(0..bad)) && granules.has(&(bad + GRANULE..PART)));
+        assert!(!granules.has(&(bad..bad + 1)));
+        granules.add(&(bad..bad + 1));
+        assert_eq!(next(&mut schedule, &granules, now + RETRY_MAX), Next::End);
+    }
+
+    /// An archive of 40 pieces that cannot be read, and another behind it.
+    #[test]
+    fn an_archive_out_of_reach_does_not_hold_up_the_next() {
+        let mut schedule = Schedule::default();
+        let granules = Granules::new(2 * 40 * PIECE).unwrap();
+        let middle = 40 * PIECE;
+        let extent = |offset| Extent {
+            end: if offset < middle { middle } else { 2 * middle },
+            is_wanted: true,
+        };
+        let start = Instant::now();
+        let mut now = start;
+        while !granules.has(&(middle..2 * middle)) {
+            match schedule.next(&granules, extent, now) {
+                Next::Fetch(range) if range.start < middle => {
+                    schedule.fail(&range, extent(range.start), now);
+                }
+                Next::Fetch(range) => {
+                    granules.add(&range);
+                    schedule.succeed();
+                }
+                Next::Wait(until) => now = until.unwrap(),
+                Next::End => panic!("it is not complete"),
+            }
+        }
+        let waited = now - start;
+        assert!(waited < Duration::from_secs(1200), "{waited:?}");
+        // If it was rewritten, it is given up.
+        let extent = |offset| Extent { is_wanted: offset >= middle, ..extent(offset) };
+        assert_eq!(schedule.next(&granules, extent, now + RETRY_MAX), Next::End);
     }
 
     #[test]
     fn nothing_is_kept_until_there_is_room() {
         let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
         let now = Instant::now();
-        assert!(schedule.is_look_due(now) && !schedule.is_look_due(now));
+        assert!(schedule.is_look_due(now));
+        schedule.note_look(now);
+        assert!(!schedule.is_look_due(now));
+        assert!(schedule.is_look_due(now + ROOM_INTERVAL));
         let until = now + Duration::from_secs(5);
         schedule.wait_for_room(until);
-        assert!(!schedule.keeps());
+        assert!(schedule.keeps(until) && !schedule.keeps(now));
         assert!(!schedule.is_look_due(now + ROOM_INTERVAL));
         assert_eq!(next(&mut schedule, &granules, now), Next::Wait(Some(until)));
         assert!(schedule.is_look_due(until));
         assert!(matches!(next(&mut schedule, &granules, until), Next::Fetch(_)));
-        assert!(schedule.keeps());
+        assert!(schedule.keeps(now));
     }
 }
