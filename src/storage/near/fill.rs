@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use super::part::Part;
 use super::schedule::{By, Extent, Next, Stage};
-use super::{Flight, NearCopy, Part};
+use super::{Flight, NearCopy};
 use crate::error::{Error, Kind, Result};
 use crate::stats::StageCounts;
 use crate::sync::{Arc, thread};

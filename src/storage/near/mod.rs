@@ -2,8 +2,8 @@
 //!
 //! Reading through it works at once. A reader that misses bytes fetches them from the source
 //! itself, keeps them in the copy, and never fetches what another thread is fetching. The fill
-//! (`fill`) fetches the rest in the order of the archives, with several threads, and leaves most of
-//! the bandwidth to readers (`schedule`). After the last byte the source is closed.
+//! (`fill`) fetches the rest in the order of the archives, with several threads, and takes the
+//! bandwidth that readers leave (`schedule`). After the last byte the source is closed.
 //!
 //! Each byte of the source is fetched once, unless there is no room to keep it: then what is there
 //! stays, and the rest is read from the source each time. A source that fails is tried again; only
@@ -32,16 +32,19 @@ mod fill;
 mod granules;
 #[cfg(all(test, feature = "model"))]
 mod model;
+mod part;
 mod schedule;
 mod source;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
 
 pub use fill::Fill;
+pub(super) use part::copied_len;
 pub(super) use source::Source;
 
 use granules::{GRANULE, Granules};
-use schedule::{By, Extent, Schedule, Stage};
+use part::{Original, Part};
+use schedule::{By, Schedule, Stage};
 
 /// Time until the next look for room, while there is none.
 const ROOM_RETRY: Duration = Duration::from_secs(5);
@@ -74,21 +77,6 @@ pub struct NearCopy {
     progressed: Condvar,
 }
 
-/// One archive.
-struct Part {
-    name: String,
-    start: u64,
-    len: u64,
-    /// `None` once all of it is there. Held for a copy of the reference.
-    source: Mutex<Option<Arc<dyn Source>>>,
-    /// Whether it was rewritten before all of it was there. What is there may be of several
-    /// versions then, because some network file systems learn of a change late.
-    has_changed: AtomicBool,
-}
-
-/// An archive to copy: its name for messages, its size in bytes, its bytes.
-pub(super) type Original = (String, u64, Arc<dyn Source>);
-
 /// What a reader does about the first bytes that it wants.
 enum Claim<'c> {
     /// They are there.
@@ -116,22 +104,15 @@ impl NearCopy {
         originals: Vec<Original>,
         room: Room,
     ) -> Result<Arc<Self>> {
-        let lens: Vec<u64> = originals.iter().map(|(_, len, _)| *len).collect();
-        let (starts, end) = layout(&lens);
+        let len = originals.iter().map(|(_, len, _)| *len).fold(0, u64::saturating_add);
+        let (parts, end) = part::laid_out(originals);
         // Other processes recognize the file by its size.
         file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
-        let part = |((name, len, source), start)| Part {
-            name,
-            start,
-            len,
-            source: Mutex::new(Some(source)),
-            has_changed: AtomicBool::new(false),
-        };
         Ok(Arc::new(Self {
             file: Arc::new(file),
             name,
-            parts: originals.into_iter().zip(starts).map(part).collect(),
-            len: lens.iter().sum(),
+            parts,
+            len,
             room,
             granules: Granules::new(end)?,
             copied: AtomicU64::new(0),
@@ -327,7 +308,7 @@ impl NearCopy {
 
     /// Makes all reads of `part` fail: it was rewritten.
     fn give_up(&self, part: &Part, error: &Error) {
-        if !part.has_changed.swap(true, Ordering::SeqCst) {
+        if part.note_change() {
             self.granules.make_void();
             log::error!("{}: {error}; reads of it now fail with EIO", self.name);
             self.failure.lock().get_or_insert_with(|| part.changed());
@@ -420,40 +401,6 @@ impl fmt::Debug for NearCopy {
     }
 }
 
-impl Part {
-    fn end(&self) -> u64 {
-        self.start.saturating_add(self.len)
-    }
-
-    /// What the fill needs to know of it.
-    fn extent(&self) -> Extent {
-        Extent { end: self.end(), is_wanted: !self.has_changed.load(Ordering::SeqCst) }
-    }
-
-    /// `range`, extended to whole granules of this archive.
-    fn whole_granules(&self, range: &Range<u64>) -> Range<u64> {
-        let start = range.start - range.start % GRANULE;
-        start..range.end.next_multiple_of(GRANULE).min(self.end())
-    }
-
-    fn source(&self) -> Option<Arc<dyn Source>> {
-        self.source.lock().clone()
-    }
-
-    /// Fails if it was rewritten before all of it was there.
-    fn check(&self) -> Result<()> {
-        match self.has_changed.load(Ordering::SeqCst) {
-            true => Err(self.changed()),
-            false => Ok(()),
-        }
-    }
-
-    fn changed(&self) -> Error {
-        let context = format!("{}: rewritten in place while it was copied", self.name);
-        Error::new(Kind::Changed, context)
-    }
-}
-
 impl Flight<'_> {
     fn len(&self) -> usize {
         (self.range.end - self.range.start) as usize
@@ -470,25 +417,4 @@ impl Drop for Flight<'_> {
 
 fn closed(name: &str) -> Error {
     Error::io(format!("{name}: cannot read"), io::Error::other("the source is closed"))
-}
-
-/// The size of a copy of files with these sizes, in bytes. The sum saturates; a copy of that size
-/// fits nowhere.
-pub(super) fn copied_len(lens: &[u64]) -> u64 {
-    layout(lens).1
-}
-
-/// The offset of each file in a copy of files with these sizes, and the size of the copy. Each
-/// starts at a granule, so that no granule has bytes of two.
-fn layout(lens: &[u64]) -> (Vec<u64>, u64) {
-    let mut end = 0_u64;
-    let starts = lens.iter().map(|&len| {
-        let start = match len {
-            0 => end,
-            _ => end.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX),
-        };
-        end = start.saturating_add(len);
-        start
-    });
-    (starts.collect(), end)
 }

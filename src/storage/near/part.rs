@@ -1,0 +1,102 @@
+//! One archive of a near copy: where it is in the copy, and where its bytes come from.
+
+use std::ops::Range;
+
+use super::granules::GRANULE;
+use super::schedule::Extent;
+use super::source::Source;
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
+
+/// An archive to copy: its name for messages, its size in bytes, its bytes.
+pub(in crate::storage) type Original = (String, u64, Arc<dyn Source>);
+
+/// One archive.
+pub(super) struct Part {
+    pub(super) name: String,
+    /// Where it begins in the copy.
+    pub(super) start: u64,
+    len: u64,
+    /// `None` once all of it is there. Held for a copy of the reference.
+    pub(super) source: Mutex<Option<Arc<dyn Source>>>,
+    /// Whether it was rewritten before all of it was there. What is there may be of several
+    /// versions then, because some network file systems learn of a change late.
+    has_changed: AtomicBool,
+}
+
+/// The archives of a copy, and its size in bytes.
+pub(super) fn laid_out(originals: Vec<Original>) -> (Vec<Part>, u64) {
+    let lens: Vec<u64> = originals.iter().map(|(_, len, _)| *len).collect();
+    let (starts, end) = layout(&lens);
+    let part = |((name, len, source), start)| Part {
+        name,
+        start,
+        len,
+        source: Mutex::new(Some(source)),
+        has_changed: AtomicBool::new(false),
+    };
+    (originals.into_iter().zip(starts).map(part).collect(), end)
+}
+
+impl Part {
+    /// Where it ends in the copy.
+    pub(super) fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+
+    /// What the fill needs to know of it.
+    pub(super) fn extent(&self) -> Extent {
+        Extent { end: self.end(), is_wanted: !self.has_changed.load(Ordering::SeqCst) }
+    }
+
+    /// `range`, extended to whole granules of this archive.
+    pub(super) fn whole_granules(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start - range.start % GRANULE;
+        start..range.end.next_multiple_of(GRANULE).min(self.end())
+    }
+
+    /// Where its bytes come from; `None` once all of it is there.
+    pub(super) fn source(&self) -> Option<Arc<dyn Source>> {
+        self.source.lock().clone()
+    }
+
+    /// Fails if it was rewritten before all of it was there.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.has_changed.load(Ordering::SeqCst) {
+            true => Err(self.changed()),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes that it was rewritten. Returns whether that is news.
+    pub(super) fn note_change(&self) -> bool {
+        !self.has_changed.swap(true, Ordering::SeqCst)
+    }
+
+    /// The error of reads after a change.
+    pub(super) fn changed(&self) -> Error {
+        let context = format!("{}: rewritten in place while it was copied", self.name);
+        Error::new(Kind::Changed, context)
+    }
+}
+
+/// The size of a copy of files with these sizes, in bytes. The sum saturates; a copy of that size
+/// fits nowhere.
+pub(in crate::storage) fn copied_len(lens: &[u64]) -> u64 {
+    layout(lens).1
+}
+
+/// The offset of each file in a copy of files with these sizes, and the size of the copy. Each
+/// starts at a granule, so that no granule has bytes of two.
+fn layout(lens: &[u64]) -> (Vec<u64>, u64) {
+    let mut end = 0_u64;
+    let starts = lens.iter().map(|&len| {
+        let start = match len {
+            0 => end,
+            _ => end.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX),
+        };
+        end = start.saturating_add(len);
+        start
+    });
+    (starts.collect(), end)
+}
