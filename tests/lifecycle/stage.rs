@@ -252,8 +252,50 @@ fn staged(mount_point: &Path) -> Option<(u64, u64)> {
     Some((staged["copied_bytes"].as_u64()?, staged["total_bytes"].as_u64()?))
 }
 
-fn is_complete(mount_point: &Path) -> bool {
-    staged(mount_point).is_some_and(|(copied, total)| copied == total)
+/// A mount of the archive of `large` whose copy has only begun, and which logs to a file.
+struct Copying {
+    mounted: Mounted,
+    tmpfs: Tmpfs,
+    archive: PathBuf,
+    log: PathBuf,
+    /// The last field, so that the directory is removed last.
+    _work: tempfile::TempDir,
+}
+
+impl Copying {
+    fn begin() -> Self {
+        let work = work_directory();
+        let archive = large(work.path());
+        let mount_point = work.path().join("mount");
+        let log = work.path().join("log");
+        let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
+        let options = [tmpfs.option(), format!("--log-file={}", log.display())];
+        // Several times, because this process may not run while all is copied.
+        let mounted = (0..10).find_map(|_| {
+            let options = options.each_ref().map(String::as_str);
+            let mounted = Mounted::archfs(&archive, &mount_point, &options);
+            let (copied, total) = staged(&mount_point).unwrap();
+            (copied < total / 2).then_some(mounted)
+        });
+        Self { mounted: mounted.expect("half is left"), tmpfs, archive, log, _work: work }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.mounted.path().join(name)
+    }
+
+    fn is_complete(&self) -> bool {
+        staged(self.mounted.path()).is_some_and(|(copied, total)| copied == total)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Reads all zeros. Returns how many there are.
+    fn read_zeros(&self) -> std::io::Result<u64> {
+        std::io::copy(&mut File::open(self.path("zeros"))?, &mut std::io::sink())
+    }
 }
 
 #[test]
@@ -261,33 +303,38 @@ fn a_staged_archive_is_read_before_it_is_copied() {
     if skip_without_mounts() {
         return;
     }
-    let work = work_directory();
-    let archive = large(work.path());
-    let len = fs::metadata(&archive).unwrap().len();
-    let mount_point = work.path().join("mount");
-    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
-    let mounted = Mounted::archfs(&archive, &mount_point, &[&tmpfs.option()]);
-    // One thread that reads as fast copies for a tenth of a second at least.
-    let (copied, total) = staged(&mount_point).unwrap();
-    assert!(copied < total && total == len, "{copied} of {total}");
-    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
-    assert_ne!(held(mounted.daemon(), &archive), [], "the original is closed");
-    wait_until("all is copied", || is_complete(&mount_point));
-    wait_until("the original is closed", || held(mounted.daemon(), &archive).is_empty());
-    assert_eq!(held(mounted.daemon(), &tmpfs.0), [(0o600, 0, len)]);
-    fs::remove_file(&archive).unwrap();
-    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
-    let stats = run(archfs().args(["stats", "--json"]).arg(&mount_point)).stdout;
+    let copying = Copying::begin();
+    let len = fs::metadata(&copying.archive).unwrap().len();
+    let mount_point = copying.mounted.path();
+    let row = || {
+        let table = String::from_utf8(run(archfs().arg("list")).stdout).unwrap();
+        let is_row = |line: &&str| line.starts_with(mount_point.to_str().unwrap());
+        table.lines().find(is_row).unwrap().to_owned()
+    };
+    assert!(row().contains("% staged"), "{}", row());
+    assert_eq!(fs::read(copying.path("last")).unwrap(), b"the end\n");
+    let held_by = |directory: &Path| held(copying.mounted.daemon(), directory);
+    assert_ne!(held_by(&copying.archive), [], "the original is closed");
+    wait_until("all is copied", || copying.is_complete());
+    wait_until("the original is closed", || held_by(&copying.archive).is_empty());
+    assert_eq!(held_by(&copying.tmpfs.0), [(0o600, 0, len)]);
+    fs::remove_file(&copying.archive).unwrap();
+    assert_eq!(copying.read_zeros().unwrap(), ZEROS);
+    assert_eq!(fs::read(copying.path("last")).unwrap(), b"the end\n");
+    let stats = run(archfs().args(["stats", "--json"]).arg(mount_point)).stdout;
     let stats: serde_json::Value = serde_json::from_slice(&stats).unwrap();
     assert_eq!(stats["staged"]["copied_bytes"].as_u64(), Some(len));
-    let table = run(archfs().arg("list")).stdout;
-    let table = String::from_utf8(table).unwrap();
-    let row = table.lines().find(|line| line.starts_with(mount_point.to_str().unwrap())).unwrap();
-    assert!(!row.contains("staged"), "it is complete");
-    // Without a copy.
-    drop(mounted);
-    let image = image::small(work.path());
-    let _mounted = Mounted::archfs(&image, &mount_point, &[]);
+    assert!(!row().contains("staged"), "{}", row());
+}
+
+#[test]
+fn without_a_copy_no_progress_is_reported() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _mounted = Mounted::archfs(&image::small(work.path()), &mount_point, &[]);
     assert!(listed(&mount_point).unwrap()["staged"].is_null());
 }
 
@@ -296,30 +343,19 @@ fn a_copy_that_runs_out_of_space_is_continued_when_there_is_some() {
     if skip_without_mounts() {
         return;
     }
-    let work = work_directory();
-    let archive = large(work.path());
-    let mount_point = work.path().join("mount");
-    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
-    let log = work.path().join("log");
-    let options = [tmpfs.option(), format!("--log-file={}", log.display())];
-    let _mounted = Mounted::archfs(&archive, &mount_point, &options.each_ref().map(String::as_str));
+    let copying = Copying::begin();
     // It takes no time and all space that is left but the half.
-    let other = File::create(tmpfs.0.join("other")).unwrap();
-    rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, ZEROS / 2).unwrap();
-    let warnings = || {
-        let said = fs::read_to_string(&log).unwrap();
-        said.matches("cannot write the copy").count()
-    };
+    let other = copying.tmpfs.0.join("other");
+    let file = File::create(&other).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, ZEROS / 2).unwrap();
+    drop(file);
+    let warnings = || copying.log().matches("cannot write the copy").count();
     wait_until("the copy is full", || warnings() > 0);
-    assert!(!is_complete(&mount_point));
-    let mut zeros = File::open(mount_point.join("zeros")).unwrap();
-    let read = std::io::copy(&mut zeros, &mut std::io::sink()).unwrap();
-    assert_eq!(read, ZEROS, "reads do not depend on the copy");
-    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
-    drop(zeros);
-    fs::remove_file(tmpfs.0.join("other")).unwrap();
-    drop(other);
-    wait_until("all is copied", || is_complete(&mount_point));
+    assert!(!copying.is_complete());
+    assert_eq!(copying.read_zeros().unwrap(), ZEROS, "reads do not depend on the copy");
+    assert_eq!(fs::read(copying.path("last")).unwrap(), b"the end\n");
+    fs::remove_file(&other).unwrap();
+    wait_until("all is copied", || copying.is_complete());
     assert_eq!(warnings(), 1);
 }
 
@@ -374,20 +410,13 @@ fn an_archive_that_is_rewritten_while_it_is_copied_is_never_mixed() {
     if skip_without_mounts() {
         return;
     }
-    let work = work_directory();
-    let archive = large(work.path());
-    let mount_point = work.path().join("mount");
-    let tmpfs = Tmpfs::new(work.path().join("near"), ROOM);
-    let log = work.path().join("log");
-    let options = [tmpfs.option(), format!("--log-file={}", log.display())];
-    let _mounted = Mounted::archfs(&archive, &mount_point, &options.each_ref().map(String::as_str));
-    assert_eq!(fs::read(mount_point.join("last")).unwrap(), b"the end\n");
-    File::options().append(true).open(&archive).unwrap().write_all(b"x").unwrap();
-    let said = || fs::read_to_string(&log).unwrap();
-    wait_until("the change is found", || said().contains("reads of it now fail with EIO"));
-    assert!(said().contains("large.tar: rewritten in place since it was opened"), "{}", said());
-    let mut zeros = File::open(mount_point.join("zeros")).unwrap();
-    let error = std::io::copy(&mut zeros, &mut std::io::sink()).unwrap_err();
+    let copying = Copying::begin();
+    assert_eq!(fs::read(copying.path("last")).unwrap(), b"the end\n");
+    File::options().append(true).open(&copying.archive).unwrap().write_all(b"x").unwrap();
+    wait_until("the change is found", || copying.log().contains("reads of it now fail with EIO"));
+    let said = copying.log();
+    assert!(said.contains("large.tar: rewritten in place since it was opened"), "{said}");
+    let error = copying.read_zeros().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
 }
 
