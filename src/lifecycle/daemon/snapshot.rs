@@ -205,7 +205,9 @@ mod tests {
 
     #[test]
     fn the_json_keys_match_the_document() {
-        let json = Snapshot::take(&served(&["/a.sqfs"]), &Stats::default()).json();
+        let stats = Stats::default();
+        stats.watch_staging(Box::new(|| StageCounts { copied: 1, total: 2 }));
+        let json = Snapshot::take(&served(&["/a.sqfs"]), &stats).json();
         let mut found = Vec::new();
         keys(&serde_json::from_str(&json).unwrap(), "", &mut found);
         found.sort();
@@ -223,6 +225,7 @@ mod tests {
         let json: Value = serde_json::from_str(&snapshot.json()).unwrap();
         assert_eq!(json["read_latency"]["p99_ns"], Value::Null);
         assert_eq!(json["requests"]["total"], 0);
+        assert_eq!(json["staged"], Value::Null);
         assert!(json["peak_memory_bytes"].as_u64().unwrap() > 1 << 20, "{json}");
         assert!(json["cpu_seconds"].as_f64().unwrap() > 0.0, "{json}");
         let line = snapshot.summary();

@@ -216,7 +216,7 @@ pub(in crate::lifecycle) struct Status {
     #[serde(rename = "kept")]
     pub(in crate::lifecycle) until_unmount: bool,
     /// How much is copied to this node; `None` without a copy.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::lifecycle) staged: Option<StageCounts>,
 }
 
