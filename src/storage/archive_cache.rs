@@ -33,7 +33,6 @@ mod tests {
     use super::*;
     use crate::os::page_cache;
     use crate::os::unlinked;
-    use crate::progress::Progress;
     use crate::storage::{FileStorage, Fill, NearCopy, Storage, near_copy, read_all};
     use crate::sync::Arc;
 
@@ -118,7 +117,7 @@ mod tests {
     fn preloaded_pages_can_be_dropped_file_by_file() {
         let Some((_file, storage)) = uncached() else { return };
         storage.serve(&Arc::new(ArchiveCache::default()), true);
-        read_all(&[Arc::clone(&storage)], &Progress::default()).unwrap();
+        read_all(&[Arc::clone(&storage)]).unwrap();
         assert_eq!(pages(&storage), (LEN / PAGE) as usize);
         drop_piecewise(&storage);
         assert_eq!(pages(&storage), 0);

@@ -14,7 +14,6 @@ use super::near::{self, NearCopy, Room, Source};
 use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
-use crate::progress::Progress;
 use crate::sync::{Arc, Mutex};
 
 /// Files opened concurrently, each by a thread: on a parallel file system opening is mostly
@@ -90,29 +89,14 @@ pub fn near_copy(
     Ok((copy, near))
 }
 
-/// Reads `files`, to load them into the page cache.
+/// Reads `files` from several threads, to load them into the page cache.
 ///
 /// # Errors
 /// As `Storage::read_exact_at`.
-pub fn read_all(files: &[Arc<FileStorage>], progress: &Progress) -> Result<()> {
-    // With its own readahead, the kernel loads large folios, which it drops only as a whole. Then
-    // most pages would stay when the files in them were served.
-    read_pieces(files, progress, |number, offset, piece| {
-        files[number].read_contents_at(piece, offset)
-    })
-}
-
-/// Calls `read` from several threads for all pieces of `files`, with file number, offset and
-/// buffer.
-fn read_pieces(
-    files: &[Arc<FileStorage>],
-    progress: &Progress,
-    read: impl Fn(usize, u64, &mut [u8]) -> Result<()> + Sync,
-) -> Result<()> {
+pub fn read_all(files: &[Arc<FileStorage>]) -> Result<()> {
     // The index of each file's first piece among all pieces.
     let mut count = 0;
     let first = |file: &Arc<FileStorage>| {
-        progress.expect(file.len());
         let first = count;
         count += file.len().div_ceil(PIECE);
         first
@@ -127,9 +111,10 @@ fn read_pieces(
         let offset = (nth - firsts[number]) * PIECE;
         let len = PIECE.min(files[number].len() - offset);
         let mut buffer = buffers.lock().pop().unwrap_or_else(|| vec![0; PIECE as usize]);
-        read(number, offset, &mut buffer[..len as usize])?;
+        // With its own readahead, the kernel loads large folios, which it drops only as a whole.
+        // Then most pages would stay when the files in them were served.
+        files[number].read_contents_at(&mut buffer[..len as usize], offset)?;
         buffers.lock().push(buffer);
-        progress.advance(len);
         Ok(())
     };
     try_ordered(usize::try_from(count).unwrap_or(usize::MAX), READ_AT_ONCE, work, |()| {})

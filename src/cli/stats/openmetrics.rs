@@ -41,10 +41,12 @@ pub(super) fn text(readings: &[Reading]) -> String {
         reading.direct_reads
     });
     text.counter("direct_bytes", "bytes", "Bytes of those reads", |reading| reading.direct_bytes);
-    for (name, help, bytes) in [
-        ("staged_bytes", "Bytes of the archives that --stage has copied", copied as fn(_) -> _),
-        ("stage_bytes", "Bytes of the archives that --stage copies", total),
-    ] {
+    type Bytes = fn(StageCounts) -> u64;
+    let staging: [(_, _, Bytes); 2] = [
+        ("staged_bytes", "Bytes of the archives that --stage has copied", |staged| staged.copied),
+        ("stage_bytes", "Bytes of the archives that --stage copies", |staged| staged.total),
+    ];
+    for (name, help, bytes) in staging {
         text.family(name, "gauge", "bytes", help);
         text.samples(name, |reading| {
             reading.staged.map(|staged| (String::new(), bytes(staged))).into_iter().collect()
@@ -65,14 +67,6 @@ pub(super) fn text(readings: &[Reading]) -> String {
         reading.cache_releases
     });
     text.text + "# EOF\n"
-}
-
-fn copied(staged: StageCounts) -> u64 {
-    staged.copied
-}
-
-fn total(staged: StageCounts) -> u64 {
-    staged.total
 }
 
 struct Text<'r> {

@@ -112,7 +112,7 @@ pub(in crate::lifecycle) fn preload(files: Vec<Arc<FileStorage>>) {
     }
     let read = move || {
         let start = Instant::now();
-        match storage::read_all(&files, &Progress::default()) {
+        match storage::read_all(&files) {
             Ok(()) => {
                 log::info!("--preload: archives read in {}", format_duration(start.elapsed()));
             }

@@ -132,8 +132,7 @@ fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
 fn close(copy: &NearCopy, start: Instant) {
     for part in &copy.parts {
         // Each read has checked it. Some network file systems learn of a change only later.
-        if let Some(source) = part.source()
-            && part.check().is_ok()
+        if let Ok(Some(source)) = part.source()
             && let Err(error) = source.check_version()
             && error.kind() == Kind::Changed
         {

@@ -35,6 +35,7 @@ mod model;
 mod part;
 mod schedule;
 mod source;
+mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
 
@@ -216,13 +217,10 @@ impl NearCopy {
             let wanted = &mut buffer[wanted];
             match claim {
                 Claim::Read(_) => self.read_present(file, wanted, next)?,
-                Claim::ReadThrough(_) => match part.source() {
+                Claim::ReadThrough(_) => match part.source()? {
                     Some(source) => self.fetch_from(part, &*source, wanted, next)?,
                     // It was closed in the meantime, so the bytes are there.
-                    None => {
-                        part.check()?;
-                        continue;
-                    }
+                    None => continue,
                 },
                 Claim::Fetch(flight) => {
                     let before = (next - flight.range.start) as usize;
@@ -233,7 +231,7 @@ impl NearCopy {
                         }
                         // Perhaps only bytes around the wanted ones cannot be read.
                         Err(error) if wanted.len() < fetched.len() => {
-                            let source = part.source().ok_or(error)?;
+                            let source = part.source()?.ok_or(error)?;
                             self.fetch_from(part, &*source, wanted, next)?;
                         }
                         Err(error) => return Err(error),
@@ -262,7 +260,7 @@ impl NearCopy {
             }
             match schedule.free(&part.whole_granules(&run)) {
                 Some(range) => {
-                    let range = range.start..range.end.min(range.start + schedule::PIECE);
+                    let range = range.start..range.end.min(range.start + streams::PIECE);
                     schedule.begin(range.clone(), By::Reader, now);
                     return Claim::Fetch(Flight { copy: self, range });
                 }
@@ -274,8 +272,7 @@ impl NearCopy {
     /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room.
     fn fetch(&self, part: &Part, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
         let range = &flight.range;
-        part.check()?;
-        let source = part.source().ok_or_else(|| closed(&part.name))?;
+        let source = part.source()?.ok_or_else(|| closed(&part.name))?;
         self.fetch_from(part, &*source, buffer, range.start)?;
         match self.file.write_all_at(buffer, range.start) {
             Ok(()) => {
@@ -298,7 +295,6 @@ impl NearCopy {
         buffer: &mut [u8],
         offset: u64,
     ) -> Result<()> {
-        part.check()?;
         source.fetch(buffer, offset - part.start).inspect_err(|error| {
             if error.kind() == Kind::Changed {
                 self.give_up(part, error);
@@ -376,14 +372,15 @@ impl NearCopy {
         const STEP: Duration = Duration::from_millis(50);
         loop {
             show(self.counts().copied);
+            // First, because a failure is noted before the sources are closed.
+            let is_closed = self.schedule.lock().stage == Stage::Closed;
             if let Some(error) = self.failure.lock().take() {
                 return Err(error);
             }
-            let mut schedule = self.schedule.lock();
-            if schedule.stage == Stage::Closed {
-                return self.failure.lock().take().map_or(Ok(()), Err);
+            if is_closed {
+                return Ok(());
             }
-            self.landed.wait_for(&mut schedule, STEP);
+            self.landed.wait_for(&mut self.schedule.lock(), STEP);
         }
     }
 

@@ -56,8 +56,12 @@ impl Part {
     }
 
     /// Where its bytes come from; `None` once all of it is there.
-    pub(super) fn source(&self) -> Option<Arc<dyn Source>> {
-        self.source.lock().clone()
+    ///
+    /// # Errors
+    /// Those of `check`.
+    pub(super) fn source(&self) -> Result<Option<Arc<dyn Source>>> {
+        self.check()?;
+        Ok(self.source.lock().clone())
     }
 
     /// Fails if it was rewritten before all of it was there.

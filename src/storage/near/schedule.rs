@@ -1,8 +1,7 @@
 //! What is fetched next, by whom, and how much at once.
 //!
-//! Readers fetch what they miss at once. The fill follows in the order of the archives. While
-//! readers wait for their bytes, the fill uses as many streams as the source serves without making
-//! each much slower (`streams`), so it takes what bandwidth they leave.
+//! Readers fetch what they miss at once. The fill follows in the order of the archives, and takes
+//! the bandwidth that they leave (`streams`).
 //!
 //! Invariant: no byte is in two flights.
 
@@ -11,28 +10,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::granules::{GRANULE, Granules};
-
-/// Largest number of bytes that is fetched with one read: one or a few stripes of a parallel file
-/// system. With 4 MiB, as many streams would need twice the memory, and were no faster.
-pub(super) const PIECE: u64 = 2 << 20;
-
-/// Streams of the fill, that is, pieces fetched at once: beside readers at first and at least, and
-/// alone. A single stream gets only a fraction of a parallel file system's bandwidth.
-const STREAMS_FIRST: f64 = 4.0;
-const STREAMS_MIN: f64 = 2.0;
-const STREAMS_MAX: f64 = 16.0;
-
-/// Beside readers, there is one stream more while each is at least this fast, compared with the
-/// fastest, and one less if each is slower than that.
-const RATE_TO_ADD: f64 = 0.75;
-const RATE_TO_REMOVE: f64 = 0.5;
-
-/// The weight of a new rate in the one to compare with, if the source became slower as a whole. The
-/// fewest streams tell that.
-const RATE_WEIGHT: f64 = 0.1;
-
-/// The shortest piece whose rate counts, in bytes: of shorter ones the latency is most.
-const RATED_MIN: u64 = PIECE / 2;
+use super::streams::{PIECE, STREAMS_ALONE, Streams};
 
 /// How long after its last miss a reader is expected to miss again.
 const READER_PAUSE: Duration = Duration::from_millis(100);
@@ -84,10 +62,7 @@ pub(super) struct Schedule {
     last_reader: Option<Instant>,
     /// Where the fill looks for missing bytes.
     cursor: u64,
-    /// Streams beside readers.
-    streams: f64,
-    /// The rate of a stream without others, as far as it is known, in bytes per second.
-    best_rate: f64,
+    streams: Streams,
     announced: VecDeque<Range<u64>>,
     /// Largest number of bytes that the fill fetches with one read: few after a failure, to find
     /// the place that cannot be read, and then more again.
@@ -110,7 +85,7 @@ pub(super) enum Stage {
     /// It fetches.
     #[default]
     Filling,
-    /// It was stopped, or cannot go on.
+    /// It was stopped.
     Stopped,
     /// All bytes are there, and a thread closes the sources.
     Closing,
@@ -124,8 +99,7 @@ impl Default for Schedule {
             flights: Vec::new(),
             last_reader: None,
             cursor: 0,
-            streams: STREAMS_FIRST,
-            best_rate: 0.0,
+            streams: Streams::default(),
             announced: VecDeque::new(),
             piece: PIECE,
             failures: 0,
@@ -164,28 +138,9 @@ impl Schedule {
             return;
         };
         let (_, by, began) = self.flights.swap_remove(index);
-        let len = range.end - range.start;
         match by {
             By::Reader => self.last_reader = Some(now),
-            By::Fill if len >= RATED_MIN && now > began => {
-                self.rate(len as f64 / (now - began).as_secs_f64());
-            }
-            By::Fill => {}
-        }
-    }
-
-    /// Adapts the streams beside readers to the rate of one, in bytes per second.
-    fn rate(&mut self, rate: f64) {
-        if self.streams == STREAMS_MIN {
-            self.best_rate += (rate - self.best_rate) * RATE_WEIGHT;
-        }
-        self.best_rate = self.best_rate.max(rate);
-        // Divided, because as many streams report as there are.
-        let step = 1.0 / self.streams;
-        if rate >= RATE_TO_ADD * self.best_rate {
-            self.streams = (self.streams + step).min(STREAMS_MAX);
-        } else if rate < RATE_TO_REMOVE * self.best_rate {
-            self.streams = (self.streams - step).max(STREAMS_MIN);
+            By::Fill => self.streams.note_piece(range.end - range.start, now - began),
         }
     }
 
@@ -271,24 +226,24 @@ impl Schedule {
             granules.first_run(&(start..end)).0
         };
         let waits = self.retry_at.filter(|&retry_at| now < retry_at);
-        while let Some(range) = self.announced.front() {
+        if waits.is_some() {
+            self.announced.clear();
+        }
+        while let Some(range) = self.announced.front().cloned() {
             let start = granules.first_missing(range.start);
             let start = start.filter(|&start| start < range.end && extent(start).is_wanted);
-            let Some(start) = start.filter(|_| waits.is_none()) else {
+            let Some(start) = start else {
                 self.announced.pop_front();
                 continue;
             };
-            let found = piece(start, range.end);
-            let free = self.free(&found);
-            let next = free.as_ref().map_or_else(|| self.end_of_flight(start), |free| free.end);
-            match free {
-                Some(free) if self.has_room_for(&free, STREAMS_MAX) => {
-                    self.announced[0].start = next;
+            match self.free(&piece(start, range.end)) {
+                Some(free) if self.has_room_for(&free, STREAMS_ALONE) => {
+                    self.announced[0].start = free.end;
                     return Next::Fetch(free);
                 }
                 // It fetches as much as it ever does.
                 Some(_) => return Next::Wait(None),
-                None => self.announced[0].start = next,
+                None => self.announced[0].start = self.end_of_flight(start),
             }
         }
         // What failed is tried again after the rest, so that one bad place does not hold it up.
@@ -316,7 +271,7 @@ impl Schedule {
     fn admit(&mut self, range: Range<u64>, now: Instant) -> Next {
         let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
         let has_readers = self.bytes(By::Reader) > 0 || quiet_at.is_some();
-        let streams = if has_readers { self.streams } else { STREAMS_MAX };
+        let streams = if has_readers { self.streams.beside_readers() } else { STREAMS_ALONE };
         if !self.has_room_for(&range, streams) {
             return Next::Wait(quiet_at);
         }
@@ -373,7 +328,8 @@ mod tests {
     fn the_fill_takes_pieces_in_order_and_fewer_beside_readers() {
         let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
         let now = Instant::now();
-        let (alone, beside) = (STREAMS_MAX as u64, STREAMS_FIRST as u64);
+        let (alone, beside) =
+            [STREAMS_ALONE, Streams::default().beside_readers()].map(|n| n as u64).into();
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..alone));
         assert_eq!(next(&mut schedule, &granules, now), Next::Wait(None));
         let reader = 39 * PIECE..39 * PIECE + GRANULE;
@@ -435,38 +391,6 @@ mod tests {
         assert_eq!(first, Next::Fetch(range(1)));
         schedule.begin(range(1), By::Fill, now);
         assert_eq!(next(&mut schedule, &granules, now), Next::Fetch(range(3)));
-    }
-
-    /// A source whose streams share a bandwidth, and one on which each is as fast as alone.
-    #[test]
-    fn there_are_as_many_streams_beside_readers_as_do_not_slow_each_other_down() {
-        let latency = 0.02;
-        let transfer = PIECE as f64 / 200e6;
-        let streams = |time: fn(f64, f64, f64) -> f64| {
-            let mut schedule = Schedule::default();
-            for _ in 0..1000 {
-                let streams = schedule.streams.floor();
-                schedule.rate(PIECE as f64 / time(latency, transfer, streams));
-            }
-            schedule.streams
-        };
-        let shared = streams(|latency, transfer, streams| latency + streams * transfer);
-        assert!((2.5..8.0).contains(&shared), "{shared}");
-        let separate = streams(|latency, transfer, _| latency + transfer);
-        assert!((separate - STREAMS_MAX).abs() < 0.1, "{separate}");
-        let contended = streams(|_, transfer, streams| streams * streams * transfer);
-        assert!((STREAMS_MIN..6.0).contains(&contended), "{contended}");
-    }
-
-    #[test]
-    fn a_source_that_becomes_slower_as_a_whole_keeps_its_streams() {
-        let mut schedule = Schedule::default();
-        for rate in [1e9, 1e7] {
-            for _ in 0..1000 {
-                schedule.rate(rate);
-            }
-            assert!(schedule.streams > STREAMS_MAX - 0.1, "{rate}: {}", schedule.streams);
-        }
     }
 
     #[test]

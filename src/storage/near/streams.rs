@@ -1,0 +1,108 @@
+//! How many pieces the fill fetches at once beside readers.
+//!
+//! It uses as many streams as the source serves without making each much slower. If they share the
+//! bandwidth of the source, more would only take it from the readers.
+
+use std::time::Duration;
+
+/// Largest number of bytes that is fetched with one read: one or a few stripes of a parallel file
+/// system. With 4 MiB, as many streams would need twice the memory, and were no faster.
+pub(super) const PIECE: u64 = 2 << 20;
+
+/// Streams of the fill, that is, pieces fetched at once: beside readers at first and at least, and
+/// alone. A single stream gets only a fraction of a parallel file system's bandwidth.
+const STREAMS_FIRST: f64 = 4.0;
+const STREAMS_MIN: f64 = 2.0;
+pub(super) const STREAMS_ALONE: f64 = 16.0;
+
+/// Beside readers, there is one stream more while each is at least this fast, compared with the
+/// fastest, and one less if each is slower than that.
+const RATE_TO_ADD: f64 = 0.75;
+const RATE_TO_REMOVE: f64 = 0.5;
+
+/// The weight of a new rate in the one to compare with, if the source became slower as a whole. The
+/// fewest streams tell that.
+const RATE_WEIGHT: f64 = 0.1;
+
+/// The shortest piece whose rate counts, in bytes: of shorter ones the latency is most.
+const RATED_MIN: u64 = PIECE / 2;
+
+/// The streams of a fill beside readers.
+#[derive(Debug)]
+pub(super) struct Streams {
+    count: f64,
+    /// The rate of a stream without others, as far as it is known, in bytes per second.
+    best_rate: f64,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self { count: STREAMS_FIRST, best_rate: 0.0 }
+    }
+}
+
+impl Streams {
+    /// How many there are. A part of one is for a piece that is not whole.
+    pub(super) fn beside_readers(&self) -> f64 {
+        self.count
+    }
+
+    /// Notes that a piece of `len` bytes was fetched in `time`.
+    pub(super) fn note_piece(&mut self, len: u64, time: Duration) {
+        if len >= RATED_MIN && !time.is_zero() {
+            self.rate(len as f64 / time.as_secs_f64());
+        }
+    }
+
+    /// Adapts the streams beside readers to the rate of one, in bytes per second.
+    fn rate(&mut self, rate: f64) {
+        if self.count == STREAMS_MIN {
+            self.best_rate += (rate - self.best_rate) * RATE_WEIGHT;
+        }
+        self.best_rate = self.best_rate.max(rate);
+        // Divided, because as many streams report as there are.
+        let step = 1.0 / self.count;
+        if rate >= RATE_TO_ADD * self.best_rate {
+            self.count = (self.count + step).min(STREAMS_ALONE);
+        } else if rate < RATE_TO_REMOVE * self.best_rate {
+            self.count = (self.count - step).max(STREAMS_MIN);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source whose streams share a bandwidth, and one on which each is as fast as alone.
+    #[test]
+    fn there_are_as_many_streams_beside_readers_as_do_not_slow_each_other_down() {
+        let latency = 0.02;
+        let transfer = PIECE as f64 / 200e6;
+        let streams = |time: fn(f64, f64, f64) -> f64| {
+            let mut known = Streams::default();
+            for _ in 0..1000 {
+                let streams = known.count.floor();
+                known.rate(PIECE as f64 / time(latency, transfer, streams));
+            }
+            known.count
+        };
+        let shared = streams(|latency, transfer, streams| latency + streams * transfer);
+        assert!((2.5..8.0).contains(&shared), "{shared}");
+        let separate = streams(|latency, transfer, _| latency + transfer);
+        assert!((separate - STREAMS_ALONE).abs() < 0.1, "{separate}");
+        let contended = streams(|_, transfer, streams| streams * streams * transfer);
+        assert!((STREAMS_MIN..6.0).contains(&contended), "{contended}");
+    }
+
+    #[test]
+    fn a_source_that_becomes_slower_as_a_whole_keeps_its_streams() {
+        let mut known = Streams::default();
+        for rate in [1e9, 1e7] {
+            for _ in 0..1000 {
+                known.rate(rate);
+            }
+            assert!(known.count > STREAMS_ALONE - 0.1, "{rate}: {}", known.count);
+        }
+    }
+}
