@@ -36,6 +36,8 @@ pub enum Kind {
     Unsupported,
     /// The operating system reported an error.
     Io,
+    /// A server does not let this user read.
+    Denied,
     /// In use: a mount with open files, a directory that is not empty.
     Busy,
     /// Invalid command line.
@@ -69,6 +71,7 @@ impl Kind {
             | Self::UnknownFormat
             | Self::Unsupported
             | Self::Io
+            | Self::Denied
             | Self::CannotMount
             | Self::NotMounted
             | Self::Changed

@@ -19,6 +19,7 @@ use super::{mistakes, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime, MountPlan};
 use crate::log::Verbosity;
+use crate::url;
 use crate::vfs::ViewOptions;
 
 /// Headings of the options of mount and run in --help.
@@ -288,9 +289,11 @@ impl MountArgs {
 /// An archive that was named before, perhaps by another path.
 fn named_twice(archives: &[PathBuf]) -> Option<&PathBuf> {
     let mut seen = HashSet::new();
-    let mut is_new = |path: &PathBuf| {
+    let mut urls = HashSet::new();
+    let mut is_new = |path: &PathBuf| match url::is_url(path) {
+        true => urls.insert(path.clone()),
         // Opening it later reports the error.
-        fs::metadata(path).map_or(true, |found| seen.insert((found.dev(), found.ino())))
+        false => fs::metadata(path).map_or(true, |found| seen.insert((found.dev(), found.ino()))),
     };
     archives.iter().find(|path| !is_new(path))
 }
@@ -391,11 +394,14 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     arguments
 }
 
-/// The absolute path of `path`.
+/// The absolute path of `path`. A URL stays as it is.
 ///
 /// # Errors
 /// `Io` if there is no working directory, or `path` is empty.
 pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
+    if url::is_url(path) {
+        return Ok(path.clone());
+    }
     std::path::absolute(path)
         .map_err(|error| Error::io(format!("{}: invalid path", path.display()), error))
 }

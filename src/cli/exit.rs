@@ -66,6 +66,7 @@ pub(super) fn of(error: &Error) -> u8 {
         | Kind::PastEnd
         | Kind::NoAttribute
         | Kind::Io
+        | Kind::Denied
         | Kind::Busy
         | Kind::Changed
         | Kind::Interrupted => 1,

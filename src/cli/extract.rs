@@ -12,6 +12,7 @@ use super::values::threads;
 use super::{exit, term};
 use crate::error::{Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
+use crate::formats::OpenOptions;
 use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -69,7 +70,9 @@ const PROBLEMS_PRINTED: usize = 20;
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let start = Instant::now();
-    let tree = open_watched(&args.archives, &args.content.options(args.partial))?;
+    let opening =
+        OpenOptions { reads_all: args.only.is_empty(), ..args.content.options(args.partial) };
+    let tree = open_watched(&args.archives, &opening)?;
     let interrupt = Interrupt::watch()?;
     let only: Vec<_> = args.only.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
     let options = ExtractOptions {

@@ -9,6 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::error::{Error, Kind};
 use crate::lifecycle;
+use crate::url;
 
 /// Options of mksquashfs, and what to write for them. clap would read `-comp` as `-c omp`.
 const MKSQUASHFS: [(&str, &str); 14] = [
@@ -87,6 +88,10 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
 pub(super) fn misplaced(archives: &[impl AsRef<Path>], mount_point: &Path) -> Option<Error> {
     let first = archives.first().map(AsRef::as_ref)?;
     let usage = |context: String| Error::new(Kind::Usage, context);
+    if url::is_url(mount_point) && !first.is_dir() {
+        let context = format!("{}: a URL, not a mount point", mount_point.display());
+        return Some(usage(context).with_hint("the last path is the mount point, a directory"));
+    }
     let name = mount_point.file_name().map(OsStr::as_bytes).unwrap_or_default();
     if !ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes())) {
         return None;

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::url;
+
 mod args;
 mod bar;
 mod cat;
@@ -94,6 +96,9 @@ enum Command {
 /// Runs `archfs` with `arguments`, which start with the program name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    // What follows is the command of `run`, which gets its words as they are.
+    let has_command = arguments.get(1).is_some_and(|word| word == "run");
+    let arguments = url::named(arguments, has_command);
     stack::with_enough(|| match squashfuse::translated(&arguments) {
         Some(squashfuse::Request::Run(arguments)) => run_with(&arguments),
         Some(squashfuse::Request::Help) => {

@@ -24,6 +24,7 @@ use crate::os::{own_program, raw_signals};
 use crate::progress::Progress;
 use crate::reader;
 use crate::sync::Arc;
+use crate::url;
 
 /// Serve reads of archives at a socket (started by the Python package)
 #[derive(Debug, clap::Args)]
@@ -89,6 +90,7 @@ fn start(listener: UnixListener) -> io::Result<std::result::Result<(), u8>> {
     let arguments: Vec<OsString> = std::env::args_os().skip(2).collect();
     let mut server = own_program::command(["read-server", "--inherited"])
         .args(arguments)
+        .envs(url::environment())
         .stdin(OwnedFd::from(listener))
         .stdout(Stdio::from(theirs))
         .spawn()?;

@@ -80,6 +80,8 @@ pub struct OpenOptions {
     pub findings: FindingSink,
     /// Counts reads from the archives and what the caches do.
     pub stats: Arc<Stats>,
+    /// Whether all of the archives will be read, in order.
+    pub reads_all: bool,
     /// Whether the log gets a note if reads in random order will be slow.
     pub notes_slow_reads: bool,
 }

@@ -175,6 +175,10 @@ impl Opening<'_> {
         let OpenOptions { offset, index_policy: policy, ref stats, .. } = *self.options;
         let whole = Arc::<FileStorage>::clone(file);
         let mut storage: Arc<dyn Storage> = Arc::new(Metered::new(whole, Arc::clone(stats)));
+        if self.options.reads_all {
+            // It goes on until the file is closed.
+            storage.begin_scan();
+        }
         if offset != 0 {
             let file_range =
                 FileRange::new(storage, offset).map_err(|error| error.within(&name))?;

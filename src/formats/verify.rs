@@ -30,6 +30,7 @@ pub fn verify(
         index_policy: IndexPolicy::Compare,
         findings: FindingSink::Return,
         partial: true,
+        reads_all: true,
         ..options.clone()
     };
     progress.begin(super::reading_headers(&files));

@@ -10,11 +10,13 @@ use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::Changes;
 use super::file::FileStorage;
-use super::near::{self, NearCopy, Room, Source};
+use super::near::{self, Goal, NearCopy, Original, Room, Source};
+use super::on_demand;
 use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
 use crate::sync::{Arc, Mutex};
+use crate::url;
 
 /// Files opened concurrently, each by a thread: on a parallel file system opening is mostly
 /// waiting.
@@ -27,11 +29,21 @@ const READ_AT_ONCE: usize = 8;
 /// Size of a piece in bytes: one or a few stripes of a parallel file system.
 const PIECE: u64 = 4 << 20;
 
-/// Opens the files at `paths`; `changes` says what to do if one is rewritten in place.
+/// Opens the archives at `paths`, which are files or URLs; `changes` says what to do if a file is
+/// rewritten in place. Those at URLs are read through a copy of what was read before.
 ///
 /// # Errors
-/// The error of the first path that fails, as `FileStorage::open`.
+/// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`; `Io` if
+/// there is no directory for a copy.
 pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
+    on_demand::through_copy(open_originals(paths, changes)?)
+}
+
+/// Like `open_files`, without a copy.
+///
+/// # Errors
+/// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`.
+pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
     // A pool only if there are too many files, because each read of a pooled file takes a lock.
     if paths.len() > FilePool::room() {
         FilePool::enlarge_room();
@@ -42,6 +54,7 @@ pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileSto
         paths.len(),
         OPENED_AT_ONCE,
         |nth| match &pool {
+            _ if url::is_url(&paths[nth]) => FileStorage::open_remote(&paths[nth]),
             Some(pool) => FileStorage::open_in(&paths[nth], pool, changes),
             None => FileStorage::open_with(&paths[nth], changes),
         },
@@ -79,14 +92,20 @@ pub fn near_copy(
 ) -> Result<(Arc<NearCopy>, Vec<Arc<FileStorage>>)> {
     // Each byte is read once, so what lies around it is not.
     serve(&files, &Arc::new(ArchiveCache::default()));
+    let copy = NearCopy::new(Arc::new(target), name, originals(&files), room, Goal::Everything)?;
+    let near =
+        |(number, file): (usize, &Arc<FileStorage>)| Arc::new(file.near(&copy, number, None));
+    let near = files.iter().enumerate().map(near).collect();
+    Ok((copy, near))
+}
+
+/// `files` as a near copy needs them.
+pub(super) fn originals(files: &[Arc<FileStorage>]) -> Vec<Original> {
     let original = |file: &Arc<FileStorage>| {
         let source: Arc<dyn Source> = Arc::clone(file) as _;
         (file.path().display().to_string(), file.len(), source)
     };
-    let copy = NearCopy::new(target, name, files.iter().map(original).collect(), room)?;
-    let near = files.iter().enumerate().map(|(number, file)| Arc::new(file.near(&copy, number)));
-    let near = near.collect();
-    Ok((copy, near))
+    files.iter().map(original).collect()
 }
 
 /// Reads `files` from several threads, to load them into the page cache.

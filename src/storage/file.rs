@@ -1,4 +1,4 @@
-//! An archive in a regular file or on a block device, read with pread(2).
+//! An archive in a regular file or on a block device, read with pread(2), or at a URL.
 //!
 //! The open descriptor pins the archive: if the file is replaced or deleted while mounted, reads
 //! continue from the opened one. A staged archive is read through its near copy but keeps its own
@@ -20,15 +20,18 @@ use rustix::param;
 use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::{Changes, Version};
-use super::identity::{Identity, Origin, identified};
-use super::near::{NearCopy, Source};
+use super::identity::{Identity, Origin, identified, identified_remote};
+use super::near::{By, Fill, NearCopy, Source, Wanted};
+use super::on_demand;
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::{FilePosition, Valid};
 use crate::os::page_cache;
 use crate::os::trust;
 use crate::os::unlinked::is_in_memory;
+use crate::remote::{self, RemoteFile};
 use crate::sync::{Arc, Mutex, OnceLock};
+use crate::url;
 
 /// A file opened for reading.
 #[derive(Debug)]
@@ -39,9 +42,11 @@ pub struct FileStorage {
     path: PathBuf,
     identity: Identity,
     origin: Origin,
-    /// `None` for a block device, whose time is unrelated to its contents, and for a near copy,
-    /// whose sources have their own.
+    /// `None` for a block device, whose time is unrelated to its contents, for a near copy, whose
+    /// sources have their own, and for a URL, whose server names the version in each answer.
     version: Option<Version>,
+    /// Keeps the fill of the copy alive, if it ends with the files.
+    fill: Option<Arc<Fill>>,
     serving: OnceLock<Serving>,
 }
 
@@ -83,7 +88,13 @@ enum Handle {
     Pooled(Arc<FilePool>, Arc<Slot>),
     /// Read through a copy, where it has this number.
     Near(Arc<NearCopy>, usize),
+    /// Read from a server.
+    Remote(Arc<RemoteFile>),
 }
+
+/// Bytes of tables that are asked of a server at once. In the time of one request it sends about as
+/// much.
+const REMOTE_TABLES: u64 = 256 << 10;
 
 /// The file behind a handle, borrowed for one call.
 enum Opened<'h> {
@@ -129,7 +140,8 @@ impl FileStorage {
         let (identity, origin) = identified(&file, file.metadata()?.len())?;
         let handle = Handle::Open(Arc::new(file));
         let serving = OnceLock::new();
-        Ok(Self { handle, pool: None, path, identity, origin, version: None, serving })
+        let (pool, version, fill) = (None, None, None);
+        Ok(Self { handle, pool, path, identity, origin, version, fill, serving })
     }
 
     /// Like `of`, for a file that belongs to this one. It joins this file's pool of open files, if
@@ -170,15 +182,50 @@ impl FileStorage {
     ) -> Self {
         let version = identity.is_regular().then(|| Version::of(&identity, changes));
         let (path, serving) = (path.to_owned(), OnceLock::new());
-        Self { handle, pool: None, path, identity, origin, version, serving }
+        Self { handle, pool: None, path, identity, origin, version, fill: None, serving }
     }
 
-    /// The same file, read through `copy`, where it has this number.
-    pub(super) fn near(&self, copy: &Arc<NearCopy>, number: usize) -> Self {
+    /// Opens the archive at the URL with the name `path`.
+    ///
+    /// # Errors
+    /// As `RemoteFile::open`.
+    pub(super) fn open_remote(path: &Path) -> Result<Self> {
+        let file = Arc::new(RemoteFile::open(path)?);
+        let (identity, origin) = identified_remote(path, &file);
+        let (path, serving) = (path.to_owned(), OnceLock::new());
+        let (handle, pool, version, fill) = (Handle::Remote(file), None, None, None);
+        Ok(Self { handle, pool, path, identity, origin, version, fill, serving })
+    }
+
+    /// The same file, read through `copy`, where it has this number. `fill` ends with the last of
+    /// its files.
+    pub(super) fn near(
+        &self,
+        copy: &Arc<NearCopy>,
+        number: usize,
+        fill: Option<Arc<Fill>>,
+    ) -> Self {
         let (handle, pool) = (Handle::Near(Arc::clone(copy), number), self.pool.clone());
         let Self { identity, origin, .. } = *self;
-        let (path, serving) = (self.path.clone(), OnceLock::new());
-        Self { handle, pool, path, identity, origin, version: None, serving }
+        let (path, serving, version) = (self.path.clone(), OnceLock::new(), None);
+        Self { handle, pool, path, identity, origin, version, fill, serving }
+    }
+
+    /// All of the file at the URL `path`, in an unlinked file. `None` if the server has none, or one
+    /// that is larger than this archive, which is too much for an index.
+    ///
+    /// # Errors
+    /// As `RemoteFile::open` and `RemoteFile::read_exact_at`; `Io` if there is no space for it.
+    pub fn fetched(&self, path: &Path) -> Result<Option<Self>> {
+        on_demand::fetched(path, self.identity.len)?
+            .map(|file| Self::of(file, path.to_owned()))
+            .transpose()
+            .map_err(|error| Error::io(path.display().to_string(), error))
+    }
+
+    /// Whether it is at a URL.
+    pub fn is_remote(&self) -> bool {
+        url::is_url(&self.path)
     }
 
     /// Prepares the file for requests of a mount, after it was opened and scanned: `cache` says
@@ -190,7 +237,7 @@ impl FileStorage {
             let random = match &self.handle {
                 Handle::Open(file) => Some(&**file),
                 Handle::Near(copy, _) => Some(&**copy.file()),
-                Handle::Pooled(..) => None,
+                Handle::Pooled(..) | Handle::Remote(_) => None,
             };
             let is_on_fuse = self.is_on_fuse();
             let is_random = is_random && !is_in_memory && !is_on_fuse;
@@ -250,6 +297,10 @@ impl FileStorage {
             Handle::Open(file) => (Opened::Borrowed(file), 0),
             Handle::Pooled(pool, slot) => (Opened::Shared(pool.file(slot, || self.reopen())?), 0),
             Handle::Near(copy, number) => (Opened::Borrowed(copy.file()), copy.start(*number)),
+            Handle::Remote(_) => {
+                let context = format!("{}: not a file of this node", self.path.display());
+                return Err(Error::new(Kind::Unsupported, context));
+            }
         })
     }
 
@@ -272,7 +323,13 @@ impl FileStorage {
     }
 
     /// Reads from `other`, which is the same file, or else from the open one.
-    fn read_with(&self, other: Option<&File>, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn read_with(
+        &self,
+        other: Option<&File>,
+        buffer: &mut [u8],
+        offset: u64,
+        what: Wanted,
+    ) -> Result<()> {
         let wanted = buffer.len();
         let context = || format!("{}: cannot read", self.path.display());
         let range = format_args!("{wanted} bytes at {offset:#x}");
@@ -287,8 +344,12 @@ impl FileStorage {
         if end > self.identity.len {
             return Err(truncated());
         }
-        if let Handle::Near(copy, number) = &self.handle {
-            return copy.read_exact_at(*number, buffer, offset, other);
+        match &self.handle {
+            Handle::Near(copy, number) => {
+                return copy.read_exact_at(*number, buffer, offset, other, what);
+            }
+            Handle::Remote(file) => return file.read_exact_at(buffer, offset, remote::PATIENCE),
+            Handle::Open(_) | Handle::Pooled(..) => {}
         }
         let (file, start) = self.opened()?;
         let outcome = other.unwrap_or(&file).read_exact_at(buffer, start + offset);
@@ -368,7 +429,7 @@ fn missing(path: &Path) -> Error {
         name.len() > 1 && name.iter().all(u8::is_ascii_alphanumeric)
     };
     if path.iter().any(is_scheme) {
-        error.with_hint("download it first: archfs reads only files")
+        error.with_hint("of URLs, archfs reads https://, http:// and s3://")
     } else if name.iter().any(|byte| b"*?[".contains(byte)) {
         error.with_hint("check the pattern: no file matches it")
     } else {
@@ -377,7 +438,14 @@ fn missing(path: &Path) -> Error {
 }
 
 impl Source for FileStorage {
-    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, by: By) -> Result<()> {
+        if let Handle::Remote(file) = &self.handle {
+            let patience = match by {
+                By::Reader => remote::PATIENCE,
+                By::Fill => remote::PATIENCE_IN_BACKGROUND,
+            };
+            return file.read_exact_at(buffer, offset, patience);
+        }
         // A file that is read from its copy should not occupy the page cache as well. But other
         // jobs may be reading the same file, so pages that were cached before stay. One byte stands
         // for all, and is looked at first, because the kernel reads ahead. If the system cannot
@@ -402,6 +470,10 @@ impl Source for FileStorage {
             _ => version.check_now(&self.opened()?.0, &self.path),
         }
     }
+
+    fn tables_at_once(&self) -> u64 {
+        if self.is_remote() { REMOTE_TABLES } else { 0 }
+    }
 }
 
 impl Storage for FileStorage {
@@ -410,7 +482,7 @@ impl Storage for FileStorage {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        self.read_with(None, buffer, offset)
+        self.read_with(None, buffer, offset, Wanted::Tables)
     }
 
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
@@ -418,7 +490,7 @@ impl Storage for FileStorage {
         // its large folios cannot be dropped file by file.
         let is_random = buffer.len() >= RANDOM_MIN || self.drops_served();
         let random = self.serving.get().and_then(|serving| serving.random.as_ref());
-        self.read_with(random.filter(|_| is_random), buffer, offset)
+        self.read_with(random.filter(|_| is_random), buffer, offset, Wanted::Contents)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
@@ -439,7 +511,7 @@ impl Storage for FileStorage {
                 let (file, valid) = (Arc::clone(copy.file()), Valid::Filled(copy.filled()));
                 Some(FilePosition { file, valid, offset })
             }
-            Handle::Pooled(..) => None,
+            Handle::Pooled(..) | Handle::Remote(_) => None,
         }
     }
 
@@ -456,6 +528,18 @@ impl Storage for FileStorage {
         let end = range.end.min(self.identity.len);
         if start < end {
             self.drop_cached(start, end - start);
+        }
+    }
+
+    fn begin_scan(&self) {
+        if let (Handle::Near(copy, number), Some(_)) = (&self.handle, &self.fill) {
+            copy.begin_scan(*number);
+        }
+    }
+
+    fn end_scan(&self) {
+        if let (Handle::Near(copy, number), Some(_)) = (&self.handle, &self.fill) {
+            copy.end_scan(*number);
         }
     }
 

@@ -83,6 +83,14 @@ impl Storage for FileRange {
         self.inner.drop_served(start..end, is_continued);
     }
 
+    fn begin_scan(&self) {
+        self.inner.begin_scan();
+    }
+
+    fn end_scan(&self) {
+        self.inner.end_scan();
+    }
+
     fn will_need(&self, offset: u64, len: u64) {
         let inside = len.min(self.len.saturating_sub(offset));
         self.inner.will_need(self.start.saturating_add(offset), inside);

@@ -3,10 +3,16 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use rustix::fs::fstatfs;
+use jiff::fmt::rfc2822;
+use rustix::fs::{FileType, fstatfs};
+use rustix::process::{getegid, geteuid};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::os::trust;
+use crate::remote::RemoteFile;
+use crate::url;
 
 /// Identifies one version of a file, and its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +21,7 @@ pub struct Identity {
     pub len: u64,
     /// Modification time: seconds since 1970 and nanoseconds.
     pub modified: (i64, u32),
-    /// Device number and inode number.
+    /// Device number and inode number; of an archive at a URL, 0 and a hash of its name.
     pub inode: (u64, u64),
     /// Owner (uid).
     pub owner: u32,
@@ -26,7 +32,7 @@ pub struct Identity {
 impl Identity {
     /// Whether it is a regular file.
     pub(super) fn is_regular(&self) -> bool {
-        rustix::fs::FileType::from_raw_mode(self.mode).is_file()
+        FileType::from_raw_mode(self.mode).is_file()
     }
 
     /// Whether it may be another version of `other`: same inode, owner and mode.
@@ -43,7 +49,8 @@ pub struct Origin {
     /// The file system's type (statfs(2), f_type). The device number would not do: nodes that mount
     /// the same file system assign different ones.
     pub file_system: u64,
-    /// Change time: seconds since 1970 and nanoseconds.
+    /// Change time: seconds since 1970 and nanoseconds. Of an archive at a URL, a hash of the version
+    /// that its server names.
     pub changed: (i64, u32),
     /// Group (gid).
     pub group: u32,
@@ -75,4 +82,25 @@ pub(super) fn identified(file: &File, len: u64) -> io::Result<(Identity, Origin)
         group: metadata.gid(),
     };
     Ok((identity, origin))
+}
+
+/// What `Origin::file_system` is for an archive at a URL. No file system has this number.
+const REMOTE: u64 = u64::from_be_bytes(*b"archfsUR");
+
+/// The identity of `file`, which is at the URL with the name `path`. It belongs to the user who
+/// reads it, because the server is the one that the user named.
+pub(super) fn identified_remote(path: &Path, file: &RemoteFile) -> (Identity, Origin) {
+    let version = file.version();
+    let modified = version.modified.as_deref().and_then(|text| rfc2822::parse(text).ok());
+    let hash = |text: &str| xxh3_128(text.as_bytes()) as u64;
+    let etag = version.etag.as_deref().unwrap_or_default();
+    let identity = Identity {
+        len: file.len(),
+        modified: (modified.map_or(0, |time| time.timestamp().as_second()), 0),
+        inode: (0, hash(&url::text(path))),
+        owner: geteuid().as_raw(),
+        mode: FileType::RegularFile.as_raw_mode() | 0o600,
+    };
+    let changed = (hash(etag).cast_signed(), 0);
+    (identity, Origin { file_system: REMOTE, changed, group: getegid().as_raw() })
 }

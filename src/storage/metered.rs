@@ -48,6 +48,14 @@ impl Storage for Metered {
         self.inner.drop_served(range, is_continued);
     }
 
+    fn begin_scan(&self) {
+        self.inner.begin_scan();
+    }
+
+    fn end_scan(&self) {
+        self.inner.end_scan();
+    }
+
     fn will_need(&self, offset: u64, len: u64) {
         self.inner.will_need(offset, len);
     }

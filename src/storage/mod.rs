@@ -21,10 +21,11 @@ mod in_memory;
 mod mem;
 mod metered;
 mod near;
+mod on_demand;
 mod pool;
 
 pub use archive_cache::ArchiveCache;
-pub use archives::{copied_len, near_copy, open_files, read_all, serve};
+pub use archives::{copied_len, near_copy, open_files, open_originals, read_all, serve};
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
@@ -35,7 +36,24 @@ pub use in_memory::InMemory;
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;
-pub use near::{Fill, NearCopy, Room};
+pub use near::{Fill, NearCopy, Room, room_in_memory};
+
+/// Announces a scan of storage until it is dropped.
+pub struct Scanning<'s>(&'s dyn Storage);
+
+impl<'s> Scanning<'s> {
+    /// Announces that `storage` is read in order.
+    pub fn of(storage: &'s dyn Storage) -> Self {
+        storage.begin_scan();
+        Self(storage)
+    }
+}
+
+impl Drop for Scanning<'_> {
+    fn drop(&mut self) {
+        self.0.end_scan();
+    }
+}
 
 /// Bytes that can be read at any offset.
 pub trait Storage: Send + Sync {
@@ -69,6 +87,13 @@ pub trait Storage: Send + Sync {
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
+
+    /// Announces that about all of it is read, in order, until `end_scan`. Advice, which may be
+    /// ignored.
+    fn begin_scan(&self) {}
+
+    /// Ends what the same number of calls of `begin_scan` began.
+    fn end_scan(&self) {}
 
     /// Whether `drop_served` does anything now.
     fn drops_served(&self) -> bool {

@@ -89,6 +89,7 @@ impl Finding {
             | Kind::PastEnd
             | Kind::NoAttribute
             | Kind::Io
+            | Kind::Denied
             | Kind::Busy
             | Kind::Usage
             | Kind::CannotMount

@@ -14,7 +14,7 @@ use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, S
 use crate::formats::index::notes;
 use crate::formats::index::{FinishedTree, Index, IndexFile};
 use crate::formats::limits::TAR_EMPTY_MAX;
-use crate::storage::Storage;
+use crate::storage::{Scanning, Storage};
 use crate::sync::Arc;
 use crate::units::format_size;
 use crate::vfs::{Finding, Location};
@@ -56,8 +56,9 @@ pub(super) fn open(
         return Ok(OpenedCompressed { decompressed, index, is_saved: true });
     }
     let CompressedTar { ref storage, container, .. } = tar;
-    let first_pass = FirstPass::start(name, storage.clone(), container, &tar.cache)?;
     let storage = storage.clone();
+    let scanning = Scanning::of(storage.as_ref());
+    let first_pass = FirstPass::start(name, storage.clone(), container, &tar.cache)?;
     let mut unpacking = Unpacking::new(first_pass, options.progress);
     let (is_tar, starts_with_zeros) = unpacking.probe()?;
     if !is_tar {
@@ -65,6 +66,7 @@ pub(super) fn open(
     }
     let mut finished = scan::forward(&mut unpacking, options.nesting())?;
     let Unpacked { seek_index, spool, damage, garbage } = unpacking.finish()?;
+    drop(scanning);
     let is_long = seek_index.len() > TAR_EMPTY_MAX;
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(no_empty_tar());

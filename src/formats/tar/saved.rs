@@ -8,6 +8,10 @@
 //! - This user, the owner of the archive, or root owns the index.
 //! - The index passes its own checks.
 //!
+//! The index of an archive at a URL may be beside it at its server. What the server says is in the
+//! archive is trusted anyway, so only length and samples must match: a copy of an archive has
+//! another time.
+//!
 //! An attacker could make a copy of an archive with the same length, time and samples but other
 //! names, and have the victim make its index. The victim owns that index, and the attacker can
 //! rename it. So the archive must also be the same file: inode, owner and ctime, which cannot be
@@ -41,6 +45,7 @@ use crate::os::new_file::{NewFile, Readers};
 use crate::os::trust;
 use crate::storage::{FileStorage, Identity, Origin, Storage};
 use crate::sync::Arc;
+use crate::url;
 use crate::vfs::{Finding, Location};
 
 /// Samples of an archive. Opening a saved index reads each once.
@@ -82,18 +87,37 @@ enum CandidateKind {
     Cached,
     /// At the path that the user gave.
     Named,
+    /// Beside the archive at its server.
+    AtServer,
+}
+
+/// What an index must match, besides the bytes of the archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
+    /// Nothing else.
+    Bytes,
+    /// Its time.
+    Version,
+    /// Its time, and the file itself.
+    File,
 }
 
 impl Candidate {
     fn beside(file: &FileStorage, suffix: &str) -> Option<Self> {
         // On FUSE, the daemon can report any owner for an index.
-        if file.origin().is_served_by_process() {
+        if file.is_remote() || file.origin().is_served_by_process() {
             return None;
         }
         let (directory, mut name, path) = Directory::of(file.path(), file.identity().inode)?;
         name.push(suffix);
         let path = path.with_file_name(&name);
         Some(Self { kind: CandidateKind::Beside, directory: Some(directory), name, path })
+    }
+
+    fn at_server(file: &FileStorage, suffix: &str) -> Option<Self> {
+        let path = file.is_remote().then(|| url::beside(file.path(), suffix))??;
+        let name = OsString::new();
+        Some(Self { kind: CandidateKind::AtServer, directory: None, name, path })
     }
 
     fn cached(file: &FileStorage, suffix: &str) -> Option<Self> {
@@ -131,7 +155,11 @@ impl Saved {
         let candidates = match index {
             Some(index) => vec![Candidate::named(index)],
             None => {
-                let candidates = [Candidate::beside(file, suffix), Candidate::cached(file, suffix)];
+                let candidates = [
+                    Candidate::beside(file, suffix),
+                    Candidate::cached(file, suffix),
+                    Candidate::at_server(file, suffix),
+                ];
                 candidates.into_iter().flatten().collect()
             }
         };
@@ -173,6 +201,18 @@ impl Saved {
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
     ) -> Result<Option<IndexFile>> {
+        let fits = |is_bound: Bound| move |key: &Key| self.check_key(archive, key, is_bound);
+        let open = |file: FileStorage, bound: Bound| {
+            let name = candidate.path.display().to_string();
+            IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &fits(bound))
+                .map(Some)
+        };
+        if candidate.kind == CandidateKind::AtServer {
+            return match archive.fetched(&candidate.path)? {
+                Some(file) => open(file, Bound::Bytes),
+                None => Ok(None),
+            };
+        }
         let failed = |error| Error::io("cannot be read", error);
         let opened = match candidate.open() {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
@@ -202,35 +242,36 @@ impl Saved {
         if found.mode() & 0o022 != 0 {
             return stale("other users may write to it");
         }
-        let is_bound_to_file = match candidate.kind {
-            CandidateKind::Beside => !directory.is_written_only_by_us(owner),
-            CandidateKind::Cached | CandidateKind::Named => true,
-        };
-        let file = archive.with(file, candidate.path.clone()).map_err(failed)?;
-        let fits = |key: &Key| {
-            let Key { recursive, len, modified, file, samples } = key;
-            if *recursive != self.recursive {
-                return stale("made with another choice of --nested");
-            }
-            if *len != self.identity.len || *modified != self.identity.modified {
-                return stale("the archive has changed since it was indexed");
-            }
-            if is_bound_to_file && *file != self.file_key() {
+        let is_unbound =
+            candidate.kind == CandidateKind::Beside && directory.is_written_only_by_us(owner);
+        let bound = if is_unbound { Bound::Version } else { Bound::File };
+        open(archive.with(file, candidate.path.clone()).map_err(failed)?, bound)
+    }
+
+    /// Fails unless `key` is that of the archive.
+    fn check_key(&self, archive: &FileStorage, key: &Key, bound: Bound) -> Result<()> {
+        let Key { recursive, len, modified, file, samples } = key;
+        if *recursive != self.recursive {
+            return stale("made with another choice of --nested");
+        }
+        let is_version = bound == Bound::Bytes || *modified == self.identity.modified;
+        if *len != self.identity.len || !is_version {
+            return stale("the archive has changed since it was indexed");
+        }
+        if bound == Bound::File && *file != self.file_key() {
+            return stale("made of another file, or the archive has changed since it was indexed");
+        }
+        // On storage that is far away, each takes a while.
+        let block = u64::try_from(BLOCK).unwrap_or(1);
+        samples.iter().for_each(|(offset, _)| archive.will_need(*offset, block));
+        for (offset, hash) in samples {
+            if sample(archive, *offset)? != *hash {
                 return stale(
-                    "made of another file, or the archive has changed since it was indexed",
+                    "the archive has changed since it was indexed, although its time has not",
                 );
             }
-            for (offset, hash) in samples {
-                if sample(archive, *offset)? != *hash {
-                    return stale(
-                        "the archive has changed since it was indexed, although its time has not",
-                    );
-                }
-            }
-            Ok(())
-        };
-        let name = candidate.path.display().to_string();
-        IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &fits).map(Some)
+        }
+        Ok(())
     }
 
     fn file_key(&self) -> FileKey {
@@ -317,10 +358,11 @@ impl Saved {
     /// another archive, where it would be trusted as this user's.
     fn may_be_written(&self, candidate: &Candidate, is_demanded: bool) -> bool {
         let Some(directory) = &candidate.directory else {
-            return true;
+            return candidate.kind != CandidateKind::AtServer;
         };
         match candidate.kind {
             CandidateKind::Cached | CandidateKind::Named => true,
+            CandidateKind::AtServer => false,
             // A user who shares a directory with a group and asks for an index shares it with the
             // group.
             CandidateKind::Beside => {
@@ -356,7 +398,7 @@ impl Saved {
         let mode = match candidate.kind {
             CandidateKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
             CandidateKind::Beside => self.identity.mode & 0o040,
-            CandidateKind::Cached | CandidateKind::Named => 0,
+            CandidateKind::Cached | CandidateKind::Named | CandidateKind::AtServer => 0,
         };
         let readers = Readers { group: self.origin.group, mode };
         let New { finished, key, archive_len } = new;
@@ -399,7 +441,7 @@ fn may_be_replaced(directory: &Directory, name: &OsStr) -> std::io::Result<bool>
 /// The hash of the block at `offset`.
 fn sample(archive: &dyn Storage, offset: u64) -> Result<Hash> {
     let mut block = [0; BLOCK];
-    archive.read_exact_at(&mut block, offset)?;
+    archive.read_contents_at(&mut block, offset)?;
     Ok(*blake3::hash(&block).as_bytes())
 }
 

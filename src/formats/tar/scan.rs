@@ -20,7 +20,7 @@ use crate::formats::index::{ArchiveRange, DirectoryId, FinishedTree};
 use crate::formats::limits::NESTING_MAX;
 use crate::ordered::ordered;
 use crate::progress::Progress;
-use crate::storage::Storage;
+use crate::storage::{Scanning, Storage};
 
 /// Members to collect before they go into the tree.
 const BATCH: usize = 4096;
@@ -47,6 +47,7 @@ pub(super) fn uncompressed_with_grain(
     grain: Grain,
     progress: &Progress,
 ) -> Result<FinishedTree> {
+    let _scanning = Scanning::of(storage);
     let mut tree = NewTree::default();
     let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: storage.len() };
     let mut level = vec![whole];

@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::{MountPlan, share};
 use crate::os::mountinfo::{self, MountEntry};
+use crate::url;
 
 /// The mount point for `plan`, whose own is ignored. It exists already if the plan is mounted.
 ///
@@ -42,6 +43,9 @@ pub fn choose_mount_point(plan: &MountPlan) -> Result<PathBuf> {
 /// Does not ask a FUSE mount at that path, which may hang, and as root nothing that another user
 /// serves.
 pub fn is_archive(path: &Path) -> bool {
+    if url::is_url(path) {
+        return true;
+    }
     let Ok(path) = mount_point::locate(path) else { return false };
     let is_served = |entry: Option<MountEntry>| entry.is_some_and(|entry| entry.is_fuse());
     !mountinfo::topmost(&path).is_ok_and(is_served)

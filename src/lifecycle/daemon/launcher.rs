@@ -28,6 +28,7 @@ use crate::lifecycle::share::{Client, MountLock};
 use crate::os::own_program;
 use crate::os::process::ProcessId;
 use crate::os::scm_rights;
+use crate::url;
 
 /// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
 #[derive(Debug)]
@@ -55,6 +56,7 @@ impl Launched {
             None => Stdio::null(),
         };
         let process = own_program::command(arguments)
+            .envs(url::environment())
             .stdin(stdin)
             .stdout(OwnedFd::from(theirs))
             .spawn()

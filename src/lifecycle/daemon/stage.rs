@@ -19,14 +19,9 @@ use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{self, Changes, FileStorage, Fill, NearCopy, Room};
+use crate::storage::{self, Changes, FileStorage, Fill, NearCopy};
 use crate::sync::Arc;
 use crate::units::{Size, format_duration};
-
-/// Memory that a copy in memory leaves to the job: this part of what the job may use, and at most
-/// this many bytes.
-const RESERVE_PART: u64 = 16;
-const RESERVE_MAX: u64 = 256 << 20;
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
                     the page cache keeps what fits";
@@ -73,8 +68,11 @@ pub(in crate::lifecycle) fn archives(
         (None, true) => Changes::Allowed,
         (None, false) => Changes::Reported,
     };
-    let files = storage::open_files(&plan.archives, changes)?;
-    let Some(directory) = &plan.stage else { return Ok(Archives { files, staging: None }) };
+    let Some(directory) = &plan.stage else {
+        let files = storage::open_files(&plan.archives, changes)?;
+        return Ok(Archives { files, staging: None });
+    };
+    let files = storage::open_originals(&plan.archives, changes)?;
     let name = format!("--stage {}", directory.display());
     let begun = begin(files, directory, name.clone(), cache_bytes);
     let (files, staging) = begun.map_err(|error| error.within(&name))?;
@@ -146,7 +144,7 @@ fn begin(
     let room = if is_in_memory {
         let left = memory::headroom();
         check_memory(len, cache_bytes, left).map_err(|error| error.with_hint(DISK))?;
-        room_in_memory(len, left)
+        storage::room_in_memory(len, left)
     } else {
         // In memory this would write zeros to all of it.
         reserve_space(&target, len)?;
@@ -155,18 +153,6 @@ fn begin(
     let (copy, files) = storage::near_copy(files, target, name, room)?;
     let fill = Fill::start(&copy)?;
     Ok((files, Staging { copy, _fill: fill }))
-}
-
-/// Says whether a copy in memory of `len` bytes may grow, if this much was `left` before it.
-fn room_in_memory(len: u64, left: Option<Headroom>) -> Room {
-    let reserve = memory::limit().map_or(RESERVE_MAX, |limit| limit / RESERVE_PART);
-    // If nothing else needs memory, the copy fits.
-    let spare = left.map_or(u64::MAX, |left| left.bytes.saturating_sub(len) / 2);
-    let reserve = reserve.min(RESERVE_MAX).min(spare);
-    Box::new(move || {
-        let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
-        Some(format!("{} only {}", bound.leaves(), Size(bytes)))
-    })
 }
 
 /// Waits until the copy is complete.

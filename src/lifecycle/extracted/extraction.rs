@@ -12,7 +12,7 @@ use super::hold::Hold;
 use super::keeper;
 use crate::error::{Error, Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
-use crate::formats;
+use crate::formats::{self, OpenOptions};
 use crate::lifecycle::daemon::opening;
 use crate::lifecycle::{MountPlan, share};
 use crate::progress::{Progress, Show, Watch};
@@ -75,7 +75,8 @@ fn extract_once(plan: &MountPlan, hold: &Hold, show: Show<'_>, watch: Watch<'_>)
 }
 
 fn extract(plan: &MountPlan, directory: &Path, progress: &Progress) -> Result<Extracted> {
-    let tree = formats::open(&plan.archives, &opening::options(plan), progress)?;
+    let options = OpenOptions { reads_all: true, ..opening::options(plan) };
+    let tree = formats::open(&plan.archives, &options, progress)?;
     let tree = opening::view(plan, tree)?;
     let options = ExtractOptions {
         only: &[],

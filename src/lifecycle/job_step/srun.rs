@@ -23,6 +23,7 @@ use super::environment::{Job, is_removed};
 use crate::error::{Error, Kind, Result};
 use crate::os::process;
 use crate::os::raw_signals::Mask;
+use crate::url;
 
 /// How long to wait for a process to end.
 const TERM_LIMIT: Duration = Duration::from_secs(2);
@@ -73,7 +74,7 @@ impl Srun {
             }
         }
         // A variable instead of --overlap, because an old srun rejects unknown options.
-        command.env("SLURM_OVERLAP", "1");
+        command.env("SLURM_OVERLAP", "1").envs(url::environment());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A process group of its own: srun must not get Ctrl-C and other signals to the group of
         // the script, because it would pass them on.

@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::os::memory;
 use crate::os::process::ProcessId;
+use crate::url;
 use crate::vfs::ViewOptions;
 
 /// The record of a process that is about to mount as `plan` says.
@@ -89,6 +90,7 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
                     digest.update(&number.to_le_bytes());
                 }
             }
+            Err(_) if url::is_url(path) => digest.update(url::of_name(&url::text(path)).as_bytes()),
             // Opening it later reports the error.
             Err(_) => digest.update(path.as_os_str().as_bytes()),
         }

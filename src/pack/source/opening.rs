@@ -23,6 +23,7 @@ use crate::pack::output::parent_of;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
 use crate::sync::Arc;
+use crate::url;
 use crate::vfs::{Finding, Location, Severity, Tree};
 
 /// Archives opened at once, one per thread. On a parallel file system opening is mostly waiting.
@@ -66,12 +67,23 @@ pub(super) fn all<'s>(
     output_archive: Option<&'s OutputArchive>,
 ) -> Result<Vec<Opened<'s>>> {
     let is_single = paths.len() == 1 && sources.list.is_none();
-    // `None` for standard input until it is known to be an archive.
+    // `None` for a URL and for standard input until they are known to be archives.
     let mut opened = Vec::with_capacity(paths.len());
     // Indices of regular files in `opened`. They may be archives.
     let mut regular = Vec::new();
+    let mut stdin_at = None;
     for path in paths {
         if is_stdin(path) {
+            stdin_at = Some(opened.len());
+            opened.push(None);
+            continue;
+        }
+        if url::is_url(path) {
+            if sources.as_file {
+                let context = format!("{}: a URL; --as-file needs a file", path.display());
+                return Err(Error::new(Kind::Usage, context).with_hint("download it first"));
+            }
+            regular.push(opened.len());
             opened.push(None);
             continue;
         }
@@ -111,7 +123,7 @@ pub(super) fn all<'s>(
     if !regular.is_empty() {
         files = storage::open_files(&regular_paths, Changes::default())?;
     }
-    if let Some(nth) = opened.iter().position(Option::is_none) {
+    if let Some(nth) = stdin_at {
         files.push(Arc::new(stdin::read(job, sources.output.as_deref())?));
         regular.push(nth);
     }
@@ -180,6 +192,7 @@ fn trees(
         findings: FindingSink::Return,
         // What is missing is reported for each source.
         partial: true,
+        reads_all: true,
         ..OpenOptions::default()
     };
     let within = OpenOptions { recursive: true, ..options.clone() };

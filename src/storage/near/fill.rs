@@ -16,6 +16,7 @@ use crate::units::{Size, format_duration};
 const THREADS: usize = 20;
 
 /// The fill of a copy, which goes on until this is dropped.
+#[derive(Debug)]
 pub struct Fill(Arc<NearCopy>);
 
 impl Fill {
@@ -104,13 +105,17 @@ fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
             schedule = copy.look_for_room(schedule);
             continue;
         }
-        let nothing = Extent { end: u64::MAX, is_wanted: false };
+        let nothing = Extent { end: u64::MAX, is_wanted: false, is_filled: false };
         let extent = |offset| copy.part(offset).map_or(nothing, Part::extent);
         match schedule.next(&copy.granules, extent, now) {
             Next::Fetch(range) => {
                 let part = copy.part(range.start)?;
                 schedule.begin(range.clone(), By::Fill, now);
-                return Some((part, Flight { copy, range }));
+                return Some((part, Flight { copy, range, by: By::Fill }));
+            }
+            // More may be announced.
+            Next::End if !copy.parts.iter().all(Part::is_filled) => {
+                copy.progressed.wait(&mut schedule);
             }
             Next::Wait(None) => copy.progressed.wait(&mut schedule),
             Next::Wait(Some(until)) => {

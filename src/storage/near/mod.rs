@@ -33,6 +33,7 @@ mod granules;
 #[cfg(all(test, feature = "model"))]
 mod model;
 mod part;
+mod room;
 mod schedule;
 mod source;
 mod streams;
@@ -40,18 +41,18 @@ mod streams;
 mod tests;
 
 pub use fill::Fill;
-pub(super) use part::copied_len;
+pub(super) use part::{Original, copied_len};
+pub use room::{Room, room_in_memory};
+pub(super) use room::{room_beside_others, room_on_disk};
+pub(super) use schedule::By;
 pub(super) use source::Source;
 
 use granules::{GRANULE, Granules};
-use part::{Original, Part};
-use schedule::{By, Schedule, Stage};
+use part::Part;
+use schedule::{Schedule, Stage};
 
 /// Time until the next look for room, while there is none.
 const ROOM_RETRY: Duration = Duration::from_secs(5);
-
-/// Says why the copy should not grow now; `None` if it may.
-pub type Room = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// The copy of some archives.
 pub struct NearCopy {
@@ -78,6 +79,24 @@ pub struct NearCopy {
     progressed: Condvar,
 }
 
+/// What the fill fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// All bytes.
+    Everything,
+    /// What readers announce, and an archive while it is scanned.
+    Announced,
+}
+
+/// What a reader wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// The contents of a file. The bytes around them belong to others.
+    Contents,
+    /// Anything else in an archive.
+    Tables,
+}
+
 /// What a reader does about the first bytes that it wants.
 enum Claim<'c> {
     /// They are there.
@@ -92,6 +111,7 @@ enum Claim<'c> {
 struct Flight<'c> {
     copy: &'c NearCopy,
     range: Range<u64>,
+    by: By,
 }
 
 impl NearCopy {
@@ -100,17 +120,18 @@ impl NearCopy {
     /// # Errors
     /// `Io` if it would be too large.
     pub(super) fn new(
-        file: File,
+        file: Arc<File>,
         name: String,
         originals: Vec<Original>,
         room: Room,
+        goal: Goal,
     ) -> Result<Arc<Self>> {
         let len = originals.iter().map(|(_, len, _)| *len).fold(0, u64::saturating_add);
-        let (parts, end) = part::laid_out(originals);
+        let (parts, end) = part::laid_out(originals, goal);
         // Other processes recognize the file by its size.
         file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
         Ok(Arc::new(Self {
-            file: Arc::new(file),
+            file,
             name,
             parts,
             len,
@@ -175,6 +196,7 @@ impl NearCopy {
 
     /// Fills `buffer` with the bytes at `offset` of the archive with this number, which has them.
     /// What is there is read from `file`, if given, which is the file of the copy opened again.
+    /// Around `Tables`, more is fetched.
     ///
     /// # Errors
     /// Those of the source, and of reading the copy.
@@ -184,6 +206,7 @@ impl NearCopy {
         buffer: &mut [u8],
         offset: u64,
         file: Option<&File>,
+        what: Wanted,
     ) -> Result<()> {
         let part = self.parts.get(number).ok_or_else(|| closed(&self.name))?;
         let file = file.unwrap_or(&self.file);
@@ -192,7 +215,7 @@ impl NearCopy {
         if self.granules.has(&(start..end)) {
             self.read_present(file, buffer, start)?;
         } else {
-            self.read_missing(part, file, buffer, start)?;
+            self.read_missing(part, file, buffer, start, what)?;
         }
         part.check()
     }
@@ -203,12 +226,19 @@ impl NearCopy {
     }
 
     /// Reads what is there, fetches what is missing, and waits for what others fetch.
-    fn read_missing(&self, part: &Part, file: &File, buffer: &mut [u8], start: u64) -> Result<()> {
+    fn read_missing(
+        &self,
+        part: &Part,
+        file: &File,
+        buffer: &mut [u8],
+        start: u64,
+        what: Wanted,
+    ) -> Result<()> {
         let end = start + buffer.len() as u64;
         let mut next = start;
         let mut fetched = Vec::new();
         while next < end {
-            let claim = self.claim(part, &(next..end));
+            let claim = self.claim(part, &(next..end), what);
             let until = match &claim {
                 Claim::Read(range) | Claim::ReadThrough(range) => range.end,
                 Claim::Fetch(flight) => flight.range.end.min(end),
@@ -218,7 +248,9 @@ impl NearCopy {
             match claim {
                 Claim::Read(_) => self.read_present(file, wanted, next)?,
                 Claim::ReadThrough(_) => match part.source()? {
-                    Some(source) => self.fetch_from(part, &*source, wanted, next)?,
+                    Some(source) => {
+                        self.fetch_from(part, &*source, wanted, next, By::Reader)?;
+                    }
                     // It was closed in the meantime, so the bytes are there.
                     None => continue,
                 },
@@ -232,7 +264,7 @@ impl NearCopy {
                         // Perhaps only bytes around the wanted ones cannot be read.
                         Err(error) if wanted.len() < fetched.len() => {
                             let source = part.source()?.ok_or(error)?;
-                            self.fetch_from(part, &*source, wanted, next)?;
+                            self.fetch_from(part, &*source, wanted, next, By::Reader)?;
                         }
                         Err(error) => return Err(error),
                     }
@@ -243,7 +275,7 @@ impl NearCopy {
         Ok(())
     }
 
-    fn claim(&self, part: &Part, wanted: &Range<u64>) -> Claim<'_> {
+    fn claim(&self, part: &Part, wanted: &Range<u64>, what: Wanted) -> Claim<'_> {
         let mut schedule = self.schedule.lock();
         loop {
             let (run, is_there) = self.granules.first_run(wanted);
@@ -258,11 +290,19 @@ impl NearCopy {
             if !schedule.keeps(now) {
                 return Claim::ReadThrough(run);
             }
+            let run = match what {
+                Wanted::Tables => {
+                    let end = run.start.saturating_add(part.tables_at_once);
+                    let end = run.end.max(end - end % GRANULE);
+                    self.granules.first_run(&(run.start..end.min(part.end()))).0
+                }
+                Wanted::Contents => run,
+            };
             match schedule.free(&part.whole_granules(&run)) {
                 Some(range) => {
                     let range = range.start..range.end.min(range.start + streams::PIECE);
                     schedule.begin(range.clone(), By::Reader, now);
-                    return Claim::Fetch(Flight { copy: self, range });
+                    return Claim::Fetch(Flight { copy: self, range, by: By::Reader });
                 }
                 None => self.landed.wait(&mut schedule),
             }
@@ -273,7 +313,7 @@ impl NearCopy {
     fn fetch(&self, part: &Part, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
         let range = &flight.range;
         let source = part.source()?.ok_or_else(|| closed(&part.name))?;
-        self.fetch_from(part, &*source, buffer, range.start)?;
+        self.fetch_from(part, &*source, buffer, range.start, flight.by)?;
         match self.file.write_all_at(buffer, range.start) {
             Ok(()) => {
                 let len = buffer.len() as u64;
@@ -294,8 +334,9 @@ impl NearCopy {
         source: &dyn Source,
         buffer: &mut [u8],
         offset: u64,
+        by: By,
     ) -> Result<()> {
-        source.fetch(buffer, offset - part.start).inspect_err(|error| {
+        source.fetch(buffer, offset - part.start, by).inspect_err(|error| {
             if error.kind() == Kind::Changed {
                 self.give_up(part, error);
             }
@@ -361,6 +402,23 @@ impl NearCopy {
             self.progressed.notify_one();
         }
         is_missing
+    }
+
+    /// Fetches all of the archive with this number, until the same number of calls of `end_scan`.
+    pub(super) fn begin_scan(&self, number: usize) {
+        if let Some(part) = self.parts.get(number) {
+            part.begin_fill();
+            // Taken, so that no thread is between its look and its wait.
+            drop(self.schedule.lock());
+            self.progressed.notify_all();
+        }
+    }
+
+    /// Ends what `begin_scan` began.
+    pub(super) fn end_scan(&self, number: usize) {
+        if let Some(part) = self.parts.get(number) {
+            part.end_fill();
+        }
     }
 
     /// Waits until all bytes are there; `show` is told how many are.

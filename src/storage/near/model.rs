@@ -24,7 +24,7 @@ fn byte(offset: u64) -> u8 {
 }
 
 impl Source for Counting {
-    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, _: By) -> Result<()> {
         thread::yield_now();
         {
             let mut failing = self.failing.lock();
@@ -46,18 +46,23 @@ impl Source for Counting {
     fn check_version(&self) -> Result<()> {
         Ok(())
     }
+
+    fn tables_at_once(&self) -> u64 {
+        0
+    }
 }
 
 fn copy_of(source: &Arc<Counting>) -> Arc<NearCopy> {
     let file = unlinked::create("/dev/shm".as_ref()).unwrap();
     let bytes: Arc<dyn Source> = Arc::clone(source) as _;
     let originals = vec![("original".to_owned(), LEN, bytes)];
-    NearCopy::new(file, "copy".into(), originals, Box::new(|| None)).unwrap()
+    NearCopy::new(Arc::new(file), "copy".into(), originals, Box::new(|| None), Goal::Everything)
+        .unwrap()
 }
 
 fn read(copy: &NearCopy, range: Range<u64>) -> Result<()> {
     let mut found = vec![0; (range.end - range.start) as usize];
-    copy.read_exact_at(0, &mut found, range.start, None)?;
+    copy.read_exact_at(0, &mut found, range.start, None, Wanted::Contents)?;
     assert!(found.iter().zip(range).all(|(found, offset)| *found == byte(offset)));
     Ok(())
 }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use super::Goal;
 use super::granules::GRANULE;
 use super::schedule::Extent;
 use super::source::Source;
 use crate::error::{Error, Kind, Result};
-use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// An archive to copy: its name for messages, its size in bytes, its bytes.
 pub(in crate::storage) type Original = (String, u64, Arc<dyn Source>);
@@ -19,19 +20,25 @@ pub(super) struct Part {
     len: u64,
     /// `None` once all of it is there. Held for a copy of the reference.
     pub(super) source: Mutex<Option<Arc<dyn Source>>>,
+    /// `Source::tables_at_once`.
+    pub(super) tables_at_once: u64,
+    /// How many want the fill to fetch all of it.
+    fills: AtomicU64,
     /// Whether it was rewritten before all of it was there. What is there may be of several
     /// versions then, because some network file systems learn of a change late.
     has_changed: AtomicBool,
 }
 
 /// The archives of a copy, and its size in bytes.
-pub(super) fn laid_out(originals: Vec<Original>) -> (Vec<Part>, u64) {
+pub(super) fn laid_out(originals: Vec<Original>, goal: Goal) -> (Vec<Part>, u64) {
     let lens: Vec<u64> = originals.iter().map(|(_, len, _)| *len).collect();
     let (starts, end) = layout(&lens);
-    let part = |((name, len, source), start)| Part {
+    let part = |((name, len, source), start): (Original, u64)| Part {
         name,
         start,
         len,
+        tables_at_once: source.tables_at_once(),
+        fills: AtomicU64::new((goal == Goal::Everything).into()),
         source: Mutex::new(Some(source)),
         has_changed: AtomicBool::new(false),
     };
@@ -46,7 +53,26 @@ impl Part {
 
     /// What the fill needs to know of it.
     pub(super) fn extent(&self) -> Extent {
-        Extent { end: self.end(), is_wanted: !self.has_changed.load(Ordering::SeqCst) }
+        Extent {
+            end: self.end(),
+            is_wanted: !self.has_changed.load(Ordering::SeqCst),
+            is_filled: self.is_filled(),
+        }
+    }
+
+    /// Whether the fill fetches all of it.
+    pub(super) fn is_filled(&self) -> bool {
+        self.fills.load(Ordering::SeqCst) > 0
+    }
+
+    /// Makes the fill fetch all of it.
+    pub(super) fn begin_fill(&self) {
+        self.fills.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends what `begin_fill` began.
+    pub(super) fn end_fill(&self) {
+        self.fills.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// `range`, extended to whole granules of this archive.

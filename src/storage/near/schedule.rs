@@ -27,7 +27,7 @@ const ANNOUNCED_MAX: usize = 64;
 
 /// Who fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(in crate::storage) enum By {
     /// A reader, for itself.
     Reader,
     /// The fill.
@@ -52,6 +52,8 @@ pub(super) struct Extent {
     pub(super) end: u64,
     /// Whether it is still to be copied.
     pub(super) is_wanted: bool,
+    /// Whether all of it is, and not only what was announced.
+    pub(super) is_filled: bool,
 }
 
 /// Under way and to come. All ranges are in bytes of the copy.
@@ -250,10 +252,10 @@ impl Schedule {
         let mut is_left = false;
         for _ in 0..2 {
             while let Some(start) = granules.first_missing(self.cursor) {
-                let Extent { end, is_wanted } = extent(start);
+                let Extent { end, is_wanted, is_filled } = extent(start);
                 let found = piece(start, u64::MAX);
                 match self.free(&found) {
-                    _ if !is_wanted => self.cursor = end.max(start + 1),
+                    _ if !is_wanted || !is_filled => self.cursor = end.max(start + 1),
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => return self.admit(free, now),
                     None => {
@@ -304,7 +306,7 @@ mod tests {
 
     /// Ends of archives in these tests.
     const PART: u64 = 40 * PIECE + 5;
-    const ARCHIVE: Extent = Extent { end: PART, is_wanted: true };
+    const ARCHIVE: Extent = Extent { end: PART, is_wanted: true, is_filled: true };
 
     fn next(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Next {
         schedule.next(granules, |_| ARCHIVE, now)
@@ -451,6 +453,7 @@ mod tests {
         let extent = |offset| Extent {
             end: if offset < middle { middle } else { 2 * middle },
             is_wanted: true,
+            is_filled: true,
         };
         let start = Instant::now();
         let mut now = start;

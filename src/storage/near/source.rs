@@ -1,19 +1,25 @@
 //! The original of a part of a near copy.
 
+use super::schedule::By;
 use crate::error::Result;
 
 /// Bytes that are far away. Reads may run from any number of threads at once.
 pub(in crate::storage) trait Source: Send + Sync {
-    /// Fills `buffer` with the bytes at `offset`, all of the version that was opened.
+    /// Fills `buffer` with the bytes at `offset`, all of the version that was opened. If an error may
+    /// pass, a reader waits longer for that than the fill, which tries again later.
     ///
     /// # Errors
     /// `Changed` if there is another version; `Corrupt` if the source ends before the buffer is
     /// full; `Io` if it cannot be read.
-    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
+    fn fetch(&self, buffer: &mut [u8], offset: u64, by: By) -> Result<()>;
 
     /// Fails if some of what was fetched may be of another version than the one that was opened.
     ///
     /// # Errors
     /// `Changed`; `Io` if the source cannot tell.
     fn check_version(&self) -> Result<()>;
+
+    /// Bytes of tables that are fetched with one read, because those after the wanted ones will be
+    /// read soon. 0 if a read costs little.
+    fn tables_at_once(&self) -> u64;
 }

@@ -7,6 +7,9 @@ use crate::sync::thread;
 
 const LEN: usize = 6 << 20;
 
+/// `Source::tables_at_once`.
+const TABLES: u64 = 8 * GRANULE;
+
 /// A source in memory.
 struct Distant {
     bytes: Vec<u8>,
@@ -37,7 +40,7 @@ impl Distant {
 }
 
 impl Source for Distant {
-    fn fetch(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, _: By) -> Result<()> {
         thread::sleep(self.latency);
         let end = offset + buffer.len() as u64;
         if self.has_changed.load(Ordering::Relaxed) {
@@ -57,15 +60,24 @@ impl Source for Distant {
             false => Ok(()),
         }
     }
+
+    fn tables_at_once(&self) -> u64 {
+        TABLES
+    }
 }
 
 fn copy_in(room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
-    let file = unlinked::create(&std::env::temp_dir()).unwrap();
+    copy_for(Goal::Everything, room, sources)
+}
+
+fn copy_for(goal: Goal, room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
+    let file = Arc::new(unlinked::create(&std::env::temp_dir()).unwrap());
     let original = |source: &&Arc<Distant>| {
         let bytes: Arc<dyn Source> = Arc::clone(source) as _;
         ("original".to_owned(), source.bytes.len() as u64, bytes)
     };
-    NearCopy::new(file, "copy".into(), sources.iter().map(original).collect(), room).unwrap()
+    let originals = sources.iter().map(original).collect();
+    NearCopy::new(file, "copy".into(), originals, room, goal).unwrap()
 }
 
 fn copy_of(sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
@@ -75,7 +87,7 @@ fn copy_of(sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
 /// Reads `range` of the source with this number, and compares it.
 fn read(copy: &NearCopy, number: usize, source: &Distant, range: Range<usize>) -> Result<()> {
     let mut found = vec![0; range.len()];
-    copy.read_exact_at(number, &mut found, range.start as u64, None)?;
+    copy.read_exact_at(number, &mut found, range.start as u64, None, Wanted::Contents)?;
     assert!(found == source.bytes[range.clone()], "{range:?}");
     Ok(())
 }
@@ -204,7 +216,8 @@ fn a_copy_that_cannot_be_written_is_read_through() {
     let file = unlinked::create(&std::env::temp_dir()).unwrap();
     let bytes: Arc<dyn Source> = Arc::clone(&source) as _;
     let originals = vec![("original".to_owned(), LEN as u64, bytes)];
-    let copy = NearCopy::new(file, "copy".into(), originals, Box::new(|| None)).unwrap();
+    let (room, goal): (Room, _) = (Box::new(|| None), Goal::Everything);
+    let copy = NearCopy::new(Arc::new(file), "copy".into(), originals, room, goal).unwrap();
     let mut copy = Arc::into_inner(copy).unwrap();
     copy.file = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap());
     let copy = Arc::new(copy);
@@ -270,4 +283,73 @@ fn what_is_announced_is_fetched_before_the_rest() {
     }
     let copied = copy.counts().copied;
     assert!(copied < 50 << 20, "{copied}");
+}
+
+/// Waits until `copy` has `expected` bytes.
+fn wait_for(copy: &NearCopy, expected: u64) {
+    while copy.counts().copied < expected {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(copy.counts().copied, expected);
+}
+
+#[test]
+fn a_copy_on_demand_has_what_was_read_announced_or_scanned() {
+    let sources = [0; 2].map(|_| Distant::new(LEN, Duration::from_millis(1)));
+    let copy = copy_for(Goal::Announced, Box::new(|| None), &[&sources[0], &sources[1]]);
+    let _fill = Fill::start(&copy).unwrap();
+    read(&copy, 0, &sources[0], 5..6).unwrap();
+    wait_for(&copy, GRANULE);
+    copy.will_need(0, &(2 * GRANULE..4 * GRANULE));
+    wait_for(&copy, 3 * GRANULE);
+    copy.begin_scan(1);
+    wait_for(&copy, 3 * GRANULE + LEN as u64);
+    copy.end_scan(1);
+    // The other one goes on as before, and its source stays open.
+    read(&copy, 0, &sources[0], 0..LEN).unwrap();
+    assert_eq!(copy.counts().copied, 2 * LEN as u64);
+    assert!(copy.is_complete() && copy.parts.iter().all(|part| part.source().unwrap().is_some()));
+}
+
+#[test]
+fn a_scan_that_ends_early_fetches_no_more() {
+    let source = Distant::new(8 * LEN, Duration::from_millis(20));
+    let copy = copy_for(Goal::Announced, Box::new(|| None), &[&source]);
+    let _fill = Fill::start(&copy).unwrap();
+    copy.begin_scan(0);
+    while copy.counts().copied == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    copy.end_scan(0);
+    // What is under way ends.
+    while copy
+        .schedule
+        .lock()
+        .free(&(0..8 * LEN as u64))
+        .is_none_or(|free| free != (0..8 * LEN as u64))
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let copied = copy.counts().copied;
+    thread::sleep(Duration::from_millis(60));
+    assert_eq!(copy.counts().copied, copied);
+    assert!(copied < 8 * LEN as u64);
+}
+
+#[test]
+fn tables_are_fetched_together_with_those_after_them() {
+    let source = Distant::new(LEN, Duration::ZERO);
+    let copy = copy_for(Goal::Announced, Box::new(|| None), &[&source]);
+    let mut found = [0; 10];
+    let mut read = |offset: u64, what| copy.read_exact_at(0, &mut found, offset, None, what);
+    read(20 * GRANULE, Wanted::Contents).unwrap();
+    assert_eq!(copy.counts().copied, GRANULE);
+    read(GRANULE + 5, Wanted::Tables).unwrap();
+    assert_eq!(copy.counts().copied, GRANULE + TABLES);
+    // As far as what is there.
+    read(18 * GRANULE, Wanted::Tables).unwrap();
+    assert_eq!(copy.counts().copied, 3 * GRANULE + TABLES);
+    // As far as the end.
+    read(LEN as u64 - 10, Wanted::Tables).unwrap();
+    assert_eq!(copy.counts().copied, 4 * GRANULE + TABLES);
 }

@@ -1,0 +1,309 @@
+//! What a server answers to a request for a range of a file, and what that means.
+
+use std::io::Read;
+use std::ops::Range;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::fmt::rfc2822;
+use ureq::Body;
+use ureq::http::{HeaderMap, Response, StatusCode};
+
+use super::Version;
+use crate::error::{Error, Kind, reason};
+
+/// What the header of an answer says of the file.
+pub(super) struct Answer {
+    /// Size of the whole file in bytes.
+    pub(super) len: u64,
+    pub(super) version: Version,
+}
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// It may pass. The server asks to wait for the time `after`.
+    Passing { why: String, after: Option<Duration> },
+    /// The server does not accept the request as it is.
+    Denied(Denial),
+    /// It will not pass.
+    Final(Error),
+}
+
+/// A request that was not accepted.
+#[derive(Debug)]
+pub(super) struct Denial {
+    pub(super) status: StatusCode,
+    /// The code of an S3 server.
+    pub(super) code: Option<String>,
+    /// Where it has sent the client.
+    pub(super) location: Option<String>,
+    /// The region of the bucket.
+    pub(super) region: Option<String>,
+    /// The time at the server.
+    pub(super) date: Option<Timestamp>,
+}
+
+impl Failure {
+    pub(super) fn passing(why: impl Into<String>) -> Self {
+        Self::Passing { why: why.into(), after: None }
+    }
+
+    /// The server has another version of the file.
+    pub(super) fn changed() -> Self {
+        Self::Final(Error::new(Kind::Changed, "changed"))
+    }
+
+    fn unsupported(context: String, hint: &str) -> Self {
+        Self::Final(Error::new(Kind::Unsupported, context).with_hint(hint))
+    }
+}
+
+impl From<ureq::Error> for Failure {
+    fn from(error: ureq::Error) -> Self {
+        use ureq::Error;
+        let untrusted = |why: String| {
+            let context = format!("no secure connection: {why}");
+            let error = crate::error::Error::new(Kind::Io, context);
+            Self::Final(error.with_hint(
+                "if the server has a certificate of your site, set SSL_CERT_FILE to the \
+                 certificates of your site",
+            ))
+        };
+        match error {
+            Error::HostNotFound => Self::passing("the name of the server is not known"),
+            Error::Timeout(_) => Self::passing("the server does not answer in time"),
+            Error::Rustls(error) => untrusted(error.to_string()),
+            Error::Tls(error) => untrusted(error.to_owned()),
+            Error::Io(error) => {
+                match error.get_ref().is_some_and(|inner| inner.to_string().contains("certificate"))
+                {
+                    true => untrusted(reason(&error)),
+                    false => Self::passing(format!("cannot connect: {}", reason(&error))),
+                }
+            }
+            Error::BadUri(_) | Error::Http(_) => {
+                Self::Final(crate::error::Error::new(Kind::Usage, "not a valid URL"))
+            }
+            Error::InvalidProxyUrl => Self::Final(
+                crate::error::Error::new(Kind::Usage, "the proxy is not a valid URL")
+                    .with_hint("look at the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY"),
+            ),
+            error => Self::passing(format!("the connection failed: {}", reason(&error))),
+        }
+    }
+}
+
+/// Reads the `range` that was asked for into `buffer`, which is as long, from `response`. `opened`
+/// is the version and the size that were opened; `None` while the file is being opened.
+///
+/// # Errors
+/// What is wrong with the answer.
+pub(super) fn read(
+    response: Response<Body>,
+    range: &Range<u64>,
+    opened: Option<(&Version, u64)>,
+    buffer: &mut [u8],
+) -> Result<Answer, Failure> {
+    let (head, body) = response.into_parts();
+    let headers = &head.headers;
+    let version = version(headers);
+    let is_other = opened.is_some_and(|(opened, _)| differs(opened, &version));
+    let status = head.status;
+    match status {
+        StatusCode::PARTIAL_CONTENT | StatusCode::OK if is_other => return Err(Failure::changed()),
+        StatusCode::PARTIAL_CONTENT => {}
+        // `rclone serve s3` sends a part with this status.
+        StatusCode::OK if content_range(headers).is_some() => {}
+        StatusCode::OK => {
+            return Err(Failure::unsupported(
+                "the server sends only whole files".to_owned(),
+                "download it, or use a server that answers requests for ranges",
+            ));
+        }
+        StatusCode::PRECONDITION_FAILED if opened.is_some() => return Err(Failure::changed()),
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            return match opened {
+                // Of an empty file there is no first byte.
+                None if content_range(headers) == Some((None, 0)) => Ok(Answer { len: 0, version }),
+                None => Err(unexpected(status)),
+                Some(_) => Err(Failure::changed()),
+            };
+        }
+        StatusCode::NOT_FOUND | StatusCode::GONE => {
+            let code = code(body).map(|code| format!(" ({code})")).unwrap_or_default();
+            let (kind, context) = match opened {
+                None => (Kind::NotFound, format!("no such file on the server{code}")),
+                Some(_) => (Kind::Io, format!("not on the server any more{code}")),
+            };
+            return Err(Failure::Final(Error::new(kind, context)));
+        }
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
+            return Err(busy(status, headers));
+        }
+        _ if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
+            return Err(busy(status, headers));
+        }
+        StatusCode::UNAUTHORIZED
+        | StatusCode::FORBIDDEN
+        | StatusCode::BAD_REQUEST
+        | StatusCode::MOVED_PERMANENTLY
+        | StatusCode::FOUND
+        | StatusCode::SEE_OTHER
+        | StatusCode::TEMPORARY_REDIRECT
+        | StatusCode::PERMANENT_REDIRECT => {
+            let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.to_owned());
+            let (location, region) = (text("location"), text("x-amz-bucket-region"));
+            let date = text("date").and_then(|date| rfc2822::parse(&date).ok());
+            let date = date.map(|date| date.timestamp());
+            let code = code(body);
+            return Err(Failure::Denied(Denial { status, code, location, region, date }));
+        }
+        _ => return Err(unexpected(status)),
+    }
+    if let Some(encoding) = headers.get("content-encoding").filter(|it| *it != "identity") {
+        let encoding = encoding.to_str().unwrap_or("?");
+        return Err(Failure::unsupported(
+            format!("the server compresses what it sends ({encoding})"),
+            "switch off compression of this file at the server",
+        ));
+    }
+    let Some((Some(sent), len)) = content_range(headers) else {
+        return Err(Failure::passing("the server does not say which part it sends"));
+    };
+    if opened.is_some_and(|(_, opened)| opened != len) {
+        return Err(Failure::changed());
+    }
+    if sent != *range {
+        return Err(Failure::passing("the server sends another part than archfs asked for"));
+    }
+    read_body(body, buffer)?;
+    Ok(Answer { len, version })
+}
+
+/// Reads all of `body`, which is as long as `buffer`.
+fn read_body(body: Body, buffer: &mut [u8]) -> Result<(), Failure> {
+    let mut body = body.into_reader();
+    body.read_exact(buffer)
+        .map_err(|error| Failure::passing(format!("the connection broke: {}", reason(&error))))?;
+    // The connection is used again only after the end of the body was read.
+    match body.read(&mut [0]) {
+        Ok(0) => Ok(()),
+        _ => Err(Failure::passing("the server sends more than archfs asked for")),
+    }
+}
+
+/// The version that the headers of an answer name.
+fn version(headers: &HeaderMap) -> Version {
+    let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.trim().to_owned());
+    Version { etag: text("etag"), modified: text("last-modified") }
+}
+
+/// Whether `found` is another version than `opened`. What one of them does not name is not compared.
+fn differs(opened: &Version, found: &Version) -> bool {
+    let differ = |pair: (&Option<String>, &Option<String>)| match pair {
+        (Some(opened), Some(found)) => opened != found,
+        _ => false,
+    };
+    differ((&opened.etag, &found.etag)) || differ((&opened.modified, &found.modified))
+}
+
+/// The range in Content-Range, unless the server has none, and the size of the file (RFC 9110,
+/// section 14.4).
+fn content_range(headers: &HeaderMap) -> Option<(Option<Range<u64>>, u64)> {
+    let text = headers.get("content-range")?.to_str().ok()?;
+    let (range, len) = text.trim().strip_prefix("bytes")?.trim_start().split_once('/')?;
+    let len = len.parse().ok()?;
+    if range == "*" {
+        return Some((None, len));
+    }
+    let (first, last) = range.split_once('-')?;
+    let range = first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?;
+    Some((Some(range), len))
+}
+
+fn busy(status: StatusCode, headers: &HeaderMap) -> Failure {
+    let after = headers.get("retry-after").and_then(|text| text.to_str().ok());
+    Failure::Passing { why: answers(status), after: after.and_then(retry_after) }
+}
+
+/// The time in Retry-After (RFC 9110, section 10.2.3): seconds or a date.
+fn retry_after(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = rfc2822::parse(text).ok()?.timestamp();
+    Duration::try_from(until.duration_since(Timestamp::now())).ok()
+}
+
+fn unexpected(status: StatusCode) -> Failure {
+    Failure::Final(Error::new(Kind::Io, answers(status)))
+}
+
+/// `the server answers 503 Service Unavailable`.
+pub(super) fn answers(status: StatusCode) -> String {
+    format!("the server answers {status}").replace(" <unknown status code>", "")
+}
+
+/// The code in the body of an error of an S3 server, such as `NoSuchBucket`.
+fn code(body: Body) -> Option<String> {
+    /// Bytes of the body that are read.
+    const MOST: u64 = 8 << 10;
+    let mut text = String::new();
+    body.into_reader().take(MOST).read_to_string(&mut text).ok()?;
+    let (code, _) = text.split_once("<Code>")?.1.split_once("</Code>")?;
+    let is_word = !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_word.then(|| code.to_owned())
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_ranges_that_servers_send() {
+        for (text, expected) in [
+            ("bytes 0-0/10", Some((Some(0..1), 10))),
+            ("bytes 5-9/18446744073709551615", Some((Some(5..10), u64::MAX))),
+            ("bytes */0", Some((None, 0))),
+            ("bytes 0-18446744073709551615/9", None),
+            ("bytes 0-1/*", None),
+            ("bytes -1/2", None),
+            ("items 0-1/2", None),
+            ("", None),
+        ] {
+            let headers = [("content-range", text)];
+            let mut map = HeaderMap::new();
+            for (name, value) in headers {
+                map.insert(name, value.parse().unwrap());
+            }
+            assert_eq!(content_range(&map), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn versions_differ_only_in_what_both_name() {
+        let version = |etag: Option<&str>, modified: Option<&str>| Version {
+            etag: etag.map(str::to_owned),
+            modified: modified.map(str::to_owned),
+        };
+        let opened = version(Some("\"a\""), Some("Mon"));
+        assert!(!differs(&opened, &opened));
+        assert!(!differs(&opened, &version(None, None)));
+        assert!(!differs(&version(None, None), &opened));
+        assert!(differs(&opened, &version(Some("\"b\""), Some("Mon"))));
+        assert!(differs(&opened, &version(Some("\"a\""), Some("Tue"))));
+        assert!(differs(&opened, &version(None, Some("Tue"))));
+    }
+
+    #[test]
+    fn servers_ask_to_wait_in_seconds_or_until_a_date() {
+        assert_eq!(retry_after("7"), Some(Duration::from_secs(7)));
+        assert_eq!(retry_after("soon"), None);
+        assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:37 GMT"), None, "in the past");
+        let soon = (Timestamp::now() + Duration::from_secs(100)).strftime("%a, %d %b %Y %H:%M:%S");
+        let wait = retry_after(&format!("{soon} GMT")).unwrap();
+        assert!((90..=100).contains(&wait.as_secs()), "{wait:?}");
+    }
+}

@@ -1,0 +1,135 @@
+//! The client for HTTP and HTTPS: connections, certificates, proxies, time limits.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ureq::http::Response;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
+use super::Version;
+use super::answer::Failure;
+use crate::sync::{Arc, Condvar, Mutex, OnceLock};
+
+/// Requests at once, of all files together.
+const REQUESTS_MAX: usize = 64;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest time without a byte of the body, and the lowest rate of all of it, in bytes per
+/// second. A server that sends less is asked again.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+const RATE_MIN: u64 = 16 << 10;
+
+/// Idle connections are closed after this time. Many servers keep them for only a minute.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// A request for a range of a file.
+pub(super) struct Request {
+    pub(super) url: String,
+    /// Names in lower case, and values.
+    pub(super) headers: Vec<(&'static str, String)>,
+}
+
+impl Request {
+    /// Asks for `range`, which is not empty, of `version` if that is given.
+    pub(super) fn new(url: String, range: &Range<u64>, version: Option<&Version>) -> Self {
+        let last = range.end.saturating_sub(1);
+        let mut headers = vec![("range", format!("bytes={}-{last}", range.start))];
+        // A weak ETag never matches (RFC 9110, section 13.1.1).
+        let etag = version.and_then(|version| version.etag.as_deref());
+        let modified = version.and_then(|version| version.modified.as_deref());
+        if let Some(etag) = etag.filter(|etag| etag.starts_with('"')) {
+            headers.push(("if-match", etag.to_owned()));
+        } else if let Some(modified) = modified {
+            headers.push(("if-unmodified-since", modified.to_owned()));
+        }
+        Self { url, headers }
+    }
+
+    /// The answer, whatever its status, for a body of `len` bytes.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub(super) fn send(&self, len: u64) -> Result<Response<Body>, Failure> {
+        let _slot = Slot::take();
+        let body_time = SILENCE_MAX + Duration::from_secs(len / RATE_MIN);
+        let mut request = agent().get(&self.url);
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        let request = request.config().timeout_recv_body(Some(body_time)).build();
+        Ok(request.call()?)
+    }
+}
+
+/// The right to send a request.
+struct Slot;
+
+/// Requests under way. Held for an addition.
+static REQUESTS: Mutex<usize> = Mutex::new(0);
+static REQUEST_ENDED: Condvar = Condvar::new();
+
+impl Slot {
+    fn take() -> Self {
+        let mut requests = REQUESTS.lock();
+        while *requests >= REQUESTS_MAX {
+            REQUEST_ENDED.wait(&mut requests);
+        }
+        *requests += 1;
+        Self
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        *REQUESTS.lock() -= 1;
+        REQUEST_ENDED.notify_one();
+    }
+}
+
+/// The client of this process. Proxies are those of the environment: ALL_PROXY, HTTPS_PROXY,
+/// HTTP_PROXY, NO_PROXY.
+fn agent() -> &'static Agent {
+    static AGENT: OnceLock<Agent> = OnceLock::new();
+    AGENT.get_or_init(|| {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            // Credentials must not follow a redirect, and those of S3 are for one host.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("archfs/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .timeout_resolve(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(ANSWER_TIMEOUT))
+            .timeout_per_read(Some(SILENCE_MAX))
+            .max_idle_connections(REQUESTS_MAX)
+            .max_idle_connections_per_host(REQUESTS_MAX)
+            .max_idle_age(IDLE_MAX)
+            .tls_config(TlsConfig::builder().root_certs(root_certificates()).build())
+            .build();
+        Agent::new_with_config(config)
+    })
+}
+
+/// The certificates to trust: those in the file that AWS_CA_BUNDLE names, those of the system,
+/// which SSL_CERT_FILE and SSL_CERT_DIR replace, or else those that Mozilla trusts.
+fn root_certificates() -> RootCerts {
+    let bundle = std::env::var_os("AWS_CA_BUNDLE").filter(|path| !path.is_empty());
+    let found = match bundle.map(PathBuf::from) {
+        Some(bundle) => rustls_native_certs::load_certs_from_paths(Some(&bundle), None),
+        None => rustls_native_certs::load_native_certs(),
+    };
+    for error in &found.errors {
+        log::warn!("certificates: {error}");
+    }
+    let certificates: Vec<Certificate<'static>> =
+        found.certs.iter().map(|found| Certificate::from_der(found).to_owned()).collect();
+    match certificates.is_empty() {
+        true => RootCerts::WebPki,
+        false => RootCerts::Specific(Arc::new(certificates)),
+    }
+}

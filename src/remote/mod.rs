@@ -1,0 +1,157 @@
+//! Files on HTTP servers and objects in S3, read by ranges.
+//!
+//! Invariants: all bytes are of the version that was opened, or the read fails. An error that may
+//! pass is tried again as long as the caller allows. No text of an error has a secret of a URL, a
+//! key or a token.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::{AtomicBool, Ordering};
+use crate::url;
+
+mod answer;
+mod http;
+mod outage;
+mod plain;
+mod s3;
+mod server;
+
+use answer::{Answer, Failure};
+use outage::Outage;
+use server::Server;
+
+/// How long a read is repeated for which a program waits.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The same in the background, where another attempt comes later anyway.
+pub const PATIENCE_IN_BACKGROUND: Duration = Duration::from_secs(5);
+
+/// The same while archives are opened, where the user waits and may have mistyped a name.
+const PATIENCE_TO_OPEN: Duration = Duration::from_secs(8);
+
+/// Which version of a file a server has (RFC 9110, section 8.8). A server may name neither.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    /// The ETag, with its quotes.
+    pub etag: Option<String>,
+    /// The text of Last-Modified.
+    pub modified: Option<String>,
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct RemoteFile {
+    name: String,
+    server: Server,
+    len: u64,
+    version: Version,
+    /// Set once another version was seen. Never cleared.
+    has_changed: AtomicBool,
+}
+
+impl RemoteFile {
+    /// Opens the file at the URL with this name.
+    ///
+    /// # Errors
+    /// `NotFound` if the server has no such file; `Usage` if it is no valid URL; `Unsupported` if
+    /// the server cannot send parts of a file; else `Io`.
+    pub fn open(name: &Path) -> Result<Self> {
+        let name = url::text(name);
+        let failed = |error: Error| error.within(&name);
+        let server = Server::of(&name).map_err(failed)?;
+        let mut outage = Outage::new(PATIENCE_TO_OPEN);
+        // The first byte, because a presigned URL is for GET alone, and because the answer shows
+        // whether the server sends parts.
+        let Answer { len, version } =
+            attempts(&server, &mut outage, || server.get(&(0..1), None, &mut [0]))
+                .map_err(failed)?;
+        let has_changed = AtomicBool::new(false);
+        Ok(Self { name, server, len, version, has_changed })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The version that was opened.
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// Fills `buffer` with the bytes at `offset`, which the file has. An error that may pass is
+    /// tried again for `patience`.
+    ///
+    /// # Errors
+    /// `Changed` if the server has another version now; else `Io`.
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64, patience: Duration) -> Result<()> {
+        if self.has_changed.load(Ordering::Relaxed) {
+            return Err(self.changed());
+        }
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        let range = offset..offset.saturating_add(buffer.len() as u64);
+        let mut outage = Outage::new(patience);
+        let outcome = attempts(&self.server, &mut outage, || self.read_once(&range, &mut *buffer));
+        outcome.map_err(|error| match error.kind() {
+            Kind::Changed => {
+                self.has_changed.store(true, Ordering::Relaxed);
+                self.changed()
+            }
+            _ => error.with_detail(format_args!("bytes {range:?}")).within(&self.name),
+        })
+    }
+
+    fn read_once(&self, range: &Range<u64>, buffer: &mut [u8]) -> std::result::Result<(), Failure> {
+        let answer = self.server.get(range, Some((&self.version, self.len)), buffer)?;
+        match answer.len == self.len {
+            true => Ok(()),
+            false => Err(Failure::changed()),
+        }
+    }
+
+    fn changed(&self) -> Error {
+        let context = format!("{}: replaced on the server since it was opened", self.name);
+        Error::new(Kind::Changed, context)
+            .with_brief("the archive was replaced on the server")
+            .with_hint("mount it again")
+    }
+}
+
+/// The result of `attempt`, which is repeated after errors that may pass.
+fn attempts<T>(
+    server: &Server,
+    outage: &mut Outage,
+    mut attempt: impl FnMut() -> std::result::Result<T, Failure>,
+) -> Result<T> {
+    loop {
+        let failure = match attempt() {
+            Ok(found) => return Ok(found),
+            Err(failure) => failure,
+        };
+        match failure {
+            Failure::Passing { why, after } => {
+                log::info!("{}: {why}; trying again", server.name());
+                if !outage.wait(after) {
+                    return Err(Error::new(Kind::Io, outage.describe(&why)));
+                }
+            }
+            // With other credentials, at another host, or with the time of the server.
+            Failure::Denied(denial) => {
+                if !server.adapt(&denial) {
+                    return Err(server.denied(denial));
+                }
+            }
+            Failure::Final(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Where objects are, and with which credentials they are read: the environment first, then the
+//! profile in the files of the AWS command line.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use super::profile::{self, Settings};
+use super::signature::Credentials;
+use crate::error::{Error, Kind, Result};
+
+/// The region of AWS if none is configured. Most other stores accept any.
+const REGION: &str = "us-east-1";
+
+/// How to reach objects.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Configuration {
+    pub(super) region: String,
+    /// `None` for AWS.
+    pub(super) endpoint: Option<String>,
+    /// Whether the bucket is in the path of a URL, and not in the host.
+    pub(super) is_path_style: bool,
+    /// `None` to read without a signature.
+    pub(super) credentials: Option<Credentials>,
+}
+
+/// What the configuration is read from.
+pub(super) struct Environment {
+    variable: Box<dyn Fn(&str) -> Option<String>>,
+    home: Option<PathBuf>,
+}
+
+impl Environment {
+    /// The environment of this process.
+    pub(super) fn of_process() -> Self {
+        let variable = |name: &str| std::env::var(name).ok();
+        Self { variable: Box::new(variable), home: std::env::var_os("HOME").map(PathBuf::from) }
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        (self.variable)(name).filter(|value| !value.is_empty())
+    }
+
+    /// The text of the file that the variable names, or of this one below the home directory. Empty
+    /// if it does not exist.
+    fn file(&self, variable: &str, below_home: &str) -> Result<String> {
+        let own = || Some(self.home.as_ref()?.join(below_home));
+        let Some(path) = self.variable(variable).map(PathBuf::from).or_else(own) else {
+            return Ok(String::new());
+        };
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+            read => {
+                read.map_err(|error| Error::io(format!("cannot read {}", path.display()), error))
+            }
+        }
+    }
+}
+
+impl Configuration {
+    /// The configuration for this environment.
+    ///
+    /// # Errors
+    /// `Io` if a file cannot be read; `NotFound` if the profile that the user named does not exist.
+    pub(super) fn read(environment: &Environment) -> Result<Self> {
+        let named = environment.variable("AWS_PROFILE");
+        let named = named.or_else(|| environment.variable("AWS_DEFAULT_PROFILE"));
+        let profile = named.as_deref().unwrap_or("default");
+        let config = environment.file("AWS_CONFIG_FILE", ".aws/config")?;
+        let stored = environment.file("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials")?;
+        let in_config = format!("profile {profile}");
+        let mut settings = profile::section(&config, |name| {
+            name == in_config || (profile == "default" && name == profile)
+        });
+        // Those in the file of credentials count more.
+        settings.extend(profile::section(&stored, |name| name == profile));
+        if settings.is_empty() && named.is_some() {
+            let context = format!("AWS_PROFILE: no profile {profile} in ~/.aws");
+            return Err(Error::new(Kind::NotFound, context));
+        }
+        let services = settings.get("services").map(|name| format!("services {name}"));
+        let services = services
+            .map(|section| profile::section(&config, |name| name == section))
+            .unwrap_or_default();
+        let region = ["AWS_REGION", "AWS_DEFAULT_REGION"]
+            .iter()
+            .find_map(|name| environment.variable(name))
+            .or_else(|| settings.get("region").cloned())
+            .unwrap_or_else(|| REGION.to_owned());
+        let endpoint = endpoint(environment, &settings, &services);
+        let style = settings.get("s3.addressing_style").map(String::as_str);
+        let is_path_style = match style {
+            Some("path") => true,
+            Some("virtual") => false,
+            _ => endpoint.is_some(),
+        };
+        let credentials = credentials(environment, named.is_some(), &settings);
+        Ok(Self { region, endpoint, is_path_style, credentials })
+    }
+}
+
+fn endpoint(environment: &Environment, settings: &Settings, services: &Settings) -> Option<String> {
+    let is_ignored = environment.variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
+    if is_ignored.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        return None;
+    }
+    let given = environment.variable("AWS_ENDPOINT_URL_S3");
+    given
+        .or_else(|| environment.variable("AWS_ENDPOINT_URL"))
+        .or_else(|| services.get("s3.endpoint_url").cloned())
+        .or_else(|| settings.get("s3.endpoint_url").cloned())
+        .or_else(|| settings.get("endpoint_url").cloned())
+}
+
+/// The credentials in the environment, unless the user named a profile that has some.
+fn credentials(
+    environment: &Environment,
+    is_profile_named: bool,
+    settings: &Settings,
+) -> Option<Credentials> {
+    let of_environment = || {
+        Some(Credentials {
+            key: environment.variable("AWS_ACCESS_KEY_ID")?,
+            secret: environment.variable("AWS_SECRET_ACCESS_KEY")?,
+            token: environment.variable("AWS_SESSION_TOKEN"),
+        })
+    };
+    let of_profile = || {
+        let setting = |name: &str| settings.get(name).filter(|value| !value.is_empty()).cloned();
+        Some(Credentials {
+            key: setting("aws_access_key_id")?,
+            secret: setting("aws_secret_access_key")?,
+            token: setting("aws_session_token"),
+        })
+    };
+    match is_profile_named {
+        true => of_profile().or_else(of_environment),
+        false => of_environment().or_else(of_profile),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use super::*;
+
+    fn environment(home: &Path, variables: &[(&str, &str)]) -> Environment {
+        let text = |text: &str| text.to_owned();
+        let variables: BTreeMap<_, _> =
+            variables.iter().map(|(name, value)| (text(name), text(value))).collect();
+        Environment {
+            variable: Box::new(move |name| variables.get(name).cloned()),
+            home: Some(home.to_owned()),
+        }
+    }
+
+    fn write(home: &Path, name: &str, text: &str) {
+        fs::create_dir_all(home.join(".aws")).unwrap();
+        fs::write(home.join(".aws").join(name), text).unwrap();
+    }
+
+    #[test]
+    fn without_any_setting_it_is_public_data_of_aws() {
+        let home = tempfile::tempdir().unwrap();
+        let found = Configuration::read(&environment(home.path(), &[])).unwrap();
+        assert_eq!(found.region, REGION);
+        assert!(found.endpoint.is_none() && found.credentials.is_none() && !found.is_path_style);
+    }
+
+    #[test]
+    fn the_environment_comes_before_the_default_profile() {
+        let home = tempfile::tempdir().unwrap();
+        write(
+            home.path(),
+            "credentials",
+            "[default]\naws_access_key_id=file\naws_secret_access_key=s\naws_session_token=t\n\
+             [other]\naws_access_key_id=other\naws_secret_access_key=s\n",
+        );
+        write(home.path(), "config", "[default]\nregion=file-1\nendpoint_url=https://file\n");
+        let read = |variables: &[_]| {
+            let found = Configuration::read(&environment(home.path(), variables)).unwrap();
+            let Credentials { key, token, .. } = found.credentials.unwrap();
+            (key, token, found.region, found.endpoint)
+        };
+        let text = str::to_owned;
+        let url = |url: &str| Some(url.to_owned());
+        let expected = (text("file"), Some(text("t")), text("file-1"), url("https://file"));
+        assert_eq!(read(&[]), expected);
+        let keys = [("AWS_ACCESS_KEY_ID", "env"), ("AWS_SECRET_ACCESS_KEY", "s")];
+        let others = [
+            ("AWS_REGION", "env-1"),
+            ("AWS_ENDPOINT_URL", "https://all"),
+            ("AWS_ENDPOINT_URL_S3", "https://s3"),
+        ];
+        let expected = (text("env"), None, text("env-1"), url("https://s3"));
+        assert_eq!(read(&[&keys[..], &others].concat()), expected);
+        let named = [("AWS_PROFILE", "other"), ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")];
+        let expected = (text("other"), None, text(REGION), None);
+        assert_eq!(read(&[&keys[..], &named].concat()), expected);
+        let unknown = environment(home.path(), &[("AWS_PROFILE", "unknown")]);
+        assert_eq!(Configuration::read(&unknown).unwrap_err().kind(), Kind::NotFound);
+    }
+
+    #[test]
+    fn a_profile_may_be_elsewhere_and_choose_the_style_of_addresses() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("site");
+        fs::write(
+            &path,
+            "[profile a]\nservices = x\n[profile b]\nendpoint_url = http://b\ns3 =\n \
+             addressing_style = virtual\n[services x]\ns3 =\n  endpoint_url = http://x\n",
+        )
+        .unwrap();
+        let read = |profile| {
+            let variables = [("AWS_CONFIG_FILE", path.to_str().unwrap()), ("AWS_PROFILE", profile)];
+            let found = Configuration::read(&environment(home.path(), &variables)).unwrap();
+            (found.endpoint.unwrap(), found.is_path_style)
+        };
+        assert_eq!(read("a"), ("http://x".to_owned(), true));
+        assert_eq!(read("b"), ("http://b".to_owned(), false));
+    }
+}
