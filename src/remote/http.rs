@@ -16,11 +16,13 @@ use crate::sync::{Arc, Condvar, Mutex, OnceLock};
 const REQUESTS_MAX: usize = 64;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest time until the header of an answer. The server may have to find the file first.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 
 /// The longest time without a byte of the body, and the lowest rate of all of it, in bytes per
 /// second. A server that sends less is asked again.
-const SILENCE_MAX: Duration = Duration::from_secs(20);
+const SILENCE_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
 const RATE_MIN: u64 = 16 << 10;
 
 /// Idle connections are closed after this time. Many servers keep them for only a minute.

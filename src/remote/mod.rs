@@ -18,6 +18,10 @@ mod outage;
 mod plain;
 mod s3;
 mod server;
+#[cfg(all(test, not(feature = "model")))]
+mod test_server;
+#[cfg(all(test, not(feature = "model")))]
+mod tests;
 
 use answer::{Answer, Failure};
 use outage::Outage;
@@ -60,9 +64,15 @@ impl RemoteFile {
     /// the server cannot send parts of a file; else `Io`.
     pub fn open(name: &Path) -> Result<Self> {
         let name = url::text(name);
+        let server = Server::of(&name).map_err(|error| error.within(&name))?;
+        Self::open_at(server, PATIENCE_TO_OPEN)
+    }
+
+    /// The same for a server that is known.
+    fn open_at(server: Server, patience: Duration) -> Result<Self> {
+        let name = server.name().to_owned();
         let failed = |error: Error| error.within(&name);
-        let server = Server::of(&name).map_err(failed)?;
-        let mut outage = Outage::new(PATIENCE_TO_OPEN);
+        let mut outage = Outage::new(patience);
         // The first byte, because a presigned URL is for GET alone, and because the answer shows
         // whether the server sends parts.
         let Answer { len, version } =

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Version;
 use super::answer::{self, Answer, Denial, Failure};
 use super::plain::Plain;
-use super::s3::Object;
+use super::s3::{Environment, Object};
 use crate::error::{Error, Kind, Result};
 use crate::url;
 
@@ -28,9 +28,14 @@ impl Server {
     /// # Errors
     /// `Usage` if it is not valid; `Io` if the configuration of S3 cannot be read.
     pub(super) fn of(name: &str) -> Result<Self> {
+        Self::with(name, Environment::of_process())
+    }
+
+    /// The same with another `environment`.
+    pub(super) fn with(name: &str, environment: Environment) -> Result<Self> {
         let url = url::of_name(name);
         let file = match url.strip_prefix("s3://") {
-            Some(path) => Location::Object(Object::of(path)?),
+            Some(path) => Location::Object(Object::of(path, environment)?),
             None => Location::Plain(Plain::of(&url)?),
         };
         Ok(Self { name: name.to_owned(), file })

@@ -1,6 +1,7 @@
 //! Where objects are, and with which credentials they are read: the environment first, then the
 //! profile in the files of the AWS command line.
 
+use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -24,27 +25,32 @@ pub(super) struct Configuration {
     pub(super) credentials: Option<Credentials>,
 }
 
-/// What the configuration is read from.
-pub(super) struct Environment {
-    variable: Box<dyn Fn(&str) -> Option<String>>,
-    home: Option<PathBuf>,
-}
+/// What the configuration is read from: variables, and the files that they name.
+pub(in crate::remote) struct Environment(Box<Variables>);
+
+type Variables = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 impl Environment {
     /// The environment of this process.
-    pub(super) fn of_process() -> Self {
-        let variable = |name: &str| std::env::var(name).ok();
-        Self { variable: Box::new(variable), home: std::env::var_os("HOME").map(PathBuf::from) }
+    pub(in crate::remote) fn of_process() -> Self {
+        Self::of(|name| std::env::var(name).ok())
+    }
+
+    /// The environment with these variables.
+    pub(in crate::remote) fn of(
+        variables: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Box::new(variables))
     }
 
     fn variable(&self, name: &str) -> Option<String> {
-        (self.variable)(name).filter(|value| !value.is_empty())
+        (self.0)(name).filter(|value| !value.is_empty())
     }
 
     /// The text of the file that the variable names, or of this one below the home directory. Empty
     /// if it does not exist.
     fn file(&self, variable: &str, below_home: &str) -> Result<String> {
-        let own = || Some(self.home.as_ref()?.join(below_home));
+        let own = || Some(PathBuf::from(self.variable("HOME")?).join(below_home));
         let Some(path) = self.variable(variable).map(PathBuf::from).or_else(own) else {
             return Ok(String::new());
         };
@@ -54,6 +60,12 @@ impl Environment {
                 read.map_err(|error| Error::io(format!("cannot read {}", path.display()), error))
             }
         }
+    }
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Environment")
     }
 }
 
@@ -148,12 +160,10 @@ mod tests {
 
     fn environment(home: &Path, variables: &[(&str, &str)]) -> Environment {
         let text = |text: &str| text.to_owned();
-        let variables: BTreeMap<_, _> =
+        let mut variables: BTreeMap<_, _> =
             variables.iter().map(|(name, value)| (text(name), text(value))).collect();
-        Environment {
-            variable: Box::new(move |name| variables.get(name).cloned()),
-            home: Some(home.to_owned()),
-        }
+        variables.insert(text("HOME"), text(home.to_str().unwrap()));
+        Environment::of(move |name| variables.get(name).cloned())
     }
 
     fn write(home: &Path, name: &str, text: &str) {

@@ -16,7 +16,8 @@ mod configuration;
 mod profile;
 mod signature;
 
-use configuration::{Configuration, Environment};
+use configuration::Configuration;
+pub(super) use configuration::Environment;
 use signature::{Credentials, Signer};
 
 /// What is encoded in the path of a signed request (AWS, "Create a signed AWS API request").
@@ -34,6 +35,7 @@ const SKEW_MIN: SignedDuration = SignedDuration::from_mins(1);
 pub(super) struct Object {
     bucket: String,
     key: String,
+    environment: Environment,
     /// Held for a copy or a change. Credentials are read from files without it.
     state: Mutex<State>,
 }
@@ -53,7 +55,7 @@ impl Object {
     ///
     /// # Errors
     /// `Usage` if one is missing; `Io` if the configuration cannot be read.
-    pub(super) fn of(path: &str) -> Result<Self> {
+    pub(super) fn of(path: &str, environment: Environment) -> Result<Self> {
         let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
         // The bucket becomes part of a host.
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
@@ -61,10 +63,10 @@ impl Object {
             let context = "not a valid URL of an object";
             return Err(Error::new(Kind::Usage, context).with_hint("write s3://BUCKET/KEY"));
         }
-        let configuration = Configuration::read(&Environment::of_process())?;
+        let configuration = Configuration::read(&environment)?;
         let skew = SignedDuration::ZERO;
         let state = Mutex::new(State { configuration, host: None, skew, changes: 0 });
-        Ok(Self { bucket: bucket.to_owned(), key: key.to_owned(), state })
+        Ok(Self { bucket: bucket.to_owned(), key: key.to_owned(), environment, state })
     }
 
     /// The request for `range` of `version`, signed if there are credentials.
@@ -149,8 +151,7 @@ impl Object {
         let before = state.configuration.credentials.clone();
         drop(state);
         // A site may have replaced those that have expired.
-        let Ok(Configuration { credentials, .. }) = Configuration::read(&Environment::of_process())
-        else {
+        let Ok(Configuration { credentials, .. }) = Configuration::read(&self.environment) else {
             return false;
         };
         let is_new = credentials.is_some() && credentials != before;
@@ -191,6 +192,7 @@ mod tests {
         let object = Object {
             bucket: bucket.into(),
             key: key.into(),
+            environment: Environment::of(|_| None),
             state: Mutex::new(State {
                 configuration: configuration.clone(),
                 host: None,
@@ -224,7 +226,11 @@ mod tests {
     #[test]
     fn a_bucket_and_a_key_are_needed() {
         for path in ["", "bucket", "bucket/", "/key", "a@b/key", "a b/key"] {
-            assert_eq!(Object::of(path).unwrap_err().kind(), Kind::Usage, "{path}");
+            assert_eq!(
+                Object::of(path, Environment::of(|_| None)).unwrap_err().kind(),
+                Kind::Usage,
+                "{path}"
+            );
         }
     }
 }

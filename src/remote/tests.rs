@@ -1,0 +1,415 @@
+//! Every failure of the network and of a server, at a server that fails as the test says.
+
+use std::time::Instant;
+
+use super::s3::Environment;
+use super::test_server::{ETAG, Manner, Reply, Request, TestServer};
+use super::*;
+use crate::sync::{Arc, Mutex, thread};
+
+/// Time that reads of these tests are repeated.
+const SHORT: Duration = Duration::from_secs(2);
+
+const NO_ENVIRONMENT: fn(&str) -> Option<String> = |_| None;
+
+fn bytes() -> Vec<u8> {
+    (0..200_000_u32).map(|at| (at * 7 % 251) as u8 ^ (at >> 11) as u8).collect()
+}
+
+fn open(server: &TestServer, path: &str) -> Result<RemoteFile> {
+    let server = Server::with(&server.url(path), Environment::of(NO_ENVIRONMENT))?;
+    RemoteFile::open_at(server, SHORT)
+}
+
+/// Reads and compares some bytes.
+fn read(file: &RemoteFile, range: Range<usize>) -> Result<()> {
+    let mut found = vec![0; range.len()];
+    file.read_exact_at(&mut found, range.start as u64, SHORT)?;
+    assert!(found == bytes()[range.clone()], "{range:?}");
+    Ok(())
+}
+
+/// A server that answers as `fault` says, or rightly if that returns `None`.
+fn faulty(fault: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static) -> TestServer {
+    TestServer::start(move |request| {
+        fault(request).unwrap_or_else(|| Reply::part(request, &bytes()))
+    })
+}
+
+#[test]
+fn reads_parts_of_the_version_that_was_opened() {
+    let server = faulty(|_| None);
+    let file = open(&server, "/a.tar").unwrap();
+    assert_eq!((file.len(), file.is_empty()), (200_000, false));
+    assert_eq!(file.version().etag.as_deref(), Some(ETAG));
+    for range in [0..1, 5..100_000, 199_999..200_000, 7..7] {
+        read(&file, range).unwrap();
+    }
+    let requests = server.requests();
+    assert_eq!(requests.len(), 4, "one for each read");
+    assert_eq!(requests[2].header("range"), "bytes=5-99999");
+    assert_eq!(requests[2].header("if-match"), ETAG);
+    assert_eq!(requests[2].header("accept-encoding"), "identity");
+    assert_eq!(requests[0].header("if-match"), "");
+}
+
+/// The answer to `request`, with another body.
+fn with_body(request: &Request, change: impl Fn(&[u8]) -> Vec<u8>) -> Reply {
+    let reply = Reply::part(request, &bytes());
+    Reply { body: change(&reply.body), ..reply }
+}
+
+type Fault = fn(&Request) -> Reply;
+
+#[test]
+fn failures_that_pass_are_repeated_and_no_byte_is_wrong() {
+    let passing: [(&str, Fault); 12] = [
+        ("503", |_| Reply::status(503)),
+        ("500", |_| Reply::status(500)),
+        ("502", |_| Reply::status(502)),
+        ("408", |_| Reply::status(408)),
+        ("429", |_| Reply::status(429)),
+        ("cut", |request| Reply::part(request, &bytes()).sent(Manner::Cut(70))),
+        ("cut at once", |request| Reply::part(request, &bytes()).sent(Manner::Cut(0))),
+        ("reset", |request| Reply::part(request, &bytes()).sent(Manner::Reset(70))),
+        ("too long", |request| with_body(request, |body| [body, b"more"].concat())),
+        ("too short", |request| with_body(request, |body| body[1..].to_vec())),
+        ("another part", |request| {
+            Reply::part(request, &bytes()).with("Content-Range", "bytes 0-1/200000")
+        }),
+        ("no part", |request| {
+            let mut reply = Reply::part(request, &bytes());
+            reply.headers.retain(|(name, _)| name != "Content-Range");
+            reply
+        }),
+    ];
+    // Together, because each takes its time.
+    thread::scope(|scope| {
+        for (what, fault) in passing {
+            scope.spawn(move || check_passing(what, fault));
+        }
+    });
+}
+
+fn check_passing(what: &str, fault: Fault) {
+    let server = faulty(move |request| [1, 2, 4].contains(&request.number).then(|| fault(request)));
+    let file = open(&server, "/a").unwrap();
+    for range in [10..1000, 1000..2000] {
+        read(&file, range).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+    assert_eq!(server.requests().len(), 6, "{what}");
+    // It goes on as long as the caller has patience.
+    let server = faulty(move |request| (request.number > 0).then(|| fault(request)));
+    let file = open(&server, "/a").unwrap();
+    let start = Instant::now();
+    let error = read(&file, 10..1000).unwrap_err();
+    assert!((SHORT..2 * SHORT).contains(&start.elapsed()), "{what}: {:?}", start.elapsed());
+    assert_eq!(error.kind(), Kind::Io, "{what}");
+    assert!(error.to_string().contains("tried for 2."), "{what}: {error}");
+}
+
+/// It sends nothing, or a byte at a time.
+#[test]
+fn a_server_that_is_too_slow_is_asked_again() {
+    for manner in [Manner::Never, Manner::Drip(Duration::from_millis(700))] {
+        let server = faulty(move |request| {
+            (request.number == 1).then(|| Reply::part(request, &bytes()).sent(manner))
+        });
+        let file = open(&server, "/a").unwrap();
+        let start = Instant::now();
+        read(&file, 0..20_000).unwrap();
+        assert_eq!(server.requests().len(), 3, "{manner:?}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{manner:?}");
+    }
+}
+
+#[test]
+fn the_server_says_when_to_ask_again() {
+    let server = faulty(|request| {
+        (request.number == 1).then(|| Reply::status(429).with("Retry-After", "1"))
+    });
+    let file = open(&server, "/a").unwrap();
+    let start = Instant::now();
+    read(&file, 0..10).unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(1));
+}
+
+#[test]
+fn another_version_is_never_mixed_with_the_opened_one() {
+    let changed: [(&str, Fault); 6] = [
+        ("412", |_| Reply::status(412)),
+        ("416", |_| Reply::status(416).with("Content-Range", "bytes */5")),
+        ("ETag", |request| Reply::part(request, &bytes()).with("ETag", "\"version 2\"")),
+        ("size", |request| Reply::part(request, &bytes()[..150_000])),
+        ("time", |request| Reply::part(request, &bytes()).with("Last-Modified", "Tue")),
+        ("whole file", |_| {
+            Reply { body: bytes(), ..Reply::status(200) }.with("ETag", "\"version 2\"")
+        }),
+    ];
+    for (what, fault) in changed {
+        let server = faulty(move |request| {
+            let reply = Reply::part(request, &bytes()).with("Last-Modified", "Mon");
+            Some(if request.number == 2 { fault(request) } else { reply })
+        });
+        let file = open(&server, "/a").unwrap();
+        read(&file, 0..10).unwrap();
+        for _ in 0..2 {
+            let error = read(&file, 0..10).unwrap_err();
+            assert_eq!(error.kind(), Kind::Changed, "{what}: {error}");
+            assert!(error.to_string().contains("/a: replaced on the server"), "{error}");
+        }
+        assert_eq!(server.requests().len(), 3, "{what}: it is not asked again");
+    }
+}
+
+#[test]
+fn weak_etags_are_compared_but_not_sent() {
+    let date = "Mon, 02 Jan 2023 00:00:00 GMT";
+    let server = faulty(move |request| {
+        let reply = Reply::part(request, &bytes()).with("ETag", "W/\"1\"");
+        Some(reply.with("Last-Modified", date))
+    });
+    let file = open(&server, "/a").unwrap();
+    read(&file, 0..10).unwrap();
+    let requests = server.requests();
+    assert_eq!(requests[1].header("if-match"), "");
+    assert_eq!(requests[1].header("if-unmodified-since"), date);
+}
+
+#[test]
+fn what_will_not_pass_fails_at_once_in_plain_words() {
+    let failing: [(Fault, Kind, &str); 7] = [
+        (
+            |_| Reply { body: bytes(), ..Reply::status(200) },
+            Kind::Unsupported,
+            "sends only whole files",
+        ),
+        (
+            |request| Reply::part(request, &bytes()).with("Content-Encoding", "gzip"),
+            Kind::Unsupported,
+            "compresses what it sends (gzip)",
+        ),
+        (|_| Reply::status(404), Kind::NotFound, "no such file on the server"),
+        (|_| Reply::status(403), Kind::Denied, "the server answers 403 Forbidden"),
+        (|_| Reply::status(401), Kind::Denied, "the server answers 401 Unauthorized"),
+        (|_| Reply::status(418), Kind::Io, "the server answers 418"),
+        (|_| Reply::status(302), Kind::Denied, "the server answers 302 Found"),
+    ];
+    for (fault, kind, text) in failing {
+        let server = faulty(move |request| Some(fault(request)));
+        let error = open(&server, "/a").unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+        assert_eq!(server.requests().len(), 1, "{text}");
+    }
+    let gone = faulty(|request| (request.number > 0).then(|| Reply::status(404)));
+    let error = read(&open(&gone, "/a").unwrap(), 0..10).unwrap_err();
+    assert_eq!(error.kind(), Kind::Io);
+    assert!(error.to_string().contains("not on the server any more"), "{error}");
+}
+
+#[test]
+fn an_empty_file_has_no_first_byte() {
+    let server = faulty(|_| Some(Reply::status(416).with("Content-Range", "bytes */0")));
+    assert_eq!(open(&server, "/a").unwrap().len(), 0);
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_is_named() {
+    let server = faulty(|_| None);
+    let url = server.url("/a");
+    drop(server);
+    // The socket may take a moment to close.
+    thread::sleep(Duration::from_millis(50));
+    for (url, text) in [
+        (url.as_str(), "cannot connect: Connection refused"),
+        ("http://no-such-host.invalid/a", "known"),
+    ] {
+        let server = Server::with(url, Environment::of(NO_ENVIRONMENT)).unwrap();
+        let error = RemoteFile::open_at(server, Duration::from_millis(100)).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(error.to_string().starts_with(url), "{error}");
+    }
+    for url in ["http://", "http:///a", "https://[::1/a", "http://a b/c", "s3://bucket"] {
+        let error = RemoteFile::open(Path::new(url)).unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage, "{url}: {error}");
+    }
+}
+
+#[test]
+fn a_password_is_sent_to_its_own_server_only() {
+    let other = faulty(|_| None);
+    let target = other.url("/elsewhere?signature=1");
+    let server = faulty(move |request| {
+        let is_allowed = request.header("authorization") == "Basic bWU6cEBzcw==";
+        let status = if is_allowed { 302 } else { 401 };
+        Some(Reply::status(status).with("Location", &target))
+    });
+    let url = server.url("/a").replace("://", "://me:p%40ss@");
+    let found = Server::with(&url, Environment::of(NO_ENVIRONMENT)).unwrap();
+    let file = RemoteFile::open_at(found, SHORT).unwrap();
+    read(&file, 0..10).unwrap();
+    read(&file, 0..10).unwrap();
+    assert_eq!(server.requests().len(), 1, "the target is remembered");
+    let requests = other.requests();
+    assert_eq!(requests.len(), 3);
+    assert!(requests.iter().all(|request| request.header("authorization").is_empty()));
+    assert_eq!(requests[0].path, "/elsewhere?signature=1");
+}
+
+#[test]
+fn redirects_are_followed_and_asked_for_again_when_their_target_expires() {
+    for status in [301, 302, 303, 307, 308] {
+        let server = faulty(move |request| match request.path.as_str() {
+            "/d/a" => {
+                Some(Reply::status(status).with("Location", &format!("b?{}", request.number)))
+            }
+            // What was given out first is good for two requests.
+            "/d/b?0" if request.number > 2 => Some(Reply::status(403)),
+            path => {
+                assert!(path.starts_with("/d/b?"), "{path}");
+                None
+            }
+        });
+        let file = open(&server, "/d/a").unwrap();
+        for _ in 0..4 {
+            read(&file, 5..60).unwrap();
+        }
+        let paths: Vec<_> = server.requests().into_iter().map(|request| request.path).collect();
+        let expected = ["/d/a", "/d/b?0", "/d/b?0", "/d/b?0", "/d/a", "/d/b?4", "/d/b?4", "/d/b?4"];
+        assert_eq!(paths, expected, "{status}");
+    }
+    let circle = faulty(|_| Some(Reply::status(302).with("Location", "/a")));
+    assert_eq!(open(&circle, "/a").unwrap_err().kind(), Kind::Denied);
+    assert!((5..20).contains(&circle.requests().len()));
+}
+
+/// The environment of a user of `server` as an S3 store, with this key.
+fn with_key(server: &TestServer, key: &Arc<Mutex<String>>) -> Environment {
+    let (host, key) = (server.host(), Arc::clone(key));
+    Environment::of(move |name| match name {
+        "AWS_ENDPOINT_URL" => Some(format!("http://{host}")),
+        "AWS_ACCESS_KEY_ID" => Some(key.lock().clone()),
+        "AWS_SECRET_ACCESS_KEY" => Some("secret".to_owned()),
+        "AWS_SESSION_TOKEN" => Some("token".to_owned()),
+        _ => None,
+    })
+}
+
+fn key(name: &str) -> Arc<Mutex<String>> {
+    Arc::new(Mutex::new(name.to_owned()))
+}
+
+fn error_of_s3(status: u16, code: &str) -> Reply {
+    let body = format!("<?xml version='1.0'?><Error><Code>{code}</Code></Error>");
+    Reply { body: body.into_bytes(), ..Reply::status(status) }
+}
+
+fn open_object(server: &TestServer, key: &Arc<Mutex<String>>) -> Result<RemoteFile> {
+    let server = Server::with("s3://bucket/a b.tar", with_key(server, key))?;
+    RemoteFile::open_at(server, SHORT)
+}
+
+#[test]
+fn objects_are_asked_for_with_a_signature() {
+    let server = faulty(|_| None);
+    let file = open_object(&server, &key("first")).unwrap();
+    read(&file, 0..10).unwrap();
+    let request = server.requests().remove(1);
+    assert_eq!(request.path, "/bucket/a%20b.tar");
+    assert_eq!(request.header("host"), server.host());
+    assert_eq!(request.header("x-amz-security-token"), "token");
+    let signed = "SignedHeaders=host;if-match;range;x-amz-content-sha256;x-amz-date;\
+                  x-amz-security-token,";
+    assert!(request.header("authorization").contains(signed), "{request:?}");
+    assert!(request.header("authorization").contains("Credential=first/"));
+}
+
+#[test]
+fn credentials_that_expire_are_read_again() {
+    let expired = key("");
+    let now = Arc::clone(&expired);
+    let server = faulty(move |request| {
+        let expired = now.lock().clone();
+        let is_expired = !expired.is_empty() && request.header("authorization").contains(&expired);
+        is_expired.then(|| error_of_s3(400, "ExpiredToken"))
+    });
+    let key = key("first");
+    let file = open_object(&server, &key).unwrap();
+    read(&file, 0..10).unwrap();
+    *expired.lock() = "first".to_owned();
+    let error = read(&file, 0..10).unwrap_err();
+    assert_eq!(error.kind(), Kind::Denied);
+    let text = format!("{error:#} {}", error.hint().unwrap());
+    assert!(text.contains("400 Bad Request (ExpiredToken)"), "{text}");
+    assert!(text.contains("renew the credentials"), "{text}");
+    assert!(!text.contains("first") && !text.contains("secret"), "{text}");
+    *key.lock() = "second".to_owned();
+    read(&file, 0..10).unwrap();
+    let last = server.requests().pop().unwrap();
+    assert!(last.header("authorization").contains("Credential=second/"));
+}
+
+#[test]
+fn a_clock_that_is_wrong_is_corrected() {
+    let server = faulty(|request| {
+        let there = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(1);
+        let said = request.header("x-amz-date");
+        let is_right = said[..11] == there.strftime("%Y%m%dT%H").to_string()[..11];
+        let date = there.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        (!is_right).then(|| error_of_s3(403, "RequestTimeTooSkewed").with("Date", &date))
+    });
+    let file = open_object(&server, &key("first")).unwrap();
+    read(&file, 0..10).unwrap();
+    assert_eq!(server.requests().len(), 3, "corrected once");
+}
+
+#[test]
+fn a_store_may_name_another_region_or_host() {
+    let server = faulty(|request| {
+        let is_right = request.header("authorization").contains("/eu-north-1/s3/");
+        let reply = error_of_s3(400, "AuthorizationHeaderMalformed");
+        (!is_right).then(|| reply.with("x-amz-bucket-region", "eu-north-1"))
+    });
+    read(&open_object(&server, &key("first")).unwrap(), 0..10).unwrap();
+    assert_eq!(server.requests().len(), 3);
+    let second = faulty(|_| None);
+    let url = second.url("/bucket/a%20b.tar");
+    let first = faulty(move |_| Some(error_of_s3(307, "TemporaryRedirect").with("Location", &url)));
+    read(&open_object(&first, &key("first")).unwrap(), 0..10).unwrap();
+    assert_eq!((first.requests().len(), second.requests().len()), (1, 2));
+    let last = second.requests().pop().unwrap();
+    assert_eq!((last.header("host"), &*last.path), (&*second.host(), "/bucket/a%20b.tar"));
+}
+
+/// A fifth of all answers fails in some way, to eight readers.
+#[test]
+fn many_readers_of_an_unreliable_server_get_no_wrong_byte() {
+    let server = TestServer::start(|request| {
+        let reply = Reply::part(request, &bytes());
+        match request.number.wrapping_mul(2_654_435_761) >> 7 & 31 {
+            0 => Reply::status(503),
+            1 => Reply::status(500),
+            2 => reply.sent(Manner::Cut(50)),
+            3 => reply.sent(Manner::Reset(1000)),
+            4 => reply.with("Content-Range", "bytes 1-2/200000"),
+            5 => Reply::status(429),
+            _ => reply,
+        }
+    });
+    let file = open(&server, "/a").unwrap();
+    thread::scope(|scope| {
+        for reader in 0..8_usize {
+            let file = &file;
+            scope.spawn(move || {
+                let mut random = reader + 1;
+                for _ in 0..40 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let start = (random >> 33) % 150_000;
+                    read(file, start..start + 1 + (random >> 20) % 40_000).unwrap();
+                }
+            });
+        }
+    });
+}
