@@ -21,10 +21,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fuser::{
     Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -34,12 +33,13 @@ use fuser::{
 
 #[path = "../tests/support/file_attr.rs"]
 mod file_attr;
+#[path = "../tests/support/slow_link.rs"]
+mod slow_link;
+
+use slow_link::SlowLink;
 
 /// Maximum number of requests in flight.
 const THREADS: usize = 64;
-
-/// Bytes that are transferred at once, if the bandwidth is limited.
-const SLICE: usize = 64 << 10;
 
 const TTL: Duration = Duration::from_secs(3600);
 
@@ -56,11 +56,7 @@ struct Node {
 struct Slow {
     nodes: Vec<Node>,
     is_cached: bool,
-    latency: Duration,
-    /// Time that a slice takes; `None` without a limit.
-    slice_time: Option<Duration>,
-    /// When the slices end that were granted so far.
-    busy_until: Mutex<Instant>,
+    link: SlowLink,
     reads: AtomicU64,
     bytes: AtomicU64,
     in_flight: AtomicU64,
@@ -99,10 +95,7 @@ impl Slow {
         Self {
             nodes,
             is_cached: is_directory,
-            latency: Duration::from_secs_f64(milliseconds / 1e3),
-            slice_time: megabytes_per_second
-                .map(|rate| Duration::from_secs_f64(SLICE as f64 / rate / 1e6)),
-            busy_until: Mutex::new(Instant::now()),
+            link: SlowLink::new(milliseconds, megabytes_per_second),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
@@ -113,20 +106,6 @@ impl Slow {
 
     fn node(&self, number: INodeNo) -> &Node {
         &self.nodes[usize::try_from(number.0).unwrap() - 1]
-    }
-
-    /// Waits as long as the transfer of `bytes` takes. A slice at a time, so that concurrent
-    /// transfers get equal shares.
-    fn transfer(&self, bytes: usize) {
-        let Some(slice_time) = self.slice_time else { return };
-        for _ in 0..bytes.div_ceil(SLICE) {
-            let end = {
-                let mut busy_until = self.busy_until.lock().unwrap();
-                *busy_until = (*busy_until).max(Instant::now()) + slice_time;
-                *busy_until
-            };
-            thread::sleep(end.saturating_duration_since(Instant::now()));
-        }
     }
 
     fn begin(&self) {
@@ -183,7 +162,7 @@ impl Filesystem for Slow {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if self.is_cached {
-            thread::sleep(self.latency);
+            self.link.request();
         }
         match self.node(parent).entries.get(name) {
             Some(&number) => {
@@ -214,7 +193,7 @@ impl Filesystem for Slow {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        thread::sleep(self.latency);
+        self.link.request();
         let entries = self.node(ino).entries.iter().enumerate();
         for (index, (name, &number)) in entries.skip(usize::try_from(offset).unwrap()) {
             let kind = self.node(INodeNo(number)).attr.kind;
@@ -237,12 +216,12 @@ impl Filesystem for Slow {
         reply: ReplyData,
     ) {
         self.begin();
-        thread::sleep(self.latency);
+        self.link.request();
         let mut bytes = vec![0; size as usize];
         let node = self.node(ino);
         let file = node.file.get_or_init(|| File::open(&node.path).unwrap());
         let outcome = file.read_at(&mut bytes, offset);
-        self.transfer(*outcome.as_ref().unwrap_or(&0));
+        self.link.transfer(*outcome.as_ref().unwrap_or(&0));
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         match outcome {
             Ok(len) => {

@@ -114,11 +114,20 @@ fn without_secrets(url: &str) -> String {
     let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, QUERY));
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let host = authority.rsplit('@').next().unwrap_or_default();
+    // Part of a password, if that has a character that it must not have. The URL is not valid.
+    let port = host.rsplit(']').next().and_then(|host| host.split_once(':'));
+    if port.is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit())) {
+        return format!("{scheme}://...");
+    }
     format!("{scheme}://{host}{path}{query}")
 }
 
-/// Replaces `argument` by `name`, which is not longer, in the command line that ps(1) shows.
+/// Replaces `argument` by `name` in the command line that ps(1) shows. Has no effect if the name is
+/// longer: so short a query is no secret.
 fn hide(argument: &[u8], name: &[u8]) {
+    if name.len() > argument.len() {
+        return;
+    }
     // The kernel reads the command line from the memory of the process: proc_pid_cmdline(5). Its
     // position is in fields 48 and 49 of proc_pid_stat(5). The second field is in parentheses and
     // may have any character.
@@ -168,6 +177,9 @@ mod tests {
             ("https://host/a.tar?X-Amz-Signature=1@/", "https://host/a.tar?..."),
             ("https://host/a.tar?X-Amz-Signature=2", "https://host/a.tar?...2"),
             ("https://host?key=1", "https://host?..."),
+            ("https://me:p/ss@host/a", "https://..."),
+            ("https://me:p#ss@host/a", "https://...2"),
+            ("https://[::1]:9000/a", "https://[::1]:9000/a"),
             ("s3://bucket/a?b#c@d", "s3://bucket/a?b#c@d"),
         ] {
             for _ in 0..2 {

@@ -18,6 +18,9 @@ const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// lacks the call), XFS.
 const WITH_BLOCKS: [u64; 2] = [0xef53, 0x5846_5342];
 
+/// Magic numbers of other file systems of this node: Btrfs, F2FS, ZFS, overlayfs.
+const ON_THIS_NODE: [u64; 4] = [0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x794c_7630];
+
 /// An unlinked file in `directory`, open for reading and writing.
 ///
 /// # Errors
@@ -42,6 +45,11 @@ pub fn free_bytes(file: &File) -> io::Result<Option<u64>> {
 /// Whether the bytes of `file` are only in memory.
 pub fn is_in_memory(file: &File) -> bool {
     is_on(file, &IN_MEMORY)
+}
+
+/// Whether the bytes of `file` are on this node for certain.
+pub fn is_local(file: &File) -> bool {
+    is_in_memory(file) || has_blocks(file) || is_on(file, &ON_THIS_NODE)
 }
 
 /// Whether `allocate` reserves real blocks for `file`, so that later writes cannot run out of
@@ -98,7 +106,10 @@ mod tests {
     #[test]
     fn recognises_files_in_memory() {
         assert!(is_in_memory(&create(Path::new("/dev/shm")).unwrap()));
-        assert!(!is_in_memory(&File::open("/proc/self/stat").unwrap()));
+        let proc = File::open("/proc/self/stat").unwrap();
+        assert!(!is_in_memory(&proc) && !is_local(&proc));
+        assert!(is_local(&create(Path::new("/dev/shm")).unwrap()));
+        assert!(is_local(&create(&std::env::temp_dir()).unwrap()));
     }
 
     #[test]

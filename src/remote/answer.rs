@@ -1,8 +1,8 @@
 //! What a server answers to a request for a range of a file, and what that means.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
@@ -10,6 +10,7 @@ use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
 use super::Version;
+use super::http::{Request, SILENCE_MAX};
 use crate::error::{Error, Kind, reason};
 
 /// What the header of an answer says of the file.
@@ -33,6 +34,9 @@ pub(super) enum Failure {
 /// A request that was not accepted.
 #[derive(Debug)]
 pub(super) struct Denial {
+    /// What was asked for, and in which state of the server.
+    pub(super) url: String,
+    pub(super) generation: u64,
     pub(super) status: StatusCode,
     /// The code of an S3 server.
     pub(super) code: Option<String>,
@@ -85,22 +89,23 @@ impl From<ureq::Error> for Failure {
             Error::BadUri(_) | Error::Http(_) => {
                 Self::Final(crate::error::Error::new(Kind::Usage, "not a valid URL"))
             }
-            Error::InvalidProxyUrl => Self::Final(
-                crate::error::Error::new(Kind::Usage, "the proxy is not a valid URL")
-                    .with_hint("look at the variables HTTPS_PROXY, HTTP_PROXY and ALL_PROXY"),
+            Error::ConnectProxyFailed(why) => Self::Final(
+                crate::error::Error::new(Kind::Io, format!("the proxy refuses: {why}"))
+                    .with_hint("name hosts that need no proxy in NO_PROXY"),
             ),
             error => Self::passing(format!("the connection failed: {}", reason(&error))),
         }
     }
 }
 
-/// Reads the `range` that was asked for into `buffer`, which is as long, from `response`. `opened`
-/// is the version and the size that were opened; `None` while the file is being opened.
+/// Reads the `range` that `request` asked for into `buffer`, which is as long, from `response`.
+/// `opened` is the version and the size that were opened; `None` while the file is being opened.
 ///
 /// # Errors
 /// What is wrong with the answer.
 pub(super) fn read(
     response: Response<Body>,
+    request: &Request,
     range: &Range<u64>,
     opened: Option<(&Version, u64)>,
     buffer: &mut [u8],
@@ -130,8 +135,10 @@ pub(super) fn read(
                 Some(_) => Err(Failure::changed()),
             };
         }
-        StatusCode::NOT_FOUND | StatusCode::GONE => {
-            let code = code(body).map(|code| format!(" ({code})")).unwrap_or_default();
+        StatusCode::NOT_FOUND | StatusCode::GONE if !request.is_redirected => {
+            let code = element(&start_of(body), "Code")
+                .map(|code| format!(" ({code})"))
+                .unwrap_or_default();
             let (kind, context) = match opened {
                 None => (Kind::NotFound, format!("no such file on the server{code}")),
                 Some(_) => (Kind::Io, format!("not on the server any more{code}")),
@@ -144,7 +151,9 @@ pub(super) fn read(
         _ if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
             return Err(busy(status, headers));
         }
-        StatusCode::UNAUTHORIZED
+        StatusCode::NOT_FOUND
+        | StatusCode::GONE
+        | StatusCode::UNAUTHORIZED
         | StatusCode::FORBIDDEN
         | StatusCode::BAD_REQUEST
         | StatusCode::MOVED_PERMANENTLY
@@ -154,14 +163,29 @@ pub(super) fn read(
         | StatusCode::PERMANENT_REDIRECT => {
             let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.to_owned());
             let (location, region) = (text("location"), text("x-amz-bucket-region"));
+            let (url, generation) = (request.url.clone(), request.generation);
             let date = text("date").and_then(|date| rfc2822::parse(&date).ok());
             let date = date.map(|date| date.timestamp());
-            let code = code(body);
-            return Err(Failure::Denied(Denial { status, code, location, region, date }));
+            let body = start_of(body);
+            let code = element(&body, "Code");
+            let region = region.or_else(|| element(&body, "Region"));
+            return Err(Failure::Denied(Denial {
+                url,
+                generation,
+                status,
+                code,
+                location,
+                region,
+                date,
+            }));
         }
         _ => return Err(unexpected(status)),
     }
-    if let Some(encoding) = headers.get("content-encoding").filter(|it| *it != "identity") {
+    // Some servers name the format of a compressed file in this way, and send it as it is.
+    let wanted_len = range.end.saturating_sub(range.start).to_string();
+    let is_as_long = headers.get("content-length").is_some_and(|len| *len == *wanted_len);
+    let encoding = headers.get("content-encoding").filter(|it| *it != "identity");
+    if let Some(encoding) = encoding.filter(|_| !is_as_long) {
         let encoding = encoding.to_str().unwrap_or("?");
         return Err(Failure::unsupported(
             format!("the server compresses what it sends ({encoding})"),
@@ -181,11 +205,29 @@ pub(super) fn read(
     Ok(Answer { len, version })
 }
 
+/// The lowest rate of a body, in bytes per second. A server that sends less is asked again.
+const RATE_MIN: u64 = 16 << 10;
+
 /// Reads all of `body`, which is as long as `buffer`.
 fn read_body(body: Body, buffer: &mut [u8]) -> Result<(), Failure> {
+    let (start, len) = (Instant::now(), buffer.len());
+    let most = SILENCE_MAX + Duration::from_secs(len as u64 / RATE_MIN);
     let mut body = body.into_reader();
-    body.read_exact(buffer)
-        .map_err(|error| Failure::passing(format!("the connection broke: {}", reason(&error))))?;
+    let mut filled = 0;
+    while filled < len {
+        match body.read(&mut buffer[filled..]) {
+            Ok(0) => return Err(Failure::passing("the connection was closed too early")),
+            Ok(_) if start.elapsed() > most => {
+                return Err(Failure::passing("the server sends too slowly"));
+            }
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => {
+                let why = format!("the connection broke: {}", reason(&error));
+                return Err(Failure::passing(why));
+            }
+        }
+    }
     // The connection is used again only after the end of the body was read.
     match body.read(&mut [0]) {
         Ok(0) => Ok(()),
@@ -201,11 +243,16 @@ fn version(headers: &HeaderMap) -> Version {
 
 /// Whether `found` is another version than `opened`. What one of them does not name is not compared.
 fn differs(opened: &Version, found: &Version) -> bool {
-    let differ = |pair: (&Option<String>, &Option<String>)| match pair {
+    // Apache names a version weakly while it is new. Servers that share the load may have other
+    // times for it.
+    let opaque = |etag: &str| etag.strip_prefix("W/").unwrap_or(etag).to_owned();
+    if let (Some(opened), Some(found)) = (&opened.etag, &found.etag) {
+        return opaque(opened) != opaque(found);
+    }
+    match (&opened.modified, &found.modified) {
         (Some(opened), Some(found)) => opened != found,
         _ => false,
-    };
-    differ((&opened.etag, &found.etag)) || differ((&opened.modified, &found.modified))
+    }
 }
 
 /// The range in Content-Range, unless the server has none, and the size of the file (RFC 9110,
@@ -246,15 +293,21 @@ pub(super) fn answers(status: StatusCode) -> String {
     format!("the server answers {status}").replace(" <unknown status code>", "")
 }
 
-/// The code in the body of an error of an S3 server, such as `NoSuchBucket`.
-fn code(body: Body) -> Option<String> {
-    /// Bytes of the body that are read.
+/// The start of the body of an error.
+fn start_of(body: Body) -> String {
     const MOST: u64 = 8 << 10;
-    let mut text = String::new();
-    body.into_reader().take(MOST).read_to_string(&mut text).ok()?;
-    let (code, _) = text.split_once("<Code>")?.1.split_once("</Code>")?;
-    let is_word = !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    is_word.then(|| code.to_owned())
+    let mut bytes = Vec::new();
+    // What was read before an error may say enough.
+    let _ = body.into_reader().take(MOST).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The word in an element of an error of an S3 server, such as `NoSuchBucket` in `Code`.
+fn element(body: &str, name: &str) -> Option<String> {
+    let (_, rest) = body.split_once(&format!("<{name}>"))?;
+    let (word, _) = rest.split_once(&format!("</{name}>"))?;
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (!word.is_empty() && word.bytes().all(is_word)).then(|| word.to_owned())
 }
 
 #[cfg(test)]
@@ -293,7 +346,7 @@ mod unit_tests {
         assert!(!differs(&opened, &version(None, None)));
         assert!(!differs(&version(None, None), &opened));
         assert!(differs(&opened, &version(Some("\"b\""), Some("Mon"))));
-        assert!(differs(&opened, &version(Some("\"a\""), Some("Tue"))));
+        assert!(!differs(&opened, &version(Some("W/\"a\""), Some("Tue"))));
         assert!(differs(&opened, &version(None, Some("Tue"))));
     }
 

@@ -1,15 +1,19 @@
-//! The client for HTTP and HTTPS: connections, certificates, proxies, time limits.
+//! The client for HTTP and HTTPS: connections, certificates, time limits.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ureq::http::Response;
+use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::{Agent, Body};
+use ureq::unversioned::transport::DefaultConnector;
+use ureq::{Agent, Body, Proxy};
 
-use super::Version;
 use super::answer::Failure;
+use super::names::KnownNames;
+use super::{Version, proxy};
+use crate::error::{Error, Kind};
 use crate::sync::{Arc, Condvar, Mutex, OnceLock};
 
 /// Requests at once, of all files together.
@@ -20,19 +24,22 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// The longest time until the header of an answer. The server may have to find the file first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 
-/// The longest time without a byte of the body, and the lowest rate of all of it, in bytes per
-/// second. A server that sends less is asked again.
-const SILENCE_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
-const RATE_MIN: u64 = 16 << 10;
+/// The longest time without a byte of an answer.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
 
 /// Idle connections are closed after this time. Many servers keep them for only a minute.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// A request for a range of a file.
+#[derive(Debug)]
 pub(super) struct Request {
     pub(super) url: String,
     /// Names in lower case, and values.
     pub(super) headers: Vec<(&'static str, String)>,
+    /// Which state of its server it was made in.
+    pub(super) generation: u64,
+    /// Whether another server has sent archfs there.
+    pub(super) is_redirected: bool,
 }
 
 impl Request {
@@ -48,34 +55,31 @@ impl Request {
         } else if let Some(modified) = modified {
             headers.push(("if-unmodified-since", modified.to_owned()));
         }
-        Self { url, headers }
+        Self { url, headers, generation: 0, is_redirected: false }
     }
 
-    /// The answer, whatever its status, for a body of `len` bytes.
+    /// The answer, whatever its status.
     ///
     /// # Errors
     /// Those of the connection.
-    pub(super) fn send(&self, len: u64) -> Result<Response<Body>, Failure> {
-        let _slot = Slot::take();
-        let body_time = SILENCE_MAX + Duration::from_secs(len / RATE_MIN);
-        let mut request = agent().get(&self.url);
+    pub(super) fn send(&self) -> Result<Response<Body>, Failure> {
+        let mut request = agent(&self.url)?.get(&self.url);
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
-        let request = request.config().timeout_recv_body(Some(body_time)).build();
         Ok(request.call()?)
     }
 }
 
-/// The right to send a request.
-struct Slot;
+/// The right to send a request and to read its answer.
+pub(super) struct Slot;
 
 /// Requests under way. Held for an addition.
 static REQUESTS: Mutex<usize> = Mutex::new(0);
 static REQUEST_ENDED: Condvar = Condvar::new();
 
 impl Slot {
-    fn take() -> Self {
+    pub(super) fn take() -> Self {
         let mut requests = REQUESTS.lock();
         while *requests >= REQUESTS_MAX {
             REQUEST_ENDED.wait(&mut requests);
@@ -92,29 +96,45 @@ impl Drop for Slot {
     }
 }
 
-/// The client of this process. Proxies are those of the environment: ALL_PROXY, HTTPS_PROXY,
-/// HTTP_PROXY, NO_PROXY.
-fn agent() -> &'static Agent {
-    static AGENT: OnceLock<Agent> = OnceLock::new();
-    AGENT.get_or_init(|| {
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            // Credentials must not follow a redirect, and those of S3 are for one host.
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("archfs/", env!("CARGO_PKG_VERSION")))
-            .accept_encoding("identity")
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(ANSWER_TIMEOUT))
-            .timeout_per_read(Some(SILENCE_MAX))
-            .max_idle_connections(REQUESTS_MAX)
-            .max_idle_connections_per_host(REQUESTS_MAX)
-            .max_idle_age(IDLE_MAX)
-            .tls_config(TlsConfig::builder().root_certs(root_certificates()).build())
-            .build();
-        Agent::new_with_config(config)
-    })
+/// The client for `url`. There is one for each proxy, and one for direct connections.
+fn agent(url: &str) -> Result<Agent, Failure> {
+    /// Held to find or make a client, which reads certificates the first time.
+    static AGENTS: OnceLock<Mutex<HashMap<Option<String>, Agent>>> = OnceLock::new();
+    let invalid = |context: &str| Failure::Final(Error::new(Kind::Usage, context));
+    let uri: Uri = url.parse().map_err(|_| invalid("not a valid URL"))?;
+    let proxy = proxy::for_url(&uri, |name| std::env::var(name).ok());
+    let mut agents = AGENTS.get_or_init(Mutex::default).lock();
+    if let Some(agent) = agents.get(&proxy) {
+        return Ok(agent.clone());
+    }
+    let parsed = proxy.as_deref().map(Proxy::new).transpose();
+    let parsed = parsed.map_err(|_| invalid("the URL of the proxy is not valid"))?;
+    let agent = new_agent(parsed);
+    agents.insert(proxy, agent.clone());
+    Ok(agent)
+}
+
+/// All settings are those of the client: with settings of its own, a request would set up TLS
+/// again for each connection.
+fn new_agent(proxy: Option<Proxy>) -> Agent {
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(proxy)
+        // Credentials must not follow a redirect, and those of S3 are for one host.
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent(concat!("archfs/", env!("CARGO_PKG_VERSION")))
+        .accept_encoding("identity")
+        .timeout_resolve(Some(CONNECT_TIMEOUT))
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_recv_response(Some(ANSWER_TIMEOUT))
+        .timeout_per_read(Some(SILENCE_MAX))
+        .max_idle_connections(REQUESTS_MAX)
+        .max_idle_connections_per_host(REQUESTS_MAX)
+        .max_idle_age(IDLE_MAX)
+        .tls_config(TlsConfig::builder().root_certs(root_certificates()).build())
+        .build();
+    Agent::with_parts(config, DefaultConnector::default(), KnownNames::default())
 }
 
 /// The certificates to trust: those in the file that AWS_CA_BUNDLE names, those of the system,

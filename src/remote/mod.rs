@@ -14,8 +14,10 @@ use crate::url;
 
 mod answer;
 mod http;
+mod names;
 mod outage;
 mod plain;
+mod proxy;
 mod s3;
 mod server;
 #[cfg(all(test, not(feature = "model")))]
@@ -24,7 +26,8 @@ mod test_server;
 mod tests;
 
 use answer::{Answer, Failure};
-use outage::Outage;
+use outage::{Failing, Outage};
+pub use s3::VARIABLES as S3_VARIABLES;
 use server::Server;
 
 /// How long a read is repeated for which a program waits.
@@ -54,6 +57,7 @@ pub struct RemoteFile {
     version: Version,
     /// Set once another version was seen. Never cleared.
     has_changed: AtomicBool,
+    failing: Failing,
 }
 
 impl RemoteFile {
@@ -68,18 +72,29 @@ impl RemoteFile {
         Self::open_at(server, PATIENCE_TO_OPEN)
     }
 
+    /// The same for a file without which archfs does as well.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_briefly(name: &Path) -> Result<Self> {
+        let name = url::text(name);
+        let server = Server::of(&name).map_err(|error| error.within(&name))?;
+        Self::open_at(server, Duration::ZERO)
+    }
+
     /// The same for a server that is known.
     fn open_at(server: Server, patience: Duration) -> Result<Self> {
         let name = server.name().to_owned();
         let failed = |error: Error| error.within(&name);
-        let mut outage = Outage::new(patience);
+        let failing = Failing::default();
+        let mut outage = Outage::new(patience, &failing);
         // The first byte, because a presigned URL is for GET alone, and because the answer shows
         // whether the server sends parts.
         let Answer { len, version } =
             attempts(&server, &mut outage, || server.get(&(0..1), None, &mut [0]))
                 .map_err(failed)?;
         let has_changed = AtomicBool::new(false);
-        Ok(Self { name, server, len, version, has_changed })
+        Ok(Self { name, server, len, version, has_changed, failing })
     }
 
     /// Size in bytes.
@@ -110,8 +125,11 @@ impl RemoteFile {
             return Ok(());
         }
         let range = offset..offset.saturating_add(buffer.len() as u64);
-        let mut outage = Outage::new(patience);
+        let mut outage = Outage::new(patience, &self.failing);
         let outcome = attempts(&self.server, &mut outage, || self.read_once(&range, &mut *buffer));
+        if outcome.is_ok() {
+            self.failing.end();
+        }
         outcome.map_err(|error| match error.kind() {
             Kind::Changed => {
                 self.has_changed.store(true, Ordering::Relaxed);
@@ -137,12 +155,20 @@ impl RemoteFile {
     }
 }
 
-/// The result of `attempt`, which is repeated after errors that may pass.
+/// Requests of one read that a server has not accepted, and that were changed.
+const CHANGES_MAX: u32 = 10;
+
+/// Changes that need not wait for anything, such as a redirect.
+const CHANGES_AT_ONCE: u32 = 4;
+
+/// The result of `attempt`, which is repeated after errors that may pass, and with a request that
+/// the server may accept.
 fn attempts<T>(
     server: &Server,
-    outage: &mut Outage,
+    outage: &mut Outage<'_>,
     mut attempt: impl FnMut() -> std::result::Result<T, Failure>,
 ) -> Result<T> {
+    let mut changes = 0;
     loop {
         let failure = match attempt() {
             Ok(found) => return Ok(found),
@@ -151,13 +177,17 @@ fn attempts<T>(
         match failure {
             Failure::Passing { why, after } => {
                 log::info!("{}: {why}; trying again", server.name());
+                server.note_outage();
                 if !outage.wait(after) {
                     return Err(Error::new(Kind::Io, outage.describe(&why)));
                 }
             }
             // With other credentials, at another host, or with the time of the server.
             Failure::Denied(denial) => {
-                if !server.adapt(&denial) {
+                changes += 1;
+                let is_changed = changes <= CHANGES_MAX && server.adapt(&denial);
+                let mut may_wait = || changes <= CHANGES_AT_ONCE || outage.wait(None);
+                if !is_changed || !may_wait() {
                     return Err(server.denied(denial));
                 }
             }

@@ -1,6 +1,7 @@
 //! A file at an HTTP or HTTPS URL.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 
 use base64::Engine;
@@ -13,9 +14,6 @@ use super::answer::Denial;
 use super::http::Request;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
-
-/// Redirects that are followed one after the other.
-const REDIRECTS_MAX: u32 = 10;
 
 /// What a URL must not have but people write in it.
 const UNWRITABLE: &AsciiSet = &CONTROLS
@@ -31,7 +29,6 @@ const UNWRITABLE: &AsciiSet = &CONTROLS
     .add(b'}');
 
 /// A file at a URL.
-#[derive(Debug)]
 pub(super) struct Plain {
     /// Without user, password and fragment.
     url: String,
@@ -41,11 +38,26 @@ pub(super) struct Plain {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// Where the server has sent archfs. It may be a presigned URL that expires.
     target: Option<String>,
-    redirects: u32,
+    /// How often `target` has changed.
+    generation: u64,
+}
+
+impl fmt::Debug for Plain {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // All the rest may have secrets.
+        formatter.write_str("Plain")
+    }
+}
+
+impl State {
+    fn set(&mut self, target: Option<String>) {
+        self.target = target;
+        self.generation += 1;
+    }
 }
 
 impl Plain {
@@ -66,50 +78,83 @@ impl Plain {
         if parsed.host().is_none_or(str::is_empty) {
             return Err(invalid());
         }
-        let basic =
-            (!user.is_empty()).then(|| BASE64_STANDARD.encode(Cow::from(percent_decode_str(user))));
+        // A token may stand alone (RFC 7617, section 2).
+        let colon = if user.contains(':') { "" } else { ":" };
+        let user = format!("{user}{colon}");
+        let encoded = || BASE64_STANDARD.encode(Cow::from(percent_decode_str(&user)));
+        let basic = (user != ":").then(encoded);
         Ok(Self { url, basic, state: Mutex::default() })
     }
 
     /// The request for `range` of `version`.
     pub(super) fn request(&self, range: &Range<u64>, version: Option<&Version>) -> Request {
-        let target = self.state.lock().target.clone();
-        let is_own = target.as_ref().is_none_or(|target| origin(target) == origin(&self.url));
-        let url = target.unwrap_or_else(|| self.url.clone());
+        let state = self.state.lock();
+        let url = state.target.clone().unwrap_or_else(|| self.url.clone());
         let mut request = Request::new(url, range, version);
-        if let Some(basic) = self.basic.as_ref().filter(|_| is_own) {
+        request.is_redirected = state.target.is_some();
+        request.generation = state.generation;
+        if let Some(basic) = self.basic.as_ref().filter(|_| self.is_own(&request.url)) {
             request.headers.push(("authorization", format!("Basic {basic}")));
         }
         request
     }
 
-    /// Notes that a request was answered.
-    pub(super) fn note_success(&self) {
-        self.state.lock().redirects = 0;
+    /// Whether `url` leads to the server that the user named, by a connection that is as safe.
+    fn is_own(&self, url: &str) -> bool {
+        let (Some((scheme, host)), Some((other, wanted))) = (server(url), server(&self.url)) else {
+            return false;
+        };
+        (scheme == other && host == wanted)
+            || (is_safer(scheme, other) && same_name(&host, &wanted))
     }
 
-    /// Follows a redirect, or returns to the URL itself if what it led to is not accepted. Returns
-    /// whether there is something else to try.
+    /// Follows a redirect, or returns to the URL itself if the answer of what it led to is an error.
+    /// Returns whether there is something else to try.
     pub(super) fn adapt(&self, denial: &Denial) -> bool {
         let mut state = self.state.lock();
-        state.redirects += 1;
-        if state.redirects > REDIRECTS_MAX {
-            state.redirects = 0;
-            return false;
+        if state.generation != denial.generation {
+            // Another thread has done it since the request was made.
+            return true;
         }
         if !denial.status.is_redirection() {
-            return state.target.take().is_some();
+            let is_elsewhere = state.target.is_some();
+            state.set(None);
+            return is_elsewhere;
         }
-        let from = state.target.as_deref().unwrap_or(&self.url);
-        let target = denial.location.as_deref().and_then(|location| resolved(from, location));
+        let location = denial.location.as_deref();
+        let target = location.and_then(|location| resolved(&denial.url, location));
         // Nobody between the server and archfs may change the bytes afterwards.
-        let is_safe = |target: &String| {
-            target.starts_with("https://")
-                || (target.starts_with("http://") && from.starts_with("http://"))
-        };
-        state.target = target.filter(is_safe);
-        state.target.is_some()
+        let was_safe = denial.url.starts_with("https://");
+        let target = target.filter(|target| !was_safe || target.starts_with("https://"));
+        let is_found = target.is_some();
+        state.set(target);
+        is_found
     }
+
+    /// Returns to the URL itself, because what it led to does not answer.
+    pub(super) fn note_outage(&self) {
+        let mut state = self.state.lock();
+        if state.target.is_some() {
+            state.set(None);
+        }
+    }
+}
+
+/// Scheme, and host with its port, in lower case.
+fn server(url: &str) -> Option<(&str, String)> {
+    let uri: Uri = url.parse().ok()?;
+    let scheme = url.split("://").next()?;
+    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+    Some((scheme, format!("{}:{port}", uri.host()?.to_ascii_lowercase())))
+}
+
+fn is_safer(scheme: &str, than: &str) -> bool {
+    scheme == "https" && than == "http"
+}
+
+fn same_name(host: &str, other: &str) -> bool {
+    let name = |host: &str| host.rsplit_once(':').map(|(name, _)| name.to_owned());
+    name(host) == name(other)
 }
 
 /// Scheme and host of `url`.
@@ -124,7 +169,8 @@ fn origin(url: &str) -> &str {
 fn resolved(from: &str, location: &str) -> Option<String> {
     let location = location.split('#').next()?;
     let (scheme, _) = from.split_once("://")?;
-    Some(if location.contains("://") && !location.starts_with('/') {
+    let is_whole = ["http://", "https://"].iter().any(|scheme| location.starts_with(scheme));
+    let found = if is_whole {
         location.to_owned()
     } else if let Some(rest) = location.strip_prefix("//") {
         format!("{scheme}://{rest}")
@@ -134,5 +180,41 @@ fn resolved(from: &str, location: &str) -> Option<String> {
         let path = from.split('?').next()?;
         let directory = &path[..=path.rfind('/').filter(|&at| at >= origin(from).len())?];
         format!("{directory}{location}")
-    })
+    };
+    Some(utf8_percent_encode(&found, UNWRITABLE).to_string())
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    #[test]
+    fn locations_may_be_relative() {
+        let from = "https://host:8/d/a?x=/y";
+        for (location, expected) in [
+            ("http://other/b?c#d", "http://other/b?c"),
+            ("//other/b", "https://other/b"),
+            ("/b?u=http://z", "https://host:8/b?u=http://z"),
+            ("b c", "https://host:8/d/b%20c"),
+            ("?z", "https://host:8/d/?z"),
+        ] {
+            assert_eq!(resolved(from, location).as_deref(), Some(expected), "{location}");
+        }
+    }
+
+    #[test]
+    fn passwords_go_to_the_same_server_and_never_to_a_less_safe_one() {
+        for (url, other, expected) in [
+            ("https://u:p@Host/a", "https://host:443/b", true),
+            ("http://u:p@host/a", "https://host/a", true),
+            ("https://u:p@host/a", "http://host/a", false),
+            ("https://u:p@host/a", "https://host:444/a", false),
+            ("https://u:p@host/a", "https://host.evil/a", false),
+        ] {
+            assert_eq!(Plain::of(url).unwrap().is_own(other), expected, "{url} {other}");
+        }
+        let basic = |url: &str| Plain::of(url).unwrap().basic;
+        assert_eq!(basic("https://token@host/a"), Some(BASE64_STANDARD.encode("token:")));
+        assert_eq!(basic("https://host/a"), None);
+    }
 }

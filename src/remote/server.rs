@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
+use ureq::http::StatusCode;
+
 use super::Version;
 use super::answer::{self, Answer, Denial, Failure};
+use super::http::Slot;
 use super::plain::Plain;
 use super::s3::{Environment, Object};
 use crate::error::{Error, Kind, Result};
@@ -62,21 +65,23 @@ impl Server {
             Location::Plain(file) => file.request(range, version),
             Location::Object(object) => object.request(range, version),
         };
-        let response = request.send(buffer.len() as u64)?;
-        let answer = answer::read(response, range, opened, buffer)?;
-        match &self.file {
-            Location::Plain(file) => file.note_success(),
-            Location::Object(object) => object.note_success(),
-        }
-        Ok(answer)
+        let _slot = Slot::take();
+        answer::read(request.send()?, &request, range, opened, buffer)
     }
 
-    /// Changes the next request so that the server may accept it. Returns whether there is
-    /// something to change.
+    /// Changes what the next request will be, since the server did not accept one. Returns whether
+    /// there is something to change.
     pub(super) fn adapt(&self, denial: &Denial) -> bool {
         match &self.file {
             Location::Plain(file) => file.adapt(denial),
             Location::Object(object) => object.adapt(denial),
+        }
+    }
+
+    /// Notes that a request failed in a way that may pass.
+    pub(super) fn note_outage(&self) {
+        if let Location::Plain(file) = &self.file {
+            file.note_outage();
         }
     }
 
@@ -86,10 +91,13 @@ impl Server {
         let code = code.map(|code| format!(" ({code})")).unwrap_or_default();
         let context = format!("{}{code}", answer::answers(status));
         let hint = match &self.file {
-            Location::Plain(_) if status.is_redirection() => "archfs does not follow it there",
+            Location::Plain(_) if status.is_redirection() => {
+                "there is no end of it, or it is less safe"
+            }
             Location::Plain(_) => "a presigned URL may have expired, or a password is missing",
             Location::Object(object) => object.hint(),
         };
-        Error::new(Kind::Denied, context).with_hint(hint)
+        let kind = if status == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Denied };
+        Error::new(kind, context).with_hint(hint)
     }
 }

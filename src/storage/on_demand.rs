@@ -1,7 +1,8 @@
 //! The copy of archives at URLs that the user does not stage: it has what was read of them.
 //!
-//! It is an unlinked file in $TMPDIR or /tmp, so every byte is fetched once while it has room. A
-//! program that announces to read all of an archive has it fetched in the background.
+//! It is an unlinked file in $TMPDIR, /tmp or /dev/shm, so every byte is fetched once while it has
+//! room. It takes only a part of the free space or memory, because nobody has asked for it. A program
+//! that announces to read all of an archive has it fetched in the background.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::archives::originals;
 use super::file::FileStorage;
-use super::near::{Fill, Goal, NearCopy, room_beside_others, room_on_disk};
+use super::near::{Fill, Goal, NearCopy, room_of_unasked};
 use crate::error::{Error, Kind, Result};
 use crate::os::unlinked;
 use crate::remote::{self, RemoteFile};
@@ -26,10 +27,7 @@ pub(super) fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<F
     }
     let (directory, target) = created()?;
     let target = Arc::new(target);
-    let room = match unlinked::is_in_memory(&target) {
-        true => room_beside_others(),
-        false => room_on_disk(&target),
-    };
+    let room = room_of_unasked(&target);
     let name = format!("copy in {}", directory.display());
     let copy = NearCopy::new(target, name, originals(&remote), room, Goal::Announced)?;
     let fill = Arc::new(Fill::start(&copy)?);
@@ -43,24 +41,30 @@ pub(super) fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<F
 /// Bytes of a file that is fetched as a whole that are read at once.
 const PIECE: usize = 2 << 20;
 
-/// All of the file at the URL `path`, in an unlinked file. `None` if the server has none, does not
-/// let this user see whether it has one, or has one of more than `most` bytes.
+/// All of the file at the URL `path`, in an unlinked file. `None` if it cannot be had, or has more
+/// than `most` bytes.
 ///
 /// # Errors
-/// As `RemoteFile::open` and `RemoteFile::read_exact_at`; `Io` if there is no space for it.
+/// `Io` if there is no space for it.
 pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<File>> {
-    let remote = match RemoteFile::open(path) {
+    let missing = |error: Error| {
+        log::info!("{error}");
+        Ok(None)
+    };
+    let remote = match RemoteFile::open_briefly(path) {
         Ok(remote) if remote.len() <= most => remote,
         Ok(_) => return Ok(None),
-        Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Denied) => return Ok(None),
-        Err(error) => return Err(error),
+        Err(error) => return missing(error),
     };
     let (_, mut target) = created()?;
     let mut buffer = vec![0; PIECE];
     let mut next = 0;
     while next < remote.len() {
         let len = PIECE.min(usize::try_from(remote.len() - next).unwrap_or(PIECE));
-        remote.read_exact_at(&mut buffer[..len], next, remote::PATIENCE)?;
+        let patience = remote::PATIENCE_IN_BACKGROUND;
+        if let Err(error) = remote.read_exact_at(&mut buffer[..len], next, patience) {
+            return missing(error);
+        }
         target
             .write_all(&buffer[..len])
             .map_err(|error| Error::io(format!("{}: cannot keep it", path.display()), error))?;
@@ -69,17 +73,21 @@ pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<File>> {
     Ok(Some(target))
 }
 
-/// An unlinked file, and the directory that it is in.
+/// An unlinked file, and the directory that it is in. The kernel reports errors of a network file
+/// system only when it has lost bytes, so the directory is on another.
 fn created() -> Result<(PathBuf, File)> {
     let mut outcome = Err(Error::new(Kind::Io, "no directory"));
-    for directory in [std::env::temp_dir().as_path(), Path::new("/dev/shm")] {
-        outcome = unlinked::create(directory).map_err(|error| {
-            let context = format!("{}: cannot create a file", directory.display());
-            Error::io(context, error).with_hint("set TMPDIR to a directory on this node")
-        });
-        if let Ok(file) = outcome {
-            return Ok((directory.to_owned(), file));
+    for directory in [std::env::temp_dir().as_path(), Path::new("/tmp"), Path::new("/dev/shm")] {
+        let failed =
+            |error| Error::io(format!("{}: cannot create a file", directory.display()), error);
+        match unlinked::create(directory) {
+            Ok(file) if unlinked::is_local(&file) => return Ok((directory.to_owned(), file)),
+            Ok(_) => {
+                let context = format!("{}: a network file system", directory.display());
+                outcome = Err(Error::new(Kind::Io, context));
+            }
+            Err(error) => outcome = Err(failed(error)),
         }
     }
-    outcome.map(|file| (PathBuf::new(), file))
+    outcome.map_err(|error| error.with_hint("set TMPDIR to a directory on this node"))
 }

@@ -34,6 +34,24 @@ def mounted(mount_point, mount, unmount):
             take_down(mount_point, [str(word) for word in unmount])
 
 
+@contextlib.contextmanager
+def mounted_in_foreground(mount_point, mount, unmount):
+    """The same for a command that serves until `unmount`."""
+    mount_point.mkdir(exist_ok=True)
+    server = subprocess.Popen([str(word) for word in mount], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not is_mounted(mount_point):
+            if server.poll() is not None:
+                sys.exit(f"bench: {mount[0]} ended with {server.returncode}")
+            time.sleep(0.01)
+        yield mount_point
+    finally:
+        if is_mounted(mount_point):
+            take_down(mount_point, [str(word) for word in unmount])
+        server.kill()
+        server.wait()
+
+
 def take_down(mount_point, unmount):
     """Retries, because readers that were just killed may still have files open."""
     deadline = time.monotonic() + 5

@@ -19,7 +19,7 @@ use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{self, Changes, FileStorage, Fill, NearCopy};
+use crate::storage::{self, Changes, FileStorage, Fill, NearCopy, Storage};
 use crate::sync::Arc;
 use crate::units::{Size, format_duration};
 
@@ -96,7 +96,10 @@ pub(in crate::lifecycle) fn to_preload(
     if !plan.preload || plan.stage.is_some() {
         return Ok(Vec::new());
     }
-    let files: Vec<_> = files.iter().filter(|file| !file.is_in_memory()).cloned().collect();
+    // What is read of an archive at a URL is kept in a copy anyway.
+    files.iter().filter(|file| file.is_remote()).for_each(|file| file.begin_scan());
+    let is_read = |file: &&Arc<FileStorage>| !file.is_remote() && !file.is_in_memory();
+    let files: Vec<_> = files.iter().filter(is_read).cloned().collect();
     check_memory(storage::copied_len(&files), cache_bytes, memory::headroom())
         .map_err(|error| error.with_hint(NO_PRELOAD).within("--preload"))?;
     Ok(files)

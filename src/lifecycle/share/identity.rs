@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::os::memory;
 use crate::os::process::ProcessId;
+use crate::remote;
 use crate::url;
 use crate::vfs::ViewOptions;
 
@@ -75,6 +76,18 @@ fn identity_on_all_nodes(plan: &MountPlan) -> String {
     })
 }
 
+/// Identifies an archive at a URL: with other settings, an object may be in another store.
+fn of_url(path: &Path) -> Vec<u8> {
+    let mut identity = url::of_name(&url::text(path)).into_bytes();
+    if identity.starts_with(b"s3://") {
+        for name in remote::S3_VARIABLES {
+            identity.push(0);
+            identity.extend(std::env::var_os(name).unwrap_or_default().as_bytes());
+        }
+    }
+    identity
+}
+
 /// A digest of what the mount of a plan shows. `file` identifies an archive.
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
     let MountPlan { archives, offset, recursive, partial, view, .. } = plan;
@@ -90,7 +103,7 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
                     digest.update(&number.to_le_bytes());
                 }
             }
-            Err(_) if url::is_url(path) => digest.update(url::of_name(&url::text(path)).as_bytes()),
+            Err(_) if url::is_url(path) => digest.update(&of_url(path)),
             // Opening it later reports the error.
             Err(_) => digest.update(path.as_os_str().as_bytes()),
         }

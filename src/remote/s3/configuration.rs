@@ -10,6 +10,18 @@ use super::profile::{self, Settings};
 use super::signature::Credentials;
 use crate::error::{Error, Kind, Result};
 
+/// The variables that say which store it is, and which user.
+pub const VARIABLES: [&str; 8] = [
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_ACCESS_KEY_ID",
+];
+
 /// The region of AWS if none is configured. Most other stores accept any.
 const REGION: &str = "us-east-1";
 
@@ -106,7 +118,7 @@ impl Configuration {
             Some("virtual") => false,
             _ => endpoint.is_some(),
         };
-        let credentials = credentials(environment, named.is_some(), &settings);
+        let credentials = credentials(environment, &settings);
         Ok(Self { region, endpoint, is_path_style, credentials })
     }
 }
@@ -124,12 +136,8 @@ fn endpoint(environment: &Environment, settings: &Settings, services: &Settings)
         .or_else(|| settings.get("endpoint_url").cloned())
 }
 
-/// The credentials in the environment, unless the user named a profile that has some.
-fn credentials(
-    environment: &Environment,
-    is_profile_named: bool,
-    settings: &Settings,
-) -> Option<Credentials> {
+/// The credentials in the environment, or else in the profile.
+fn credentials(environment: &Environment, settings: &Settings) -> Option<Credentials> {
     let of_environment = || {
         Some(Credentials {
             key: environment.variable("AWS_ACCESS_KEY_ID")?,
@@ -145,10 +153,7 @@ fn credentials(
             token: setting("aws_session_token"),
         })
     };
-    match is_profile_named {
-        true => of_profile().or_else(of_environment),
-        false => of_environment().or_else(of_profile),
-    }
+    of_environment().or_else(of_profile)
 }
 
 #[cfg(test)]
@@ -208,7 +213,8 @@ mod tests {
         assert_eq!(read(&[&keys[..], &others].concat()), expected);
         let named = [("AWS_PROFILE", "other"), ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")];
         let expected = (text("other"), None, text(REGION), None);
-        assert_eq!(read(&[&keys[..], &named].concat()), expected);
+        assert_eq!(read(&named), expected);
+        assert_eq!(read(&[&keys[..], &named].concat()).0, "env");
         let unknown = environment(home.path(), &[("AWS_PROFILE", "unknown")]);
         assert_eq!(Configuration::read(&unknown).unwrap_err().kind(), Kind::NotFound);
     }

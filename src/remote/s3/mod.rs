@@ -18,14 +18,12 @@ mod signature;
 
 use configuration::Configuration;
 pub(super) use configuration::Environment;
+pub use configuration::VARIABLES;
 use signature::{Credentials, Signer};
 
 /// What is encoded in the path of a signed request (AWS, "Create a signed AWS API request").
 const IN_PATH: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
-
-/// Changes of one request: another region, another host, the time of the server, new credentials.
-const CHANGES_MAX: u32 = 4;
 
 /// The difference between the clocks that is corrected. AWS accepts 15 minutes.
 const SKEW_MIN: SignedDuration = SignedDuration::from_mins(1);
@@ -44,10 +42,11 @@ pub(super) struct Object {
 struct State {
     configuration: Configuration,
     /// Scheme and host that the server has named.
-    host: Option<String>,
+    origin: Option<String>,
     /// The time of the server minus that of this node.
     skew: SignedDuration,
-    changes: u32,
+    /// How often any of this has changed.
+    generation: u64,
 }
 
 impl Object {
@@ -65,7 +64,7 @@ impl Object {
         }
         let configuration = Configuration::read(&environment)?;
         let skew = SignedDuration::ZERO;
-        let state = Mutex::new(State { configuration, host: None, skew, changes: 0 });
+        let state = Mutex::new(State { configuration, origin: None, skew, generation: 0 });
         Ok(Self { bucket: bucket.to_owned(), key: key.to_owned(), environment, state })
     }
 
@@ -74,6 +73,7 @@ impl Object {
         let state = self.state.lock();
         let (origin, path) = self.address(&state);
         let mut request = Request::new(format!("{origin}{path}"), range, version);
+        request.generation = state.generation;
         let Configuration { region, credentials, .. } = &state.configuration;
         if let Some(credentials) = credentials {
             let host = origin.split_once("://").map_or("", |(_, host)| host).to_owned();
@@ -90,13 +90,6 @@ impl Object {
         let Configuration { region, endpoint, is_path_style, .. } = &state.configuration;
         let key = utf8_percent_encode(&self.key, IN_PATH);
         let bucket = &self.bucket;
-        if let Some(host) = &state.host {
-            // It contains the bucket exactly if the first one did.
-            return match is_path_style {
-                true => (host.clone(), format!("/{bucket}/{key}")),
-                false => (host.clone(), format!("/{key}")),
-            };
-        }
         // A certificate for all buckets does not cover names with dots.
         let is_path_style = *is_path_style || bucket.contains('.');
         let amazon = || match region.starts_with("cn-") {
@@ -107,45 +100,44 @@ impl Object {
         let (scheme, rest) = endpoint.split_once("://").unwrap_or(("https", &endpoint));
         let rest = rest.trim_end_matches('/');
         let (host, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        match is_path_style {
+        let (origin, path) = match is_path_style {
             true => (format!("{scheme}://{host}"), format!("{prefix}/{bucket}/{key}")),
             false => (format!("{scheme}://{bucket}.{host}"), format!("{prefix}/{key}")),
-        }
-    }
-
-    /// Notes that a request was answered.
-    pub(super) fn note_success(&self) {
-        self.state.lock().changes = 0;
+        };
+        // Another host contains the bucket exactly if the first one does.
+        (state.origin.clone().unwrap_or(origin), path)
     }
 
     /// As `Server::adapt`.
     pub(super) fn adapt(&self, denial: &Denial) -> bool {
         let mut state = self.state.lock();
-        state.changes += 1;
-        if state.changes > CHANGES_MAX {
-            state.changes = 0;
-            return false;
+        if state.generation != denial.generation {
+            // Another thread has done it since the request was made.
+            return true;
         }
         let skew = denial.date.map(|date| date.duration_since(Timestamp::now()));
         if let Some(region) = denial.region.as_ref().filter(|it| **it != state.configuration.region)
         {
             state.configuration.region.clone_from(region);
-            state.host = None;
+            state.origin = None;
+            state.generation += 1;
             return true;
         }
         if denial.status.is_redirection() {
-            let host = denial.location.as_deref().and_then(host_of);
+            let origin = denial.location.as_deref().and_then(origin_of);
             // Nobody between the server and archfs may change the bytes afterwards.
-            let is_plain = self.address(&state).0.starts_with("http://");
-            let host = host.filter(|host| is_plain || host.starts_with("https://"));
-            state.host = host.map(str::to_owned);
-            return state.host.is_some();
+            let was_safe = denial.url.starts_with("https://");
+            let origin = origin.filter(|origin| !was_safe || origin.starts_with("https://"));
+            state.origin = origin.map(str::to_owned);
+            state.generation += 1;
+            return state.origin.is_some();
         }
         let is_of_time = denial.code.as_deref() == Some("RequestTimeTooSkewed");
         if let Some(skew) = skew.filter(|skew| is_of_time || (*skew - state.skew).abs() > SKEW_MIN)
             && (skew - state.skew).abs() > SignedDuration::from_secs(1)
         {
             state.skew = skew;
+            state.generation += 1;
             return true;
         }
         let before = state.configuration.credentials.clone();
@@ -155,10 +147,13 @@ impl Object {
             return false;
         };
         let is_new = credentials.is_some() && credentials != before;
-        if is_new {
-            self.state.lock().configuration.credentials = credentials;
+        let mut state = self.state.lock();
+        if is_new && state.generation == denial.generation {
+            state.configuration.credentials = credentials;
+            state.generation += 1;
         }
-        is_new
+        // Or another thread has read them.
+        state.generation != denial.generation
     }
 
     /// What a user can do about a request that is not accepted.
@@ -167,7 +162,7 @@ impl Object {
             Some(Credentials { token: Some(_), .. }) => {
                 "the session token may have expired: renew the credentials"
             }
-            Some(_) => "check the credentials, AWS_PROFILE and the endpoint",
+            Some(_) => "check the credentials, AWS_PROFILE, AWS_REGION and the endpoint",
             None => {
                 "archfs has found no credentials: set AWS_ACCESS_KEY_ID and \
                  AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -177,7 +172,7 @@ impl Object {
 }
 
 /// Scheme and host of `location`.
-fn host_of(location: &str) -> Option<&str> {
+fn origin_of(location: &str) -> Option<&str> {
     let start = location.find("://")? + 3;
     let rest = location.get(start..)?;
     location.get(..start + rest.find(['/', '?']).unwrap_or(rest.len()))
@@ -195,9 +190,9 @@ mod tests {
             environment: Environment::of(|_| None),
             state: Mutex::new(State {
                 configuration: configuration.clone(),
-                host: None,
+                origin: None,
                 skew: SignedDuration::ZERO,
-                changes: 0,
+                generation: 0,
             }),
         };
         let state = object.state.lock();

@@ -33,6 +33,7 @@ mod granules;
 #[cfg(all(test, feature = "model"))]
 mod model;
 mod part;
+mod recent_tables;
 mod room;
 mod schedule;
 mod source;
@@ -42,13 +43,14 @@ mod tests;
 
 pub use fill::Fill;
 pub(super) use part::{Original, copied_len};
+pub(super) use room::room_of_unasked;
 pub use room::{Room, room_in_memory};
-pub(super) use room::{room_beside_others, room_on_disk};
 pub(super) use schedule::By;
 pub(super) use source::Source;
 
 use granules::{GRANULE, Granules};
 use part::Part;
+use recent_tables::RecentTables;
 use schedule::{Schedule, Stage};
 
 /// Time until the next look for room, while there is none.
@@ -63,6 +65,7 @@ pub struct NearCopy {
     len: u64,
     room: Room,
     granules: Granules,
+    recent_tables: RecentTables,
     /// Bytes that are there.
     copied: AtomicU64,
     /// Unused buffers of the fill. Held for a push or a pop.
@@ -137,6 +140,7 @@ impl NearCopy {
             len,
             room,
             granules: Granules::new(end)?,
+            recent_tables: RecentTables::default(),
             copied: AtomicU64::new(0),
             buffers: Mutex::default(),
             failure: Mutex::new(None),
@@ -248,9 +252,7 @@ impl NearCopy {
             match claim {
                 Claim::Read(_) => self.read_present(file, wanted, next)?,
                 Claim::ReadThrough(_) => match part.source()? {
-                    Some(source) => {
-                        self.fetch_from(part, &*source, wanted, next, By::Reader)?;
-                    }
+                    Some(source) => self.read_through(part, &source, wanted, next, what)?,
                     // It was closed in the meantime, so the bytes are there.
                     None => continue,
                 },
@@ -262,7 +264,7 @@ impl NearCopy {
                             wanted.copy_from_slice(&fetched[before..before + wanted.len()]);
                         }
                         // Perhaps only bytes around the wanted ones cannot be read.
-                        Err(error) if wanted.len() < fetched.len() => {
+                        Err(error) if wanted.len() < fetched.len() && !part.is_remote() => {
                             let source = part.source()?.ok_or(error)?;
                             self.fetch_from(part, &*source, wanted, next, By::Reader)?;
                         }
@@ -327,6 +329,31 @@ impl NearCopy {
         Ok(())
     }
 
+    /// Reads `wanted` of `part`, which begins at `offset` of the file, and keeps nothing in the file.
+    /// Of tables, a few blocks stay in memory.
+    fn read_through(
+        &self,
+        part: &Part,
+        source: &Arc<dyn Source>,
+        wanted: &mut [u8],
+        offset: u64,
+        what: Wanted,
+    ) -> Result<()> {
+        let end = part.end().min(offset.saturating_add(part.tables_at_once));
+        let len = (end - offset.min(end)) as usize;
+        if what == Wanted::Contents || len <= wanted.len() {
+            return self.fetch_from(part, &**source, wanted, offset, By::Reader);
+        }
+        if self.recent_tables.copy_to(wanted, offset) {
+            return Ok(());
+        }
+        let mut block = vec![0; len];
+        self.fetch_from(part, &**source, &mut block, offset, By::Reader)?;
+        wanted.copy_from_slice(&block[..wanted.len()]);
+        self.recent_tables.add(offset, block);
+        Ok(())
+    }
+
     /// Reads from the source of `part`. `offset` is one of the file.
     fn fetch_from(
         &self,
@@ -345,7 +372,7 @@ impl NearCopy {
 
     /// Makes all reads of `part` fail: it was rewritten.
     fn give_up(&self, part: &Part, error: &Error) {
-        if part.note_change() {
+        if part.note_change(error) {
             self.granules.make_void();
             log::error!("{}: {error}; reads of it now fail with EIO", self.name);
             self.failure.lock().get_or_insert_with(|| part.changed());
@@ -407,9 +434,10 @@ impl NearCopy {
     /// Fetches all of the archive with this number, until the same number of calls of `end_scan`.
     pub(super) fn begin_scan(&self, number: usize) {
         if let Some(part) = self.parts.get(number) {
+            // With the lock, so that no thread is between its look and what it does then.
+            let schedule = self.schedule.lock();
             part.begin_fill();
-            // Taken, so that no thread is between its look and its wait.
-            drop(self.schedule.lock());
+            drop(schedule);
             self.progressed.notify_all();
         }
     }

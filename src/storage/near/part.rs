@@ -7,7 +7,7 @@ use super::granules::GRANULE;
 use super::schedule::Extent;
 use super::source::Source;
 use crate::error::{Error, Kind, Result};
-use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering};
 
 /// An archive to copy: its name for messages, its size in bytes, its bytes.
 pub(in crate::storage) type Original = (String, u64, Arc<dyn Source>);
@@ -27,6 +27,8 @@ pub(super) struct Part {
     /// Whether it was rewritten before all of it was there. What is there may be of several
     /// versions then, because some network file systems learn of a change late.
     has_changed: AtomicBool,
+    /// The text and the hint of the error then.
+    change: OnceLock<(String, Option<String>)>,
 }
 
 /// The archives of a copy, and its size in bytes.
@@ -41,6 +43,7 @@ pub(super) fn laid_out(originals: Vec<Original>, goal: Goal) -> (Vec<Part>, u64)
         fills: AtomicU64::new((goal == Goal::Everything).into()),
         source: Mutex::new(Some(source)),
         has_changed: AtomicBool::new(false),
+        change: OnceLock::new(),
     };
     (originals.into_iter().zip(starts).map(part).collect(), end)
 }
@@ -99,14 +102,26 @@ impl Part {
     }
 
     /// Notes that it was rewritten. Returns whether that is news.
-    pub(super) fn note_change(&self) -> bool {
+    pub(super) fn note_change(&self, error: &Error) -> bool {
+        let (text, hint) = (error.to_string(), error.hint().map(str::to_owned));
+        // First, because a reader that sees the flag returns this error.
+        let _ = self.change.set((text, hint));
         !self.has_changed.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether its source is far away.
+    pub(super) fn is_remote(&self) -> bool {
+        self.tables_at_once > 0
     }
 
     /// The error of reads after a change.
     pub(super) fn changed(&self) -> Error {
-        let context = format!("{}: rewritten in place while it was copied", self.name);
-        Error::new(Kind::Changed, context)
+        let (text, hint) = self.change.get().cloned().unwrap_or_default();
+        let error = Error::new(Kind::Changed, text).within(&self.name);
+        match hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
     }
 }
 

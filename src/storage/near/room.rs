@@ -1,6 +1,7 @@
 //! Whether a copy may grow, while it is filled.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 
 use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
@@ -10,44 +11,47 @@ use crate::units::Size;
 /// Says why the copy should not grow now; `None` if it may.
 pub type Room = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// What a copy leaves to others: this part of the memory of the job or of the free space, and at
-/// most this many bytes.
+/// What a copy in memory leaves to the job: this part of its memory, and at most this many bytes.
 const RESERVE_PART: u64 = 16;
-const MEMORY_RESERVE_MAX: u64 = 256 << 20;
-const DISK_RESERVE_MAX: u64 = 1 << 30;
+const RESERVE_MAX: u64 = 256 << 20;
+
+/// The part of the job's memory, or of the free space, that a copy takes for which the user has not
+/// asked.
+const UNASKED_IN_MEMORY: u64 = 16;
+const UNASKED_ON_DISK: u64 = 4;
 
 /// The room of a copy in memory of `len` bytes, if this much was `left` before it.
 pub fn room_in_memory(len: u64, left: Option<Headroom>) -> Room {
     // If nothing else needs memory, the copy fits.
     let spare = left.map_or(u64::MAX, |left| left.bytes.saturating_sub(len) / 2);
-    room_above(memory_reserve().min(spare))
+    let reserve = reserve().min(spare);
+    Box::new(move || lack_of_memory(reserve))
 }
 
-/// The room of a copy in memory that need not be complete.
-pub(in crate::storage) fn room_beside_others() -> Room {
-    room_above(memory_reserve())
-}
-
-/// The room of a copy on a disk that need not be complete.
-pub(in crate::storage) fn room_on_disk(file: &Arc<File>) -> Room {
-    let file = Arc::clone(file);
-    let free = move || unlinked::free_bytes(&file).ok().flatten();
-    let reserve = free().map_or(0, |free| (free / RESERVE_PART).min(DISK_RESERVE_MAX));
+/// The room of a copy in `file` for which the user has not asked.
+pub(in crate::storage) fn room_of_unasked(file: &Arc<File>) -> Room {
+    let is_in_memory = unlinked::is_in_memory(file);
+    let most = match is_in_memory {
+        true => memory::limit().map(|limit| limit / UNASKED_IN_MEMORY),
+        false => unlinked::free_bytes(file).ok().flatten().map(|free| free / UNASKED_ON_DISK),
+    };
+    let (file, most, reserve) = (Arc::clone(file), most.unwrap_or(u64::MAX), reserve());
     Box::new(move || {
-        let free = free().filter(|&free| free < reserve)?;
-        Some(format!("only {} are free", Size(free)))
+        // 512 bytes each, whatever the file system (inode(7), st_blocks).
+        let taken = file.metadata().map_or(0, |found| found.blocks().saturating_mul(512));
+        if taken >= most {
+            return Some(format!("it has {}, which is enough without --stage", Size(taken)));
+        }
+        if is_in_memory { lack_of_memory(reserve) } else { None }
     })
 }
 
-fn memory_reserve() -> u64 {
-    let part = memory::limit().map_or(MEMORY_RESERVE_MAX, |limit| limit / RESERVE_PART);
-    part.min(MEMORY_RESERVE_MAX)
+fn reserve() -> u64 {
+    memory::limit().map_or(RESERVE_MAX, |limit| limit / RESERVE_PART).min(RESERVE_MAX)
 }
 
-/// Room as long as this much memory is left.
-fn room_above(reserve: u64) -> Room {
-    Box::new(move || {
-        let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
-        Some(format!("{} only {}", bound.leaves(), Size(bytes)))
-    })
+/// Says so if less than `reserve` bytes of memory are left.
+fn lack_of_memory(reserve: u64) -> Option<String> {
+    let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
+    Some(format!("{} only {}", bound.leaves(), Size(bytes)))
 }
