@@ -38,8 +38,8 @@ pub fn of_name(name: &str) -> String {
     urls().lock().get(name).cloned().unwrap_or_else(|| name.to_owned())
 }
 
-/// The URL of the file whose name is that of the archive with `suffix` after it. `None` if the server
-/// could not find that, because the URL has a query.
+/// The URL of the file whose name is that of the archive with `suffix` after it. `None` if the
+/// server could not find that, because the URL has a query.
 pub fn beside(archive: &Path, suffix: &str) -> Option<PathBuf> {
     let name = text(archive);
     let url = of_name(&name);

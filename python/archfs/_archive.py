@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO, Optional, TypedDict, Union
 
 from . import _command
-from ._options import ContentOptions, PathLike, Size, path, takes, words
+from ._options import ContentOptions, PathLike, Size, is_url, path, takes, words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -128,7 +128,7 @@ def verify(
     outcome = _command.execute(["verify", *options, "--", path(archive)])
     rows = [json.loads(line) for line in outcome.output.splitlines()]
     # Without a summary, the archive was not verified.
-    if not rows or "status" not in rows[-1] or not os.path.exists(archive):
+    if not rows or "status" not in rows[-1] or not (is_url(path(archive)) or os.path.exists(archive)):
         raise _command.failure(outcome, [archive])
     verified: Verified = rows[-1]
     verified["faults"] = rows[:-1]

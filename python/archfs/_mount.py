@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _command, _leases, _scratch
 from ._errors import Error, UsageError, missing
-from ._options import PATHS, MountOptions, PathLike, mount_words, path, takes
+from ._options import PATHS, MountOptions, PathLike, is_url, mount_words, path, takes
+from ._options import archive as absolute_archive
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -167,7 +168,7 @@ def mount_until_exit(
     given = {name: value for name, value in sorted(given.items()) if value is not None and value is not False}
     named = {name: _absolute(value) if name in PATHS else value for name, value in given.items()}
     arguments: dict[str, Any] = {"at": _absolute(at), "options": options, **named}
-    names = [os.path.abspath(path(archive)) for archive in archives]
+    names = [absolute_archive(archive) for archive in archives]
     with _until_exit_lock:
         kept = _until_exit.setdefault(f"{names} {arguments}", _Kept())
     with kept.lock:
@@ -249,7 +250,7 @@ def _shared_mount_point(archives: Sequence[str], arguments: Sequence[str]) -> st
         namespace = ""
     job = [os.environ.get(name, "") for name in _JOB_VARIABLES]
     # Identities, not paths: ranks may have different working directories.
-    identities = [_identity(name)[1:] or (os.path.abspath(name),) for name in archives]
+    identities = [_identity(name)[1:] or (absolute_archive(name),) for name in archives]
     digest = hashlib.sha256(repr((namespace, job, identities, list(arguments))).encode(errors="surrogateescape"))
     directory = "/dev/shm" if _scratch.is_writable("/dev/shm") else _scratch.temporary()
     shared = os.path.join(directory, f"archfs-{os.getuid()}-{digest.hexdigest()[:32]}")
@@ -283,6 +284,8 @@ def _answers(mount_point: Path) -> bool:
 
 
 def _check_is_there(name: str) -> None:
+    if is_url(name):
+        return
     try:
         os.stat(name)
     except FileNotFoundError as error:

@@ -91,6 +91,17 @@ def path(value: PathLike) -> str:
     return os.fsdecode(value)
 
 
+def archive(value: PathLike) -> str:
+    """The name of an archive, which stays valid after os.chdir."""
+    text = path(value)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+def is_url(archive: str) -> bool:
+    """Whether an archive is at a URL that archfs reads."""
+    return archive.startswith(("https://", "http://", "s3://"))
+
+
 def mount_words(options: MountOptions) -> list[str]:
     """The options of `archfs mount`."""
     values: dict[str, Any] = {**options}

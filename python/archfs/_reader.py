@@ -18,7 +18,8 @@ from . import _command
 from ._archive import Entry
 from ._direct import DirectReads
 from ._errors import Error
-from ._options import PathLike, path, words
+from ._options import PathLike, words
+from ._options import archive as absolute_archive
 
 # Length of the rest, operation, offset, size; the path follows (src/reader/protocol.rs).
 _REQUEST = struct.Struct("<IBQQ")
@@ -45,7 +46,7 @@ class Reader:
     """Reads of archives that are shown as one tree. May be used by several threads, and after a fork."""
 
     def __init__(self, archives: Sequence[PathLike], options: Mapping[str, Any]) -> None:
-        self._archives = [os.path.abspath(path(archive)) for archive in archives]
+        self._archives = [absolute_archive(archive) for archive in archives]
         self._words = words(options)
         # The server is started now, so that an archive that cannot be opened is an error now.
         self._socket = self._start()

@@ -10,7 +10,7 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body, Proxy};
 
-use super::answer::Failure;
+use super::failure::Failure;
 use super::names::KnownNames;
 use super::{Version, proxy};
 use crate::error::{Error, Kind};
@@ -96,10 +96,18 @@ impl Drop for Slot {
     }
 }
 
-/// The client for `url`. There is one for each proxy, and one for direct connections.
+/// The clients, by their proxy; one is for direct connections. Held to find or make a client, which
+/// reads certificates the first time.
+static AGENTS: OnceLock<Mutex<HashMap<Option<String>, Agent>>> = OnceLock::new();
+
+/// Ends all requests under way. Later ones fail.
+pub(super) fn end() {
+    let agents: Vec<_> = AGENTS.get_or_init(Mutex::default).lock().values().cloned().collect();
+    agents.into_iter().for_each(Agent::shutdown);
+}
+
+/// The client for `url`.
 fn agent(url: &str) -> Result<Agent, Failure> {
-    /// Held to find or make a client, which reads certificates the first time.
-    static AGENTS: OnceLock<Mutex<HashMap<Option<String>, Agent>>> = OnceLock::new();
     let invalid = |context: &str| Failure::Final(Error::new(Kind::Usage, context));
     let uri: Uri = url.parse().map_err(|_| invalid("not a valid URL"))?;
     let proxy = proxy::for_url(&uri, |name| std::env::var(name).ok());

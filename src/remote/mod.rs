@@ -13,6 +13,7 @@ use crate::sync::{AtomicBool, Ordering};
 use crate::url;
 
 mod answer;
+mod failure;
 mod http;
 mod names;
 mod outage;
@@ -25,7 +26,8 @@ mod test_server;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
 
-use answer::{Answer, Failure};
+use answer::Answer;
+use failure::Failure;
 use outage::{Failing, Outage};
 pub use s3::VARIABLES as S3_VARIABLES;
 use server::Server;
@@ -38,6 +40,15 @@ pub const PATIENCE_IN_BACKGROUND: Duration = Duration::from_secs(5);
 
 /// The same while archives are opened, where the user waits and may have mistyped a name.
 const PATIENCE_TO_OPEN: Duration = Duration::from_secs(8);
+
+/// Whether requests are pointless, because nothing waits for their answers any more.
+static HAS_ENDED: AtomicBool = AtomicBool::new(false);
+
+/// Ends all requests of this process, and refuses more.
+pub fn end() {
+    HAS_ENDED.store(true, Ordering::SeqCst);
+    http::end();
+}
 
 /// Which version of a file a server has (RFC 9110, section 8.8). A server may name neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -175,6 +186,9 @@ fn attempts<T>(
             Err(failure) => failure,
         };
         match failure {
+            Failure::Passing { why, .. } if HAS_ENDED.load(Ordering::SeqCst) => {
+                return Err(Error::new(Kind::Interrupted, why));
+            }
             Failure::Passing { why, after } => {
                 log::info!("{}: {why}; trying again", server.name());
                 server.note_outage();
@@ -188,7 +202,7 @@ fn attempts<T>(
                 let is_changed = changes <= CHANGES_MAX && server.adapt(&denial);
                 let mut may_wait = || changes <= CHANGES_AT_ONCE || outage.wait(None);
                 if !is_changed || !may_wait() {
-                    return Err(server.denied(denial));
+                    return Err(server.denied(*denial));
                 }
             }
             Failure::Final(error) => return Err(error),

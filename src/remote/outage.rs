@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::sync::Mutex;
+use super::HAS_ENDED;
+use crate::sync::{Mutex, Ordering};
 use crate::units::format_duration;
 
 /// Time before the second repetition; the first comes at once, because a server may have closed a
@@ -12,6 +13,9 @@ const FIRST: Duration = Duration::from_millis(200);
 
 /// The longest time between two repetitions, unless the server asks for more.
 const MOST: Duration = Duration::from_secs(5);
+
+/// The longest sleep.
+const STEP: Duration = Duration::from_millis(50);
 
 /// Since when all requests to a server fail, and when the last one did. Readers that come during an
 /// outage do not begin to wait anew, one after the other.
@@ -61,7 +65,17 @@ impl<'f> Outage<'f> {
         let (now, random) = (Instant::now(), SystemTime::UNIX_EPOCH.elapsed());
         let random = f64::from(random.unwrap_or_default().subsec_nanos()) / 1e9;
         let wait = self.next(now, after, random);
-        wait.inspect(|&wait| thread::sleep(wait)).is_some()
+        let Some(wait) = wait else { return false };
+        let until = now + wait;
+        // In steps, because the process may want to end.
+        while !HAS_ENDED.load(Ordering::SeqCst) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            thread::sleep(left.min(STEP));
+        }
+        false
     }
 
     /// Time from `now` to the next repetition. `random` is from 0 to 1, so that thousands of nodes

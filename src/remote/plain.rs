@@ -10,7 +10,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use ureq::http::Uri;
 
 use super::Version;
-use super::answer::Denial;
+use super::failure::Denial;
 use super::http::Request;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
@@ -108,8 +108,8 @@ impl Plain {
             || (is_safer(scheme, other) && same_name(&host, &wanted))
     }
 
-    /// Follows a redirect, or returns to the URL itself if the answer of what it led to is an error.
-    /// Returns whether there is something else to try.
+    /// Follows a redirect, or returns to the URL itself if the answer of what it led to is an
+    /// error. Returns whether there is something else to try.
     pub(super) fn adapt(&self, denial: &Denial) -> bool {
         let mut state = self.state.lock();
         if state.generation != denial.generation {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use ureq::http::StatusCode;
 
 use super::Version;
-use super::answer::{self, Answer, Denial, Failure};
+use super::answer::{self, Answer};
+use super::failure::{Denial, Failure};
 use super::http::Slot;
 use super::plain::Plain;
 use super::s3::{Environment, Object};

@@ -70,6 +70,9 @@ impl Reply {
     /// The part of `bytes` that `request` asks for.
     pub(crate) fn part(request: &Request, bytes: &[u8]) -> Self {
         let (first, last) = request.range();
+        if bytes.is_empty() {
+            return Self::status(416).with("Content-Range", "bytes */0");
+        }
         let last = last.min(bytes.len() - 1);
         let range = format!("bytes {first}-{last}/{}", bytes.len());
         let body = bytes[first..=last].to_vec();

@@ -10,7 +10,7 @@ use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::Changes;
 use super::file::FileStorage;
-use super::near::{self, Goal, NearCopy, Original, Room, Source};
+use super::near::{self, Goal, NearCopy, Room};
 use super::on_demand;
 use super::pool::FilePool;
 use crate::error::Result;
@@ -92,20 +92,17 @@ pub fn near_copy(
 ) -> Result<(Arc<NearCopy>, Vec<Arc<FileStorage>>)> {
     // Each byte is read once, so what lies around it is not.
     serve(&files, &Arc::new(ArchiveCache::default()));
-    let copy = NearCopy::new(Arc::new(target), name, originals(&files), room, Goal::Everything)?;
+    let copy = NearCopy::new(
+        Arc::new(target),
+        name,
+        on_demand::originals(&files),
+        room,
+        Goal::Everything,
+    )?;
     let near =
         |(number, file): (usize, &Arc<FileStorage>)| Arc::new(file.near(&copy, number, None));
     let near = files.iter().enumerate().map(near).collect();
     Ok((copy, near))
-}
-
-/// `files` as a near copy needs them.
-pub(super) fn originals(files: &[Arc<FileStorage>]) -> Vec<Original> {
-    let original = |file: &Arc<FileStorage>| {
-        let source: Arc<dyn Source> = Arc::clone(file) as _;
-        (file.path().display().to_string(), file.len(), source)
-    };
-    files.iter().map(original).collect()
 }
 
 /// Reads `files` from several threads, to load them into the page cache.

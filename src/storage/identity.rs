@@ -49,8 +49,8 @@ pub struct Origin {
     /// The file system's type (statfs(2), f_type). The device number would not do: nodes that mount
     /// the same file system assign different ones.
     pub file_system: u64,
-    /// Change time: seconds since 1970 and nanoseconds. Of an archive at a URL, a hash of the version
-    /// that its server names.
+    /// Change time: seconds since 1970 and nanoseconds. Of an archive at a URL, a hash of the
+    /// version that its server names.
     pub changed: (i64, u32),
     /// Group (gid).
     pub group: u32,

@@ -11,6 +11,7 @@ use crate::os::file_position::FilePosition;
 mod archive_cache;
 mod archives;
 mod changes;
+mod download;
 #[cfg(test)]
 mod faulty;
 mod file;
@@ -22,6 +23,7 @@ mod mem;
 mod metered;
 mod near;
 mod on_demand;
+mod opened_file;
 mod pool;
 
 pub use archive_cache::ArchiveCache;

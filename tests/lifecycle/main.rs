@@ -16,6 +16,7 @@ mod namespaces;
 mod opening;
 mod or_extract;
 mod private;
+mod remote;
 mod restrictions;
 mod sharing;
 mod signals;

@@ -27,12 +27,14 @@ use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
 use crate::os::processors;
 use crate::stats::{StageCounts, Stats};
 use crate::sync::Arc;
+use crate::url;
 
 pub(super) mod address_space;
 pub(super) mod archive_cache;
 pub(super) mod budget_share;
 pub(super) mod clone_fd;
 mod direct_reads;
+mod disconnected;
 pub(super) mod end_policy;
 mod idle;
 pub(super) mod kill_wait;
@@ -149,6 +151,11 @@ impl Daemon {
         );
         let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
         let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
+        if plan.archives.iter().any(|archive| url::is_url(archive)) {
+            let duplicate = connection.try_clone();
+            let failed = |error| Error::io("cannot duplicate the connection to the kernel", error);
+            disconnected::end_requests_after(duplicate.map_err(failed)?);
+        }
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         archive_cache.update(Instant::now());
         stage::preload(preloaded);

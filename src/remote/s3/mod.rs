@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Version;
-use super::answer::Denial;
+use super::failure::Denial;
 use super::http::Request;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;

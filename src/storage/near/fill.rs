@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use super::NearCopy;
+use super::flight::Flight;
 use super::part::Part;
 use super::schedule::{By, Extent, Next, Stage};
-use super::{Flight, NearCopy};
 use crate::error::{Error, Kind, Result};
 use crate::stats::StageCounts;
 use crate::sync::{Arc, thread};

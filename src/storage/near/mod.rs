@@ -29,6 +29,7 @@ use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Orderi
 use crate::units::Size;
 
 mod fill;
+mod flight;
 mod granules;
 #[cfg(all(test, feature = "model"))]
 mod model;
@@ -48,6 +49,7 @@ pub use room::{Room, room_in_memory};
 pub(super) use schedule::By;
 pub(super) use source::Source;
 
+use flight::{Claim, Flight};
 use granules::{GRANULE, Granules};
 use part::Part;
 use recent_tables::RecentTables;
@@ -98,23 +100,6 @@ pub(super) enum Wanted {
     Contents,
     /// Anything else in an archive.
     Tables,
-}
-
-/// What a reader does about the first bytes that it wants.
-enum Claim<'c> {
-    /// They are there.
-    Read(Range<u64>),
-    /// It fetches them. The flight may begin before them.
-    Fetch(Flight<'c>),
-    /// It reads them from the source, and they are not kept.
-    ReadThrough(Range<u64>),
-}
-
-/// The right to fetch a range. Ends when dropped; then waiting readers look again.
-struct Flight<'c> {
-    copy: &'c NearCopy,
-    range: Range<u64>,
-    by: By,
 }
 
 impl NearCopy {
@@ -329,8 +314,8 @@ impl NearCopy {
         Ok(())
     }
 
-    /// Reads `wanted` of `part`, which begins at `offset` of the file, and keeps nothing in the file.
-    /// Of tables, a few blocks stay in memory.
+    /// Reads `wanted` of `part`, which begins at `offset` of the file, and keeps nothing in the
+    /// file. Of tables, a few blocks stay in memory.
     fn read_through(
         &self,
         part: &Part,
@@ -481,20 +466,6 @@ impl NearCopy {
 impl fmt::Debug for NearCopy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_tuple("NearCopy").field(&self.name).field(&self.counts()).finish()
-    }
-}
-
-impl Flight<'_> {
-    fn len(&self) -> usize {
-        (self.range.end - self.range.start) as usize
-    }
-}
-
-impl Drop for Flight<'_> {
-    fn drop(&mut self) {
-        self.copy.schedule.lock().end(&self.range, Instant::now());
-        self.copy.landed.notify_all();
-        self.copy.progressed.notify_one();
     }
 }
 

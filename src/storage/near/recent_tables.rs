@@ -1,6 +1,7 @@
 //! Blocks of tables that a copy without room has read from its sources.
 //!
-//! Tables are read a few bytes at a time. If the source is far away, each read would take a request.
+//! Tables are read a few bytes at a time. If the source is far away, each read would take a
+//! request.
 
 use std::collections::VecDeque;
 

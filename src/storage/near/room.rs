@@ -35,14 +35,19 @@ pub(in crate::storage) fn room_of_unasked(file: &Arc<File>) -> Room {
         true => memory::limit().map(|limit| limit / UNASKED_IN_MEMORY),
         false => unlinked::free_bytes(file).ok().flatten().map(|free| free / UNASKED_ON_DISK),
     };
-    let (file, most, reserve) = (Arc::clone(file), most.unwrap_or(u64::MAX), reserve());
+    room_below(file, most.unwrap_or(u64::MAX), if is_in_memory { reserve() } else { 0 })
+}
+
+/// The room of a copy in `file` of at most this many bytes, which leaves `reserve` bytes of memory.
+fn room_below(file: &Arc<File>, most: u64, reserve: u64) -> Room {
+    let file = Arc::clone(file);
     Box::new(move || {
         // 512 bytes each, whatever the file system (inode(7), st_blocks).
         let taken = file.metadata().map_or(0, |found| found.blocks().saturating_mul(512));
         if taken >= most {
             return Some(format!("it has {}, which is enough without --stage", Size(taken)));
         }
-        if is_in_memory { lack_of_memory(reserve) } else { None }
+        lack_of_memory(reserve)
     })
 }
 
@@ -54,4 +59,28 @@ fn reserve() -> u64 {
 fn lack_of_memory(reserve: u64) -> Option<String> {
     let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
     Some(format!("{} only {}", bound.leaves(), Size(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// > Without `--stage`, what was read stays in an unlinked file on this node: at most a quarter
+    /// > of the free space of `$TMPDIR` or /tmp, or a sixteenth of the memory if that is in memory.
+    #[test]
+    fn a_copy_that_nobody_asked_for_ends_at_a_limit() {
+        let file = Arc::new(unlinked::create("/dev/shm".as_ref()).unwrap());
+        file.set_len(1 << 40).unwrap();
+        let room = room_below(&file, 1 << 20, 0);
+        assert_eq!(room(), None, "it is empty, although it is long");
+        file.write_all_at(&[1; 512 << 10], 1 << 30).unwrap();
+        assert_eq!(room(), None);
+        file.write_all_at(&[1; 512 << 10], 1 << 33).unwrap();
+        assert!(room().unwrap().contains("which is enough without --stage"), "{:?}", room());
+        assert!(room_below(&file, u64::MAX, u64::MAX)().is_some(), "memory is short");
+        assert_eq!((UNASKED_IN_MEMORY, UNASKED_ON_DISK), (16, 4));
+        assert_eq!(room_of_unasked(&file)(), None);
+    }
 }

@@ -5,8 +5,8 @@ use crate::error::Result;
 
 /// Bytes that are far away. Reads may run from any number of threads at once.
 pub(in crate::storage) trait Source: Send + Sync {
-    /// Fills `buffer` with the bytes at `offset`, all of the version that was opened. If an error may
-    /// pass, a reader waits longer for that than the fill, which tries again later.
+    /// Fills `buffer` with the bytes at `offset`, all of the version that was opened. If an error
+    /// may pass, a reader waits longer for that than the fill, which tries again later.
     ///
     /// # Errors
     /// `Changed` if there is another version; `Corrupt` if the source ends before the buffer is

@@ -1,0 +1,86 @@
+//! Why a request failed, and whether that may pass.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use ureq::http::StatusCode;
+
+use crate::error::{Error, Kind, reason};
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// It may pass. The server asks to wait for the time `after`.
+    Passing { why: String, after: Option<Duration> },
+    /// The server does not accept the request as it is.
+    Denied(Box<Denial>),
+    /// It will not pass.
+    Final(Error),
+}
+
+/// A request that was not accepted.
+#[derive(Debug)]
+pub(super) struct Denial {
+    /// What was asked for, and in which state of the server.
+    pub(super) url: String,
+    pub(super) generation: u64,
+    pub(super) status: StatusCode,
+    /// The code of an S3 server.
+    pub(super) code: Option<String>,
+    /// Where it has sent the client.
+    pub(super) location: Option<String>,
+    /// The region of the bucket.
+    pub(super) region: Option<String>,
+    /// The time at the server.
+    pub(super) date: Option<Timestamp>,
+}
+
+impl Failure {
+    pub(super) fn passing(why: impl Into<String>) -> Self {
+        Self::Passing { why: why.into(), after: None }
+    }
+
+    /// The server has another version of the file.
+    pub(super) fn changed() -> Self {
+        Self::Final(Error::new(Kind::Changed, "changed"))
+    }
+
+    pub(super) fn unsupported(context: String, hint: &str) -> Self {
+        Self::Final(Error::new(Kind::Unsupported, context).with_hint(hint))
+    }
+}
+
+impl From<ureq::Error> for Failure {
+    fn from(error: ureq::Error) -> Self {
+        use ureq::Error;
+        let untrusted = |why: String| {
+            let context = format!("no secure connection: {why}");
+            let error = crate::error::Error::new(Kind::Io, context);
+            Self::Final(error.with_hint(
+                "if the server has a certificate of your site, set SSL_CERT_FILE to the \
+                 certificates of your site",
+            ))
+        };
+        match error {
+            Error::HostNotFound => Self::passing("the name of the server is not known"),
+            Error::Timeout(_) => Self::passing("the server does not answer in time"),
+            Error::Rustls(error) => untrusted(error.to_string()),
+            Error::Tls(error) => untrusted(error.to_owned()),
+            Error::Io(error) => {
+                match error.get_ref().is_some_and(|inner| inner.to_string().contains("certificate"))
+                {
+                    true => untrusted(reason(&error)),
+                    false => Self::passing(format!("cannot connect: {}", reason(&error))),
+                }
+            }
+            Error::BadUri(_) | Error::Http(_) => {
+                Self::Final(crate::error::Error::new(Kind::Usage, "not a valid URL"))
+            }
+            Error::ConnectProxyFailed(why) => Self::Final(
+                crate::error::Error::new(Kind::Io, format!("the proxy refuses: {why}"))
+                    .with_hint("name hosts that need no proxy in NO_PROXY"),
+            ),
+            error => Self::passing(format!("the connection failed: {}", reason(&error))),
+        }
+    }
+}

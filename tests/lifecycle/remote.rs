@@ -1,0 +1,517 @@
+//! Archives at URLs, from a server that fails, stops or replaces them as the test says.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::mount::{CleanUp, is_mounted, listed, unmount};
+use crate::support::snapshot::{Depth, assert_same, take};
+use crate::support::stage::{end, processes_about, said, shell, tell};
+use crate::support::{
+    archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
+};
+
+#[path = "../../src/remote/test_server.rs"]
+mod test_server;
+
+use test_server::{ETAG, Manner, Reply, Request, TestServer};
+
+/// Files of several sizes, and archives of them.
+fn tree(work: &Path) -> PathBuf {
+    let root = work.join("tree");
+    fs::create_dir_all(root.join("folder/empty")).unwrap();
+    for (number, len) in [0, 1, 4096, 70_000, 1_000_000].into_iter().enumerate() {
+        let name = format!("folder/{len}");
+        fs::write(root.join(name), source::noise(number as u64 + 1, len)).unwrap();
+    }
+    for number in 0..200 {
+        fs::write(root.join(format!("{number}")), source::noise(number, 9000)).unwrap();
+    }
+    fs::write(root.join("text"), "hello, world\n".repeat(20_000)).unwrap();
+    root
+}
+
+/// The archives of `tree` in `work`, by their names.
+fn archives(work: &Path) -> Vec<PathBuf> {
+    let tree = tree(work);
+    let tar = work.join("data.tar");
+    tar::pack(&tar, &tree);
+    run(Command::new("gzip").arg("--keep").arg(&tar));
+    let image = image::make(work, "data.sqfs", &tree, &["-comp", "gzip"]);
+    let zip = work.join("data.zip");
+    run(Command::new("python3")
+        .current_dir(&tree)
+        .args(["-m", "zipfile", "-c"])
+        .arg(&zip)
+        .arg("."));
+    vec![tar, work.join("data.tar.gz"), image, zip]
+}
+
+/// Serves the files of `directory`, each by its name.
+fn serve(
+    directory: &Path,
+    fault: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static,
+) -> TestServer {
+    let directory = directory.to_owned();
+    TestServer::start(move |request| {
+        fault(request).unwrap_or_else(|| {
+            let name = request.path.split('?').next().unwrap().trim_start_matches('/');
+            match fs::read(directory.join(name)) {
+                Ok(bytes) => Reply::part(request, &bytes),
+                Err(_) => Reply::status(404),
+            }
+        })
+    })
+}
+
+/// Some of the answers fail.
+fn unreliable(request: &Request) -> Option<Reply> {
+    match request.number.wrapping_mul(2_654_435_761) >> 7 & 15 {
+        0 => Some(Reply::status(503)),
+        1 => Some(Reply::status(206).sent(Manner::Reset(0))),
+        2 => Some(Reply::status(206).sent(Manner::Cut(0))),
+        3 => {
+            let slow = Manner::Drip(Duration::from_millis(1));
+            Some(Reply { body: b"busy".to_vec(), ..Reply::status(500) }.sent(slow))
+        }
+        _ => None,
+    }
+}
+
+/// archfs that keeps its indexes and copies in `work`.
+fn archfs_in(work: &Path) -> Command {
+    let mut archfs = archfs();
+    archfs.env("XDG_CACHE_HOME", work.join("cache")).env("TMPDIR", work);
+    archfs
+}
+
+/// archfs with these words, which must succeed.
+fn does(work: &Path, words: &[&str]) -> Output {
+    run(archfs_in(work).args(words))
+}
+
+fn without_zip_times(name: &str) -> bool {
+    // ZIP archives store no owners and coarse times.
+    name.ends_with(".zip")
+}
+
+#[test]
+fn a_tree_at_a_url_is_the_same_whatever_the_server_does() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let files = archives(work.path());
+    let server = serve(work.path(), unreliable);
+    let expected = take(&work.path().join("tree"), Depth::NoXattrs);
+    for file in &files {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let url = server.url(&format!("/{name}"));
+        for options in [&[][..], &["--stage=/dev/shm"], &["--stage=/dev/shm", "--stage-wait"]] {
+            let mount = ["mount", "--keep", "--quiet"];
+            let words = [&mount[..], options, &[&url, mount_point.to_str().unwrap()]].concat();
+            does(work.path(), &words);
+            if without_zip_times(name) {
+                let diff = ["-r", "tree", "mount"];
+                run(Command::new("diff").current_dir(work.path()).args(diff));
+            } else {
+                assert_same(name, &expected, &take(&mount_point, Depth::NoXattrs));
+            }
+            assert_eq!(listed(&mount_point).unwrap()["archives"][0], url.as_str());
+            unmount(&mount_point);
+        }
+    }
+}
+
+#[test]
+fn all_commands_read_archives_at_urls() {
+    let work = work_directory();
+    let files = archives(work.path());
+    let server = serve(work.path(), unreliable);
+    let tree = work.path().join("tree");
+    for file in &files {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let url = server.url(&format!("/{name}"));
+        let far = |command: &str| does(work.path(), &[command, &url]).stdout;
+        let near = |command: &str| does(work.path(), &[command, file.to_str().unwrap()]).stdout;
+        assert_eq!(far("ls"), near("ls"), "{name}");
+        let text = does(work.path(), &["cat", &url, "folder/70000"]).stdout;
+        assert!(text == fs::read(tree.join("folder/70000")).unwrap(), "{name}");
+        let info = String::from_utf8(far("info")).unwrap();
+        assert!(info.contains(&url), "{info}");
+        far("verify");
+        let target = work.path().join("extracted");
+        does(work.path(), &["extract", "--quiet", &url, target.to_str().unwrap()]);
+        run(Command::new("diff").arg("-r").arg(&tree).arg(&target));
+        fs::remove_dir_all(&target).unwrap();
+        let packed = work.path().join("packed.sqfs");
+        does(work.path(), &["pack", "--quiet", "--force", &url, packed.to_str().unwrap()]);
+        let path = packed.to_str().unwrap();
+        assert_eq!(does(work.path(), &["ls", path]).stdout, near("ls"), "{name}");
+    }
+    let url = server.url("/data.tar");
+    let output = archfs_in(work.path()).args(["pack", "--as-file", &url, "x.sqfs"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn urls_and_files_are_one_tree() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    for name in ["a", "b", "c"] {
+        let bytes = tar::of(&[(name, name.as_bytes())]);
+        fs::write(work.path().join(format!("{name}.tar")), bytes).unwrap();
+    }
+    let server = serve(work.path(), |_| None);
+    let (a, b) = (server.url("/a.tar"), server.url("/b.tar?key=1"));
+    let c = work.path().join("c.tar");
+    let paths = [&a, c.to_str().unwrap(), &b, mount_point.to_str().unwrap()];
+    does(work.path(), &[&["mount", "--keep", "--quiet"], &paths[..]].concat());
+    for name in ["a", "b", "c"] {
+        assert_eq!(fs::read_to_string(mount_point.join(name)).unwrap(), name);
+    }
+    unmount(&mount_point);
+    let twice = archfs().args(["mount", &a, &a]).arg(&mount_point).output().unwrap();
+    assert_eq!(twice.status.code(), Some(2));
+    assert!(said(&twice).contains("the same archive twice"));
+    // The last word before -- is an archive.
+    let script = "cat {}/a";
+    let output = does(work.path(), &["run", &a, "--", "sh", "-c", script]);
+    assert_eq!(output.stdout, b"a");
+}
+
+/// > archfs shows, logs and records a URL without user, password and query. Only the user can read
+/// > the whole URL, in the environment of the daemon.
+#[test]
+fn no_secret_of_a_url_can_be_seen() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let files: Vec<(String, Vec<u8>)> =
+        (0..1500).map(|number| (number.to_string(), vec![1])).collect();
+    let files: Vec<_> = files.iter().map(|(name, data)| (&name[..], &data[..])).collect();
+    fs::write(work.path().join("a.tar"), tar::of(&files)).unwrap();
+    let is_down = Arc::new(AtomicBool::new(false));
+    let down = Arc::clone(&is_down);
+    let server = serve(work.path(), move |request| {
+        let is_known = request.header("authorization") == "Basic bWU6aHVzaGh1c2g=";
+        let is_signed = request.path.contains("SIGNATURE") || request.path.contains("index");
+        let is_right = is_known && is_signed && !down.load(Ordering::Relaxed);
+        (!is_right).then(|| Reply::status(403))
+    });
+    let url = server.url("/a.tar?X-Amz-Signature=SIGNATURE").replace("://", "://me:hushhush@");
+    let log = work.path().join("log");
+    let options = ["--keep", "-v", "--log-file", log.to_str().unwrap(), "--stage=/dev/shm"];
+    let mut command = archfs_in(work.path());
+    command.arg("mount").args(options).arg(&url).arg(&mount_point);
+    // Records are below it.
+    command.env("XDG_RUNTIME_DIR", work.path());
+    let mounted = run(&mut command);
+    let pid = listed(&mount_point).unwrap()["daemon"].to_string();
+    assert_eq!(fs::read(mount_point.join("7")).unwrap(), [1]);
+    let mut runner = archfs_in(work.path());
+    let script = "read line; env; cat {}/8";
+    runner.args(["run", &url, "--", "sh", "-c", script]).stdin(Stdio::piped());
+    let mut runner = runner.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the command runs", || !processes_about(&["read line; env; cat /"]).is_empty());
+    let shown = |pid: &str| fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    let mut seen = vec![shown(&pid), shown(&runner.id().to_string())];
+    for pid in processes_about(&["archfs", "daemon"]) {
+        seen.extend(fs::read(format!("/proc/{pid}/cmdline")));
+    }
+    drop(runner.stdin.take());
+    let ran = runner.wait_with_output().unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{}", said(&ran));
+    is_down.store(true, Ordering::Relaxed);
+    let failed = archfs_in(work.path()).args(["ls", &url]).output().unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    let list = run(archfs().args(["list", "--json"]));
+    for output in [mounted, ran, failed, list] {
+        seen.extend([output.stdout, output.stderr]);
+    }
+    seen.push(fs::read(&log).unwrap());
+    let everything = run(Command::new("find").arg(work.path()).args(["-xdev", "-ls"]));
+    seen.push(everything.stdout);
+    // Its status is 1 if it finds nothing, and 2 if a directory does not exist.
+    let script = "grep -rlsE 'hushhush|SIGNATURE|bWU6' --devices=skip --exclude-dir=mount \
+                  \"$0\" /run/archfs* /run/user/*/archfs* /dev/shm/archfs* /tmp/archfs-0*";
+    let records = Command::new("sh").args(["-c", script]).arg(work.path()).output().unwrap();
+    seen.push(records.stdout);
+    unmount(&mount_point);
+    for text in seen {
+        let text = String::from_utf8_lossy(&text);
+        for secret in ["hushhush", "SIGNATURE", "bWU6"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+}
+
+/// > After a change, all reads of the archive fail with EIO, and archfs logs that it was replaced.
+#[test]
+fn an_archive_that_is_replaced_is_not_mixed() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let tree = tree(work.path());
+    let image = image::make(work.path(), "data.sqfs", &tree, &["-noD", "-noF"]);
+    for stage in [&[][..], &["--stage=/dev/shm"]] {
+        let is_replaced = Arc::new(AtomicBool::new(false));
+        let replaced = Arc::clone(&is_replaced);
+        let bytes = fs::read(&image).unwrap();
+        let server = TestServer::start(move |request| {
+            let reply = Reply::part(request, &bytes);
+            if replaced.load(Ordering::Relaxed) {
+                return match request.header("if-match") == ETAG {
+                    true => Reply::status(412),
+                    false => reply.with("ETag", "\"version 2\""),
+                };
+            }
+            // What the fill asks for does not arrive, so the copy is never complete.
+            let (first, last) = request.range();
+            if last - first > 300_000 { Reply::status(503) } else { reply }
+        });
+        let url = server.url("/data.sqfs");
+        let log = work.path().join("log");
+        let log_file = format!("--log-file={}", log.display());
+        let options = ["mount", "--keep", "--quiet", "--no-name-readahead", &log_file];
+        let paths = [url.as_str(), mount_point.to_str().unwrap()];
+        does(work.path(), &[&options[..], stage, &paths].concat());
+        is_replaced.store(true, Ordering::Relaxed);
+        let output = Command::new("sh")
+            .args(["-c", "cat $0/?? $0/folder/1000000 > /dev/null"])
+            .arg(&mount_point)
+            .output()
+            .unwrap();
+        assert!(said(&output).contains("Input/output error"), "{}", said(&output));
+        unmount(&mount_point);
+        let logged = fs::read_to_string(&log).unwrap();
+        assert!(logged.contains("replaced on the server"), "{logged}");
+        fs::remove_file(&log).unwrap();
+    }
+}
+
+/// > A job that ends while its server is down is unmounted within two seconds.
+#[test]
+fn a_job_that_ends_while_its_server_is_down_leaves_nothing() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let tree = tree(work.path());
+    image::make(work.path(), "data.sqfs", &tree, &["-comp", "gzip"]);
+    for how in [Reply::status(503), Reply::status(206).sent(Manner::Never)] {
+        let is_down = Arc::new(AtomicBool::new(false));
+        let down = Arc::clone(&is_down);
+        let server = serve(work.path(), move |_| down.load(Ordering::Relaxed).then(|| how.clone()));
+        let mut script = shell(work.path());
+        let mount = format!("$ARCHFS mount -q {} mount", server.url("/data.sqfs"));
+        assert_eq!(tell(&mut script, &mount), "done 0\n");
+        is_down.store(true, Ordering::Relaxed);
+        assert_eq!(
+            tell(&mut script, "cat mount/folder/1000000 > /dev/null 2>&1 & true"),
+            "done 0\n"
+        );
+        let asked = server.requests().len();
+        wait_until("the reader waits", || server.requests().len() > asked);
+        let start = Instant::now();
+        // As a batch system does.
+        assert_eq!(tell(&mut script, "kill -9 $!"), "done 0\n");
+        end(script);
+        wait_until("it is unmounted", || !is_mounted(&mount_point));
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        wait_until("the daemon has ended", || {
+            processes_about(&["archfs", "--daemon", work.path().to_str().unwrap()]).is_empty()
+        });
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    }
+}
+
+/// > With a `--stage` copy, an outage concerns only reads of bytes that are not copied yet. The copy
+/// > is continued when the server answers again.
+#[test]
+fn a_copy_outlives_an_outage() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let tree = tree(work.path());
+    image::make(work.path(), "data.sqfs", &tree, &["-noD", "-noF"]);
+    let is_down = Arc::new(AtomicBool::new(true));
+    let down = Arc::clone(&is_down);
+    let server = serve(work.path(), move |request| {
+        // The fill asks for large parts.
+        let (first, last) = request.range();
+        (down.load(Ordering::Relaxed) && last - first > 300_000).then(|| Reply::status(503))
+    });
+    let url = server.url("/data.sqfs");
+    let words = ["mount", "--keep", "--quiet", "--stage=/dev/shm", &url];
+    does(work.path(), &[&words[..], &[mount_point.to_str().unwrap()]].concat());
+    assert_eq!(fs::read(mount_point.join("7")).unwrap(), source::noise(7, 9000));
+    let staged = || listed(&mount_point).unwrap()["staged"].clone();
+    assert_ne!(staged()["copied_bytes"], staged()["total_bytes"]);
+    is_down.store(false, Ordering::Relaxed);
+    wait_until("it is complete", || staged()["copied_bytes"] == staged()["total_bytes"]);
+    let asked = server.requests().len();
+    run(Command::new("diff").arg("-r").arg(&tree).arg(&mount_point));
+    assert_eq!(server.requests().len(), asked, "the server is not asked any more");
+    unmount(&mount_point);
+}
+
+/// Bytes that unlinked files take on the file system of `directory`.
+fn used(directory: &Path) -> u64 {
+    let found = rustix::fs::statvfs(directory).unwrap();
+    (found.f_blocks - found.f_bfree) * found.f_frsize
+}
+
+#[test]
+fn a_daemon_that_is_killed_leaves_no_file() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let mount_point = work.path().join("mount");
+    let _clean_up = CleanUp(mount_point.clone());
+    let temporary = work.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let mut mount = Command::new("mount");
+    run(mount.args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"]).arg(&temporary));
+    let _unmounted = CleanUp(temporary.clone());
+    let tree = tree(work.path());
+    tar::pack(&work.path().join("data.tar"), &tree);
+    let before = used(&temporary);
+    let delay = Arc::new(AtomicUsize::new(0));
+    let wait = Arc::clone(&delay);
+    let server = serve(work.path(), move |_| {
+        thread::sleep(Duration::from_millis(wait.load(Ordering::Relaxed) as u64));
+        None
+    });
+    let url = server.url("/data.tar");
+    let stage = format!("--stage={}", temporary.display());
+    for round in 0..8 {
+        delay.store(round * 3, Ordering::Relaxed);
+        let mut command = archfs();
+        command.args(["mount", "--keep", "--quiet"]).env("TMPDIR", &temporary);
+        command.args((round % 2 == 0).then_some(&stage)).arg(&url).arg(&mount_point);
+        run(&mut command);
+        let pid = listed(&mount_point).unwrap()["daemon"].as_i64().unwrap();
+        run(Command::new("kill").args(["-9", &pid.to_string()]));
+        run(archfs().arg("unmount").arg(&mount_point));
+        wait_until("the copy is freed", || used(&temporary) == before);
+        assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
+    }
+    run(Command::new("umount").arg(&temporary));
+}
+
+#[test]
+fn the_index_beside_an_archive_at_its_server_is_used_if_it_fits() {
+    let work = work_directory();
+    let tree = tree(work.path());
+    let tar = work.path().join("data.tar");
+    tar::pack(&tar, &tree);
+    run(archfs().args(["index", "--quiet"]).arg(&tar));
+    let index = work.path().join("data.tar.archfs-index");
+    let listing = does(work.path(), &["ls", tar.to_str().unwrap()]).stdout;
+    let list = |expected: &str| {
+        let server = serve(work.path(), |_| None);
+        let url = server.url("/data.tar");
+        let output = does(work.path(), &["ls", &url]);
+        assert_eq!(output.stdout, listing, "{expected}");
+        let bytes: usize = server
+            .requests()
+            .iter()
+            .filter(|request| request.path == "/data.tar")
+            .map(|request| request.range().1 - request.range().0 + 1)
+            .sum();
+        (bytes, said(&output))
+    };
+    let (bytes, text) = list("with an index");
+    assert!(bytes < 1 << 20 && text.is_empty(), "{bytes}: {text}");
+    let whole = tar.metadata().unwrap().size() as usize;
+    // Of another archive, damaged, none, and no index at all.
+    let good = fs::read(&index).unwrap();
+    let mut other = fs::read(&tar).unwrap();
+    other[0] = b'X';
+    let damaged: Vec<u8> = good.iter().map(|byte| byte ^ 1).collect();
+    for (what, bytes) in [("damaged", &damaged[..]), ("a page", b"<html></html>"), ("empty", b"")] {
+        fs::write(&index, bytes).unwrap();
+        let (read, text) = list(what);
+        assert!(read >= whole, "{what}: {read}");
+        assert!(text.contains("made again"), "{what}: {text}");
+    }
+    fs::remove_file(&index).unwrap();
+    let (read, text) = list("none");
+    assert!(read >= whole && text.is_empty(), "{read} {text}");
+}
+
+#[test]
+fn errors_name_the_url_and_what_to_do() {
+    let work = work_directory();
+    let server = serve(work.path(), |request| match request.path.as_str() {
+        "/secret" => Some(Reply::status(403)),
+        "/whole" => Some(Reply { body: vec![0; 100], ..Reply::status(200) }),
+        _ => None,
+    });
+    fs::write(work.path().join("text"), "no archive at all").unwrap();
+    for (path, status, text) in [
+        ("/missing.tar", 1, "no such file on the server"),
+        ("/secret", 1, "the server answers 403 Forbidden"),
+        ("/whole", 3, "the server sends only whole files"),
+        ("/text", 3, "text"),
+    ] {
+        let url = server.url(path);
+        let output = archfs_in(work.path()).args(["ls", &url]).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{}", said(&output));
+        let said = said(&output);
+        assert!(said.contains(&format!("archfs: error: {url}: ")) && said.contains(text), "{said}");
+    }
+    let url = server.url("/a.tar");
+    let output = archfs().args(["mount", "a.tar", &url]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("a URL, not a mount point"), "{}", said(&output));
+}
+
+#[test]
+fn tasks_that_ask_for_one_url_share_a_mount() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    fs::write(work.path().join("a.tar"), tar::of(&[("a", b"a")])).unwrap();
+    let server = serve(work.path(), |_| None);
+    let url = server.url("/a.tar");
+    let mut script = shell(work.path());
+    let line = format!(
+        "for task in 1 2 3; do $ARCHFS run {url} -- sh -c 'echo {{}} >> points; until [ $(wc -l < points) = 3 ]; \
+         do sleep 0.05; done; cat {{}}/a >> texts' & done; wait"
+    );
+    assert_eq!(tell(&mut script, &line), "done 0\n");
+    end(script);
+    let points = fs::read_to_string(work.path().join("points")).unwrap();
+    let mut points: Vec<_> = points.lines().collect();
+    points.dedup();
+    assert_eq!(points.len(), 1, "{points:?}");
+    assert_eq!(fs::read_to_string(work.path().join("texts")).unwrap(), "aaa");
+    let host = server.host();
+    assert!(url.contains(&host));
+}
