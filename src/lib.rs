@@ -1,9 +1,9 @@
 //! archfs mounts archives read-only through FUSE, fast and in parallel, for as long as a job runs.
 //!
 //! Directories are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
-//! formats -> { cache, codecs, storage }`, `cli -> pack -> { formats, vfs, codecs, storage }`,
-//! `cli -> extract -> vfs`, `cli -> reader -> { vfs, direct }` and `storage -> remote`. Every layer
-//! may use `os`, `batch_job`, `error`, `units`, `url`, `sync`, `stats`, `log`, `ordered`, `spilled`,
+//! formats -> { cache, codecs, storage }`, `cli -> pack -> { formats, vfs, codecs, storage }`, `cli
+//! -> extract -> vfs`, `cli -> reader -> { vfs, direct }` and `storage -> remote`. Every layer may
+//! use `os`, `batch_job`, `error`, `units`, `url`, `sync`, `stats`, `log`, `ordered`, `spilled`,
 //! `progress` and `failpoint`. docs/ARCHITECTURE.md explains why.
 
 pub mod batch_job;

@@ -41,6 +41,7 @@ class MountOptions(ContentOptions, total=False):
     threads: Optional[int]
     stage: Optional[PathLike]
     stage_wait: bool
+    stage_keep: Optional[Size]
     preload: bool
     archive_cache: Optional[str]
     no_name_readahead: bool

@@ -95,6 +95,17 @@ pub(super) struct MountArgs {
     )]
     stage_wait: bool,
 
+    /// With --stage: leave the copy for your next job; all your copies in DIR take up to SIZE
+    #[arg(
+        help_heading = MEMORY,
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        requires = "stage",
+        env = "ARCHFS_STAGE_KEEP"
+    )]
+    stage_keep: Option<u64>,
+
     /// Read the archives into the page cache in the background
     #[arg(help_heading = MEMORY, long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     preload: bool,
@@ -251,6 +262,7 @@ impl MountArgs {
             cache_idle: Some(self.cache_idle).filter(|time| !time.is_zero()),
             stage: self.stage.as_ref().map(absolute).transpose()?,
             stage_wait: self.stage_wait,
+            stage_keep: self.stage_keep,
             preload: self.preload,
             archive_cache: match self.archive_cache {
                 ArchiveCacheName::Auto => ArchiveCacheChoice::Auto,
@@ -316,6 +328,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         cache_idle,
         stage,
         stage_wait,
+        stage_keep,
         preload,
         archive_cache,
         name_readahead,
@@ -344,6 +357,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
     add("--cache-idle=", Some(cache_idle.unwrap_or_default().as_secs().to_string().into()));
     add("--stage=", stage.clone().map(OsString::from));
+    add("--stage-keep=", stage_keep.map(|bytes| bytes.to_string().into()));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
     add("--stats-json=", stats_json.clone().map(OsString::from));
@@ -471,6 +485,7 @@ mod tests {
             cache_idle: Some(Duration::from_secs(90)),
             stage: Some("/s,t\n".into()),
             stage_wait: true,
+            stage_keep: Some(7),
             preload: true,
             archive_cache: ArchiveCacheChoice::Drop,
             name_readahead: false,

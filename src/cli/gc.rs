@@ -1,9 +1,12 @@
 //! `archfs gc`: removes what killed daemons left behind.
 
+use std::path::PathBuf;
+
 use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
-use crate::lifecycle;
+use crate::lifecycle::{self, Removed};
+use crate::units::format_size;
 
 /// Clear your stale archfs mounts, directories created for them, and stale records
 #[derive(Debug, clap::Args)]
@@ -11,8 +14,13 @@ use crate::lifecycle;
 
 Examples:
   archfs gc
+  archfs gc --stage /local                                    (also copies of --stage-keep)
   su \"$SLURM_JOB_USER\" -s /bin/sh -c 'archfs gc --quiet'     (in an epilog, as the job's user)")]
 pub(super) struct Args {
+    /// Also remove your copies of archives that --stage-keep left in DIR
+    #[arg(long, value_name = "DIR")]
+    stage: Option<PathBuf>,
+
     /// Print only errors and warnings
     #[arg(long, short)]
     quiet: bool,
@@ -36,10 +44,28 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     for directory in cleared.extracted.iter().filter(|_| !args.quiet) {
         term::print_note(&format!("{}: removed extracted files", directory.display()));
     }
+    if let Some(directory) = &args.stage {
+        let Removed { copies, bytes, in_use } = lifecycle::remove_kept_copies(directory)?;
+        if !args.quiet && copies > 0 {
+            let (copies, bytes) = (of_copies(copies), format_size(bytes));
+            term::print_note(&format!("{}: removed {copies}, {bytes}", directory.display()));
+        }
+        if !args.quiet && in_use > 0 {
+            let copies = of_copies(in_use);
+            term::print_note(&format!("{}: {copies} in use", directory.display()));
+        }
+    }
     let mut status = 0;
     for error in &cleared.errors {
         term::show_error(error);
         status = status.max(exit::of(error));
     }
     Ok(status)
+}
+
+fn of_copies(count: u64) -> String {
+    match count {
+        1 => "1 copy".to_owned(),
+        count => format!("{count} copies"),
+    }
 }

@@ -21,8 +21,9 @@ mod share;
 mod slurm;
 
 pub use crate::os::process::ProcessId;
+pub use crate::storage::Removed;
 pub use commands::chosen_mount_point::{choose_mount_point, is_archive};
-pub use commands::gc::{Cleared, gc};
+pub use commands::gc::{Cleared, gc, remove_kept_copies};
 pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
 pub use commands::list::{Listed, State, list, stats};
@@ -92,6 +93,9 @@ pub struct MountPlan {
     pub stage: Option<PathBuf>,
     /// Whether the copy is complete before they are served.
     pub stage_wait: bool,
+    /// Bytes that all copies of this user in that directory may take after their mounts; `None` to
+    /// remove the copy with the mount.
+    pub stage_keep: Option<u64>,
     /// Whether the archives are read into the page cache while they are served.
     pub preload: bool,
     /// What happens with served pages of the archives.
@@ -141,6 +145,7 @@ impl MountPlan {
             cache_idle: None,
             stage: None,
             stage_wait: false,
+            stage_keep: None,
             preload: false,
             archive_cache: ArchiveCacheChoice::Auto,
             name_readahead: true,

@@ -77,6 +77,11 @@ impl Directory {
         format!("/proc/self/fd/{}", self.opened.file.as_raw_fd()).into()
     }
 
+    /// Like `path`, for other processes of this user.
+    pub fn path_for_others(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.opened.file.as_raw_fd()).into()
+    }
+
     /// Whether only this user, root and `owner`, if given, can create, rename or remove files here.
     pub fn is_written_only_by_us(&self, owner: Option<u32>) -> bool {
         let is_known =

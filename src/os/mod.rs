@@ -8,6 +8,7 @@ pub mod directory;
 pub mod file_position;
 pub(crate) mod heap;
 pub mod kernel_file;
+pub mod lustre;
 pub mod memory;
 pub(crate) mod memory_file;
 pub mod mountinfo;

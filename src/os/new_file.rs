@@ -88,6 +88,27 @@ impl NewFile {
         Ok((file, Self { content, prefix: prefix.into(), directory: directory.clone() }))
     }
 
+    /// Like `create_named`, for a file that `make` creates at the path that it gets. The path is
+    /// valid in other processes as well.
+    ///
+    /// # Errors
+    /// Those of the system and of `make`.
+    pub fn create_by(
+        directory: &Directory,
+        prefix: &str,
+        make: &dyn Fn(&Path) -> io::Result<()>,
+    ) -> io::Result<(File, Self)> {
+        let path = directory.path_for_others();
+        let make = |path: &Path| {
+            make(path)?;
+            OpenOptions::new().read(true).write(true).open(path)
+        };
+        let (file, named) = Builder::new().prefix(prefix).make_in(path, make)?.into_parts();
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        let content = Content::Named(named);
+        Ok((file, Self { content, prefix: prefix.into(), directory: directory.clone() }))
+    }
+
     /// Names the file `name`.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
 use crate::os::kernel_file;
+use crate::os::lustre;
 use crate::os::new_file::NewFile;
 
 pub use crate::os::new_file::Existing;
@@ -34,6 +35,31 @@ impl Output {
     /// `InvalidInput` if `path` exists and must not be replaced; `Io` if the directory is not
     /// writable.
     pub(crate) fn create(path: &Path, existing: Existing) -> Result<Self> {
+        Self::create_by(path, existing, &|directory| NewFile::create(directory, PREFIX))
+    }
+
+    /// Like `create`. On Lustre, the file is spread over several servers if it becomes large,
+    /// unless the directory has a layout for that already.
+    ///
+    /// # Errors
+    /// As `create`.
+    pub(crate) fn create_striped(path: &Path, existing: Existing) -> Result<Self> {
+        Self::create_by(path, existing, &|directory| {
+            if lustre::default_stripe_count(&directory.path_for_others()) == Some(1) {
+                match NewFile::create_by(directory, PREFIX, &lustre::create) {
+                    Ok(created) => return Ok(created),
+                    Err(error) => log::info!("{}: no layout: {error}", path.display()),
+                }
+            }
+            NewFile::create(directory, PREFIX)
+        })
+    }
+
+    fn create_by(
+        path: &Path,
+        existing: Existing,
+        new_file: &dyn Fn(&Directory) -> io::Result<(File, NewFile)>,
+    ) -> Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if found.is_dir() => {
                 let context = format!("{}: is a directory", path.display());
@@ -51,7 +77,7 @@ impl Output {
             _ => Error::io(format!("{}: cannot create", path.display()), error),
         };
         let directory = Directory::open(parent).map_err(failed)?;
-        let (file, new) = NewFile::create(&directory, PREFIX).map_err(failed)?;
+        let (file, new) = new_file(&directory).map_err(failed)?;
         let file = BufWriter::with_capacity(BUFFER, file);
         Ok(Self { path: path.to_owned(), existing, file, new, len: 0 })
     }

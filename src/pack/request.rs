@@ -92,7 +92,7 @@ pub enum CreatedArchive {
 pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result<PackOutcome> {
     let job = Job::new(request.threads, progress, stop);
     // Create the output first, to fail before anything is read.
-    let output = || Output::create(&request.archive, request.existing);
+    let output = || Output::create_striped(&request.archive, request.existing);
     let unwritten = match &request.form {
         Form::Image(recipe) => Unwritten::Image(*recipe, output()?),
         Form::Tar { epoch, holes } => Unwritten::Tar(*epoch, *holes, output()?),

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
     use crate::os::page_cache;
     use crate::os::unlinked;
-    use crate::storage::{FileStorage, Fill, NearCopy, Storage, near_copy, read_all};
+    use crate::storage::{CopyTarget, FileStorage, Fill, NearCopy, Storage, near_copy, read_all};
     use crate::sync::Arc;
 
     const PAGE: u64 = 4096;
@@ -126,7 +126,8 @@ mod tests {
     /// A complete copy of `storage` in `target`, and the file as read from there.
     fn copied(storage: Arc<FileStorage>, target: File) -> (Arc<NearCopy>, Vec<Arc<FileStorage>>) {
         let room = Box::new(|| None);
-        let (copy, copies) = near_copy(vec![storage], target, "copy".into(), room).unwrap();
+        let (copy, copies) =
+            near_copy(vec![storage], CopyTarget::New(target), "copy".into(), room).unwrap();
         let _fill = Fill::start(&copy).unwrap();
         copy.wait(|_| {}).unwrap();
         (copy, copies)

@@ -10,7 +10,8 @@ use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::Changes;
 use super::file::FileStorage;
-use super::near::{self, Goal, NearCopy, Room};
+use super::kept_copies::KeptCopy;
+use super::near::{self, Goal, NearCopy, Room, Target};
 use super::on_demand;
 use super::pool::FilePool;
 use crate::error::Result;
@@ -79,26 +80,52 @@ pub fn copied_len(files: &[Arc<FileStorage>]) -> u64 {
     near::copied_len(&files.iter().map(|file| file.len()).collect::<Vec<_>>())
 }
 
-/// Makes `target`, which is empty, the near copy of `files`. Messages call it `name`; `room` says
-/// whether it may grow. Returns the copy, and the files as read through it.
+/// What a near copy is made in.
+pub enum CopyTarget {
+    /// A file that is empty.
+    New(File),
+    /// A copy that an earlier mount has left.
+    Kept(KeptCopy),
+}
+
+impl CopyTarget {
+    /// The file of the copy.
+    pub fn file(&self) -> &File {
+        match self {
+            Self::New(file) => file,
+            Self::Kept(copy) => &copy.bytes,
+        }
+    }
+
+    /// Bytes that it takes already.
+    pub fn taken(&self) -> u64 {
+        match self {
+            Self::New(_) => 0,
+            Self::Kept(copy) => copy.taken(),
+        }
+    }
+}
+
+/// Makes `target` the near copy of `files`. Messages call it `name`; `room` says whether it may
+/// grow. Returns the copy, and the files as read through it.
 ///
 /// # Errors
 /// `Io` if it would be too large.
 pub fn near_copy(
     files: Vec<Arc<FileStorage>>,
-    target: File,
+    target: CopyTarget,
     name: String,
     room: Room,
 ) -> Result<(Arc<NearCopy>, Vec<Arc<FileStorage>>)> {
     // Each byte is read once, so what lies around it is not.
     serve(&files, &Arc::new(ArchiveCache::default()));
-    let copy = NearCopy::new(
-        Arc::new(target),
-        name,
-        on_demand::originals(&files),
-        room,
-        Goal::Everything,
-    )?;
+    let target = match target {
+        CopyTarget::New(file) => Target::from(file),
+        CopyTarget::Kept(KeptCopy { bytes, checksums, identity }) => {
+            Target { file: Arc::new(bytes), kept: Some((checksums, identity)) }
+        }
+    };
+    let copy = NearCopy::new(target, name, on_demand::originals(&files), room, Goal::Everything)?;
     let near =
         |(number, file): (usize, &Arc<FileStorage>)| Arc::new(file.near(&copy, number, None));
     let near = files.iter().enumerate().map(near).collect();
@@ -164,7 +191,8 @@ mod tests {
     /// The near copy of `files`, and the files as read through it.
     fn near(files: &[Arc<FileStorage>], work: &tempfile::TempDir) -> Near {
         let target = unlinked::create(work.path()).unwrap();
-        near_copy(files.to_vec(), target, "copy".into(), Box::new(|| None)).unwrap()
+        near_copy(files.to_vec(), CopyTarget::New(target), "copy".into(), Box::new(|| None))
+            .unwrap()
     }
 
     type Near = (Arc<NearCopy>, Vec<Arc<FileStorage>>);

@@ -18,6 +18,7 @@ mod file;
 mod file_range;
 mod identity;
 mod in_memory;
+mod kept_copies;
 #[cfg(any(test, fuzzing))]
 mod mem;
 mod metered;
@@ -27,7 +28,9 @@ mod opened_file;
 mod pool;
 
 pub use archive_cache::ArchiveCache;
-pub use archives::{copied_len, near_copy, open_files, open_originals, read_all, serve};
+pub use archives::{
+    CopyTarget, copied_len, near_copy, open_files, open_originals, read_all, serve,
+};
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
@@ -35,6 +38,7 @@ pub use file::FileStorage;
 pub use file_range::FileRange;
 pub use identity::{Identity, Origin};
 pub use in_memory::InMemory;
+pub use kept_copies::{KeptCopies, KeptCopy, Removed};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
 pub use metered::Metered;

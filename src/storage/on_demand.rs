@@ -7,7 +7,7 @@
 use super::Storage;
 use super::download::created;
 use super::file::FileStorage;
-use super::near::{Fill, Goal, NearCopy, Original, Source, room_of_unasked};
+use super::near::{Fill, Goal, NearCopy, Original, Source, Target, room_of_unasked};
 use crate::error::Result;
 use crate::sync::Arc;
 
@@ -24,6 +24,7 @@ pub(super) fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<F
     let target = Arc::new(target);
     let room = room_of_unasked(&target);
     let name = format!("copy in {}", directory.display());
+    let target = Target { file: target, kept: None };
     let copy = NearCopy::new(target, name, originals(&remote), room, Goal::Announced)?;
     let fill = Arc::new(Fill::start(&copy)?);
     let remote = files.iter_mut().filter(|file| file.is_remote());

@@ -2,6 +2,8 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../../src/remote/test_server.rs"]
+mod test_server;
 
 mod chosen_mount_point;
 mod commands;
@@ -22,5 +24,6 @@ mod sharing;
 mod signals;
 mod squashfuse;
 mod stage;
+mod stage_keep;
 mod stale;
 mod waits;

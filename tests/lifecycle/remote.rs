@@ -15,11 +15,7 @@ use crate::support::stage::{end, processes_about, said, shell, tell};
 use crate::support::{
     archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
 };
-
-#[path = "../../src/remote/test_server.rs"]
-mod test_server;
-
-use test_server::{ETAG, Manner, Reply, Request, TestServer};
+use crate::test_server::{ETAG, Manner, Reply, Request, TestServer};
 
 /// Files of several sizes, and archives of them.
 fn tree(work: &Path) -> PathBuf {

@@ -10,6 +10,7 @@ mod excluded;
 mod extract;
 mod failures;
 mod images;
+mod lustre;
 mod shards;
 mod sources;
 mod tars;

@@ -3,7 +3,10 @@
 //! Invariant: there is always a sentence, if only that there is nothing to gain. Estimates are
 //! called so.
 
+use std::path::Path;
+
 use crate::formats::{Compressed, Image, Info, Layout, TarLayout};
+use crate::os::lustre;
 use crate::units::format_size;
 
 /// Advise packing again if reads would then decompress at most this part: 2 of 3.
@@ -14,6 +17,9 @@ const SLOW: [&str; 5] = ["gzip", "deflate", "xz", "lzma", "bzip2"];
 
 /// Number of files from which reading all headers of a tar takes noticeable time.
 const MANY: u64 = 1000;
+
+/// Size from which an archive on a single Lustre server is worth a word, bytes.
+const STRIPED_FROM: u64 = 1 << 30;
 
 /// Advice for the archive at the path `archive`, one sentence each.
 pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
@@ -45,6 +51,13 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
     {
         advice.push(format!(
             "`archfs index {}` saves the index; without it, a mount reads all headers",
+            quoted(archive)
+        ));
+    }
+    if info.bytes >= STRIPED_FROM && lustre::stripe_count(Path::new(archive)) == Some(1) {
+        advice.push(format!(
+            "it is on one storage server (stripe count 1), which all nodes share; `lfs migrate -c \
+             16 {}` spreads it over 16",
             quoted(archive)
         ));
     }

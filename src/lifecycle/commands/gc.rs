@@ -2,7 +2,7 @@
 //!
 //! Invariant: live mounts and anything of other users are never touched, whatever the records say.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use crate::lifecycle::share::{
     self, EXIT_TIMEOUT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
 };
 use crate::os::mountinfo::{self, MountEntry};
+use crate::storage::{KeptCopies, Removed};
 
 /// What was cleared, and what could not be.
 #[derive(Debug, Default)]
@@ -27,6 +28,14 @@ pub struct Cleared {
     pub extracted: Vec<PathBuf>,
     /// Errors; each concerns one mount or record.
     pub errors: Vec<Error>,
+}
+
+/// Removes the copies of this user that mounts have left in `directory` (--stage-keep).
+///
+/// # Errors
+/// As `KeptCopies::remove_all`.
+pub fn remove_kept_copies(directory: &Path) -> Result<Removed> {
+    KeptCopies::remove_all(directory)
 }
 
 /// Clears stale mounts of this user, the directories created for them, and records of mounts that

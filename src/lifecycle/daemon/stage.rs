@@ -19,7 +19,9 @@ use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{self, Changes, FileStorage, Fill, NearCopy, Storage};
+use crate::storage::{
+    self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Storage,
+};
 use crate::sync::Arc;
 use crate::units::{Size, format_duration};
 
@@ -74,7 +76,7 @@ pub(in crate::lifecycle) fn archives(
     };
     let files = storage::open_originals(&plan.archives, changes)?;
     let name = format!("--stage {}", directory.display());
-    let begun = begin(files, directory, name.clone(), cache_bytes);
+    let begun = begin(files, directory, plan.stage_keep, name.clone(), cache_bytes);
     let (files, staging) = begun.map_err(|error| error.within(&name))?;
     if plan.stage_wait {
         wait(&staging.copy, directory, progress).map_err(|error| error.within(&name))?;
@@ -125,37 +127,66 @@ pub(in crate::lifecycle) fn preload(files: Vec<Arc<FileStorage>>) {
     }
 }
 
-/// Begins to copy `files` to `directory`.
+/// Begins to copy `files` to `directory`. `keep` is what copies may take there after their mounts.
 fn begin(
     files: Vec<Arc<FileStorage>>,
     directory: &Path,
+    keep: Option<u64>,
     name: String,
     cache_bytes: u64,
 ) -> Result<(Vec<Arc<FileStorage>>, Staging)> {
-    let target = unlinked::create(directory).map_err(|error| match error.kind() {
-        ErrorKind::NotFound if !directory.exists() => Error::new(Kind::Io, "no such directory"),
-        ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
-        _ => Error::io("cannot create a file", error),
-    })?;
     let len = storage::copied_len(&files);
-    let free = unlinked::free_bytes(&target)
+    let kept = keep.and_then(|most| kept_copy(&files, directory, len, most));
+    let target = match kept {
+        Some(copy) => CopyTarget::Kept(copy),
+        None => {
+            CopyTarget::New(unlinked::create(directory).map_err(|error| match error.kind() {
+                ErrorKind::NotFound if !directory.exists() => {
+                    Error::new(Kind::Io, "no such directory")
+                }
+                ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
+                _ => Error::io("cannot create a file", error),
+            })?)
+        }
+    };
+    let file = target.file();
+    // What it takes already need not be free.
+    let more = len.saturating_sub(target.taken());
+    let free = unlinked::free_bytes(file)
         .map_err(|error| Error::io("cannot get the free space", error))?;
-    if let Some(free) = free.filter(|&free| free < len) {
-        return Err(does_not_fit(len, free));
+    if let Some(free) = free.filter(|&free| free < more) {
+        return Err(does_not_fit(more, free));
     }
-    let is_in_memory = unlinked::is_in_memory(&target);
+    let is_in_memory = unlinked::is_in_memory(file);
     let room = if is_in_memory {
         let left = memory::headroom();
-        check_memory(len, cache_bytes, left).map_err(|error| error.with_hint(DISK))?;
-        storage::room_in_memory(len, left)
+        check_memory(more, cache_bytes, left).map_err(|error| error.with_hint(DISK))?;
+        storage::room_in_memory(more, left)
     } else {
         // In memory this would write zeros to all of it.
-        reserve_space(&target, len)?;
+        reserve_space(file, len)?;
         Box::new(|| None)
     };
     let (copy, files) = storage::near_copy(files, target, name, room)?;
     let fill = Fill::start(&copy)?;
     Ok((files, Staging { copy, _fill: fill }))
+}
+
+/// The copy of `files` that an earlier mount has left in `directory`, or a new one that stays.
+/// `None` if this copy cannot stay; the log says why.
+fn kept_copy(
+    files: &[Arc<FileStorage>],
+    directory: &Path,
+    len: u64,
+    most: u64,
+) -> Option<KeptCopy> {
+    let taken = KeptCopies::open(directory).and_then(|copies| copies.take(files, len, most));
+    match taken {
+        Ok(Some(copy)) => return Some(copy),
+        Ok(None) => log::info!("--stage-keep: another mount uses the copy; this one has its own"),
+        Err(error) => log::warn!("--stage-keep: {error}; the copy is removed with the mount"),
+    }
+    None
 }
 
 /// Waits until the copy is complete.

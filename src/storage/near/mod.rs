@@ -25,9 +25,10 @@ use crate::error::{Error, Kind, Result};
 use crate::os::file_position::Filled;
 use crate::os::unlinked;
 use crate::stats::StageCounts;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::units::Size;
 
+mod checksums;
 mod fill;
 mod flight;
 mod granules;
@@ -49,18 +50,18 @@ pub use room::{Room, room_in_memory};
 pub(super) use schedule::By;
 pub(super) use source::Source;
 
+use checksums::Checksums;
 use flight::{Claim, Flight};
 use granules::{GRANULE, Granules};
 use part::Part;
 use recent_tables::RecentTables;
 use schedule::{Schedule, Stage};
 
-/// Time until the next look for room, while there is none.
-const ROOM_RETRY: Duration = Duration::from_secs(5);
-
 /// The copy of some archives.
 pub struct NearCopy {
     file: Arc<File>,
+    /// If it outlives the mount.
+    checksums: Option<Checksums>,
     /// What errors and the log call it, such as `--stage /dev/shm`.
     name: String,
     parts: Vec<Part>,
@@ -84,6 +85,19 @@ pub struct NearCopy {
     progressed: Condvar,
 }
 
+/// The file of a copy.
+pub(super) struct Target {
+    pub(super) file: Arc<File>,
+    /// If it outlives the mount: the file of its checksums, and what identifies the archives.
+    pub(super) kept: Option<(File, [u8; 32])>,
+}
+
+impl From<File> for Target {
+    fn from(file: File) -> Self {
+        Self { file: Arc::new(file), kept: None }
+    }
+}
+
 /// What the fill fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
@@ -103,12 +117,12 @@ pub(super) enum Wanted {
 }
 
 impl NearCopy {
-    /// An empty copy of `originals` in `file`, which is empty.
+    /// A copy of `originals` in a file, which is empty or has a part of them.
     ///
     /// # Errors
     /// `Io` if it would be too large.
     pub(super) fn new(
-        file: Arc<File>,
+        Target { file, kept }: Target,
         name: String,
         originals: Vec<Original>,
         room: Room,
@@ -118,8 +132,13 @@ impl NearCopy {
         let (parts, end) = part::laid_out(originals, goal);
         // Other processes recognize the file by its size.
         file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
+        let checksums = kept
+            .map(|(file, identity)| Checksums::of(file, &identity, end))
+            .transpose()
+            .map_err(|error| Error::io("cannot write checksums", error))?;
         Ok(Arc::new(Self {
             file,
+            checksums,
             name,
             parts,
             len,
@@ -296,20 +315,36 @@ impl NearCopy {
         }
     }
 
-    /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room.
+    /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room. What
+    /// an earlier mount has kept is not fetched.
     fn fetch(&self, part: &Part, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
         let range = &flight.range;
-        let source = part.source()?.ok_or_else(|| closed(&part.name))?;
-        self.fetch_from(part, &*source, buffer, range.start, flight.by)?;
-        match self.file.write_all_at(buffer, range.start) {
-            Ok(()) => {
-                let len = buffer.len() as u64;
-                self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
-                self.granules.add(range);
+        let missing = match &self.checksums {
+            Some(checksums) => checksums.recover(&self.file, range, buffer),
+            None => vec![range.clone()],
+        };
+        let mut has_room = true;
+        for run in missing {
+            let inside = (run.start - range.start) as usize..(run.end - range.start) as usize;
+            let buffer = &mut buffer[inside];
+            let source = part.source()?.ok_or_else(|| closed(&part.name))?;
+            self.fetch_from(part, &*source, buffer, run.start, flight.by)?;
+            match self.file.write_all_at(buffer, run.start) {
+                Ok(()) => {
+                    if let Some(checksums) = &self.checksums {
+                        checksums.note(&run, buffer);
+                    }
+                }
+                Err(error) => {
+                    has_room = false;
+                    self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
+                }
             }
-            Err(error) => {
-                self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
-            }
+        }
+        if has_room {
+            let len = buffer.len() as u64;
+            self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
+            self.granules.add(range);
         }
         Ok(())
     }
@@ -373,32 +408,6 @@ impl NearCopy {
         let now = step(copied.saturating_add(len));
         if now > step(copied) && now < STEPS {
             log::info!("{}: {}% of {} copied", self.name, 100 * now / STEPS, Size(self.len));
-        }
-    }
-
-    /// Looks for room, which reads files of /proc and /sys and so happens without the lock.
-    fn look_for_room<'s>(&'s self, schedule: MutexGuard<'s, Schedule>) -> MutexGuard<'s, Schedule> {
-        drop(schedule);
-        if let Some(why) = (self.room)() {
-            self.wait_for_room(&why);
-        }
-        let mut schedule = self.schedule.lock();
-        schedule.note_look(Instant::now());
-        schedule
-    }
-
-    /// Keeps nothing for some time. Warns the first time.
-    fn wait_for_room(&self, why: &str) {
-        self.schedule.lock().wait_for_room(Instant::now() + ROOM_RETRY);
-        self.failure.lock().get_or_insert_with(|| Error::new(Kind::Io, why.to_owned()));
-        if !self.has_warned_of_room.swap(true, Ordering::Relaxed) {
-            let StageCounts { copied, total } = self.counts();
-            log::warn!(
-                "{}: {why}; {} of {} are copied, and archfs reads the rest from the archives",
-                self.name,
-                Size(copied),
-                Size(total)
-            );
         }
     }
 

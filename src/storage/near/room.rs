@@ -2,11 +2,19 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
+use super::NearCopy;
+use super::schedule::Schedule;
+use crate::error::{Error, Kind};
 use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
-use crate::sync::Arc;
+use crate::stats::StageCounts;
+use crate::sync::{Arc, MutexGuard, Ordering};
 use crate::units::Size;
+
+/// Time until the next look for room, while there is none.
+const ROOM_RETRY: Duration = Duration::from_secs(5);
 
 /// Says why the copy should not grow now; `None` if it may.
 pub type Room = Box<dyn Fn() -> Option<String> + Send + Sync>;
@@ -59,6 +67,37 @@ fn reserve() -> u64 {
 fn lack_of_memory(reserve: u64) -> Option<String> {
     let Headroom { bytes, bound } = memory::headroom().filter(|left| left.bytes < reserve)?;
     Some(format!("{} only {}", bound.leaves(), Size(bytes)))
+}
+
+impl NearCopy {
+    /// Looks for room, which reads files of /proc and /sys and so happens without the lock.
+    pub(super) fn look_for_room<'s>(
+        &'s self,
+        schedule: MutexGuard<'s, Schedule>,
+    ) -> MutexGuard<'s, Schedule> {
+        drop(schedule);
+        if let Some(why) = (self.room)() {
+            self.wait_for_room(&why);
+        }
+        let mut schedule = self.schedule.lock();
+        schedule.note_look(Instant::now());
+        schedule
+    }
+
+    /// Keeps nothing for some time. Warns the first time.
+    pub(super) fn wait_for_room(&self, why: &str) {
+        self.schedule.lock().wait_for_room(Instant::now() + ROOM_RETRY);
+        self.failure.lock().get_or_insert_with(|| Error::new(Kind::Io, why.to_owned()));
+        if !self.has_warned_of_room.swap(true, Ordering::Relaxed) {
+            let StageCounts { copied, total } = self.counts();
+            log::warn!(
+                "{}: {why}; {} of {} are copied, and archfs reads the rest from the archives",
+                self.name,
+                Size(copied),
+                Size(total)
+            );
+        }
+    }
 }
 
 #[cfg(test)]

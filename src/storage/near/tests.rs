@@ -84,7 +84,7 @@ fn copy_in(room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
 }
 
 fn copy_for(goal: Goal, room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
-    let file = Arc::new(unlinked::create(&std::env::temp_dir()).unwrap());
+    let file = unlinked::create(&std::env::temp_dir()).unwrap().into();
     let original = |source: &&Arc<Distant>| {
         let bytes: Arc<dyn Source> = Arc::clone(source) as _;
         ("original".to_owned(), source.bytes.len() as u64, bytes)
@@ -230,7 +230,7 @@ fn a_copy_that_cannot_be_written_is_read_through() {
     let bytes: Arc<dyn Source> = Arc::clone(&source) as _;
     let originals = vec![("original".to_owned(), LEN as u64, bytes)];
     let (room, goal): (Room, _) = (Box::new(|| None), Goal::Everything);
-    let copy = NearCopy::new(Arc::new(file), "copy".into(), originals, room, goal).unwrap();
+    let copy = NearCopy::new(file.into(), "copy".into(), originals, room, goal).unwrap();
     let mut copy = Arc::into_inner(copy).unwrap();
     copy.file = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap());
     let copy = Arc::new(copy);

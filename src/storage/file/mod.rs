@@ -20,7 +20,7 @@ use super::archive_cache::ArchiveCache;
 use super::changes::{Changes, Version};
 use super::download;
 use super::identity::{Identity, Origin, identified, identified_remote};
-use super::near::{By, Fill, NearCopy, Source, Wanted};
+use super::near::{Fill, NearCopy, Wanted};
 use super::opened_file::{open_random, opened};
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
@@ -31,6 +31,8 @@ use crate::os::unlinked::is_in_memory;
 use crate::remote::{self, RemoteFile};
 use crate::sync::{Arc, Mutex, OnceLock};
 use crate::url;
+
+mod source;
 
 /// A file opened for reading.
 #[derive(Debug)]
@@ -90,10 +92,6 @@ enum Handle {
     /// Read from a server.
     Remote(Arc<RemoteFile>),
 }
-
-/// Bytes of tables that are asked of a server at once. In the time of one request it sends about as
-/// much.
-const REMOTE_TABLES: u64 = 256 << 10;
 
 /// The file behind a handle, borrowed for one call.
 enum Opened<'h> {
@@ -220,6 +218,18 @@ impl FileStorage {
             .map(|file| Self::of(file, path.to_owned()))
             .transpose()
             .map_err(|error| Error::io(path.display().to_string(), error))
+    }
+
+    /// Whether its identity distinguishes its versions.
+    pub(super) fn names_version(&self) -> bool {
+        match &self.handle {
+            Handle::Remote(file) => {
+                let version = file.version();
+                version.etag.is_some() || version.modified.is_some()
+            }
+            Handle::Open(_) | Handle::Pooled(..) => self.identity.is_regular(),
+            Handle::Near(..) => false,
+        }
     }
 
     /// Whether it is at a URL.
@@ -364,45 +374,6 @@ impl FileStorage {
         let name = self.path.display();
         let context = format!("{name}: replaced or changed while it is mounted");
         Error::new(Kind::Io, context)
-    }
-}
-
-impl Source for FileStorage {
-    fn fetch(&self, buffer: &mut [u8], offset: u64, by: By) -> Result<()> {
-        if let Handle::Remote(file) = &self.handle {
-            let patience = match by {
-                By::Reader => remote::PATIENCE,
-                By::Fill => remote::PATIENCE_IN_BACKGROUND,
-            };
-            return file.read_exact_at(buffer, offset, patience);
-        }
-        // A file that is read from its copy should not occupy the page cache as well. But other
-        // jobs may be reading the same file, so pages that were cached before stay. One byte stands
-        // for all, and is looked at first, because the kernel reads ahead. If the system cannot
-        // say, the pages are dropped: to read them again only costs time.
-        let last = offset.saturating_add(buffer.len() as u64).saturating_sub(1);
-        let was_cached = self.are_cached(std::iter::once(last)).first() == Some(&true);
-        self.read_contents_at(buffer, offset)?;
-        if !was_cached {
-            self.drop_cached(offset, buffer.len() as u64);
-        }
-        Ok(())
-    }
-
-    fn check_version(&self) -> Result<()> {
-        let Some(version) = &self.version else { return Ok(()) };
-        // Opens it by its path, because some network file systems ask their server only then.
-        match self.open_again() {
-            Ok((_, found)) if found.is_file_of(&self.identity) => {
-                version.compare(found.len, found.modified, &self.path)
-            }
-            // Another file has its name now. The open one cannot be found by that.
-            _ => version.check_now(&self.opened()?.0, &self.path),
-        }
-    }
-
-    fn tables_at_once(&self) -> u64 {
-        if self.is_remote() { REMOTE_TABLES } else { 0 }
     }
 }
 
