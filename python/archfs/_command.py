@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Optional
 
 from . import _errors, _scratch
 from ._executable import executable
-from ._options import PathLike, path
+from ._options import PathLike, is_url, path
 
 LOGGER = logging.getLogger("archfs")
 
@@ -90,6 +90,8 @@ def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
     error = _errors.of_status(status, last.text, last.hint, _texts(outcome.lines[:-1]))
     if status == 1:
         for need in needs:
+            if is_url(path(need)):
+                continue
             try:
                 os.stat(path(need))
             except (FileNotFoundError, NotADirectoryError):

@@ -98,7 +98,9 @@ class Mount:
         return str(self._path)
 
     def __repr__(self) -> str:
-        names = [repr(os.path.basename(name)) for name in self._archives]
+        # The query of a URL may be a signature.
+        paths = [name.partition("?")[0] if is_url(name) else name for name in self._archives]
+        names = [repr(os.path.basename(path)) for path in paths]
         archives = names[0] if len(names) == 1 else f"{len(names)} archives"
         state = ", unmounted" if self.closed else ""
         return f"<archfs.Mount of {archives} at {str(self._path)!r}{state}>"

@@ -101,7 +101,6 @@ pub(super) struct MountArgs {
         long,
         value_name = "SIZE",
         value_parser = size,
-        requires = "stage",
         env = "ARCHFS_STAGE_KEEP"
     )]
     stage_keep: Option<u64>,

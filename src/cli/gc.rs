@@ -44,8 +44,16 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     for directory in cleared.extracted.iter().filter(|_| !args.quiet) {
         term::print_note(&format!("{}: removed extracted files", directory.display()));
     }
-    if let Some(directory) = &args.stage {
-        let Removed { copies, bytes, in_use } = lifecycle::remove_kept_copies(directory)?;
+    let mut status = 0;
+    let removed = args
+        .stage
+        .as_deref()
+        .map(|directory| (directory, lifecycle::remove_kept_copies(directory)));
+    if let Some((_, Err(error))) = &removed {
+        term::show_error(error);
+        status = exit::of(error);
+    }
+    if let Some((directory, Ok(Removed { copies, bytes, in_use }))) = removed {
         if !args.quiet && copies > 0 {
             let (copies, bytes) = (of_copies(copies), format_size(bytes));
             term::print_note(&format!("{}: removed {copies}, {bytes}", directory.display()));
@@ -55,7 +63,6 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             term::print_note(&format!("{}: {copies} in use", directory.display()));
         }
     }
-    let mut status = 0;
     for error in &cleared.errors {
         term::show_error(error);
         status = status.max(exit::of(error));

@@ -29,7 +29,6 @@ mod tests;
 use answer::Answer;
 use failure::Failure;
 use outage::{Failing, Outage};
-pub use s3::VARIABLES as S3_VARIABLES;
 use server::Server;
 
 /// How long a read is repeated for which a program waits.
@@ -57,6 +56,19 @@ pub struct Version {
     pub etag: Option<String>,
     /// The text of Last-Modified.
     pub modified: Option<String>,
+}
+
+/// Identifies what the URL with this name leads to, without its version: with other settings, an
+/// object may be in another store.
+pub fn identity_of(name: &str) -> Vec<u8> {
+    let mut identity = url::of_name(name).into_bytes();
+    if identity.starts_with(b"s3://") {
+        for name in s3::VARIABLES {
+            identity.push(0);
+            identity.extend(std::env::var(name).unwrap_or_default().bytes());
+        }
+    }
+    identity
 }
 
 /// An open file.
@@ -191,7 +203,6 @@ fn attempts<T>(
             }
             Failure::Passing { why, after } => {
                 log::info!("{}: {why}; trying again", server.name());
-                server.note_outage();
                 if !outage.wait(after) {
                     return Err(Error::new(Kind::Io, outage.describe(&why)));
                 }

@@ -31,7 +31,7 @@ impl Failing {
         *self.0.lock() = None;
     }
 
-    /// Notes that one failed that began at `began`. Returns when the outage began.
+    /// Notes that one failed, whose read fails since `began`. Returns when the outage began.
     fn note(&self, began: Instant, now: Instant) -> Instant {
         let mut failing = self.0.lock();
         let since = match *failing {
@@ -81,7 +81,9 @@ impl<'f> Outage<'f> {
     /// Time from `now` to the next repetition. `random` is from 0 to 1, so that thousands of nodes
     /// that failed together do not return together.
     fn next(&mut self, now: Instant, after: Option<Duration>, random: f64) -> Option<Duration> {
-        self.began = self.failing.note(self.began, now);
+        // What was read before the first failure does not count.
+        let began = if self.repetitions == 0 { now } else { self.began };
+        self.began = self.failing.note(began, now);
         let left = self.patience.saturating_sub(now.saturating_duration_since(self.began));
         let doubled = self.repetitions.checked_sub(1).map_or(Duration::ZERO, |exponent| {
             FIRST.saturating_mul(1 << exponent.min(16)).min(MOST)

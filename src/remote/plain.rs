@@ -132,9 +132,9 @@ impl Plain {
     }
 
     /// Returns to the URL itself, because what it led to does not answer.
-    pub(super) fn note_outage(&self) {
+    pub(super) fn note_outage(&self, generation: u64) {
         let mut state = self.state.lock();
-        if state.target.is_some() {
+        if state.target.is_some() && state.generation == generation {
             state.set(None);
         }
     }

@@ -67,7 +67,13 @@ impl Server {
             Location::Object(object) => object.request(range, version),
         };
         let _slot = Slot::take();
-        answer::read(request.send()?, &request, range, opened, buffer)
+        let answer = request.send();
+        let answer = answer.and_then(|it| answer::read(it, &request, range, opened, buffer));
+        answer.inspect_err(|failure| {
+            if let (Location::Plain(file), Failure::Passing { .. }) = (&self.file, failure) {
+                file.note_outage(request.generation);
+            }
+        })
     }
 
     /// Changes what the next request will be, since the server did not accept one. Returns whether
@@ -76,13 +82,6 @@ impl Server {
         match &self.file {
             Location::Plain(file) => file.adapt(denial),
             Location::Object(object) => object.adapt(denial),
-        }
-    }
-
-    /// Notes that a request failed in a way that may pass.
-    pub(super) fn note_outage(&self) {
-        if let Location::Plain(file) = &self.file {
-            file.note_outage();
         }
     }
 

@@ -36,8 +36,8 @@ fn faulty(fault: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static) -> 
     })
 }
 
-/// > Every request names its ETag (`If-Match`) or, if the server names none, its time, and archfs
-/// > compares both and the size with each answer.
+/// > Every request names its ETag (`If-Match`) or, if the server names no strong one, its time.
+/// > archfs compares the size and the ETag, or else the time, with each answer.
 #[test]
 fn reads_parts_of_the_version_that_was_opened() {
     let server = faulty(|_| None);

@@ -121,7 +121,7 @@ pub fn near_copy(
     serve(&files, &Arc::new(ArchiveCache::default()));
     let target = match target {
         CopyTarget::New(file) => Target::from(file),
-        CopyTarget::Kept(KeptCopy { bytes, checksums, identity }) => {
+        CopyTarget::Kept(KeptCopy { bytes, checksums, identity, .. }) => {
             Target { file: Arc::new(bytes), kept: Some((checksums, identity)) }
         }
     };

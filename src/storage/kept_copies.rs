@@ -5,6 +5,7 @@
 //! found. The daemon that uses it locks its checksums. The directory has mode 0700 and belongs to
 //! this user; if another user has taken its name, nothing is kept.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -13,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::file::FileStorage;
 use crate::error::{Error, Kind, Result};
-use crate::os::unlinked;
 use crate::sync::Arc;
 use crate::units::Size;
 
@@ -36,6 +37,8 @@ pub struct KeptCopy {
     pub(super) bytes: File,
     pub(super) checksums: File,
     pub(super) identity: [u8; 32],
+    is_new: bool,
+    paths: [PathBuf; 2],
 }
 
 /// What was removed.
@@ -52,7 +55,10 @@ pub struct Removed {
 /// A copy that may be removed.
 struct Old {
     name: OsString,
-    bytes: u64,
+    /// Bytes that it takes now.
+    taken: u64,
+    /// Bytes that it takes when it is complete.
+    len: u64,
     used: SystemTime,
 }
 
@@ -89,7 +95,7 @@ impl KeptCopies {
             match found.remove(&old)? {
                 true => {
                     removed.copies += 1;
-                    removed.bytes += old.bytes;
+                    removed.bytes += old.taken;
                 }
                 false => removed.in_use += 1,
             }
@@ -119,99 +125,154 @@ impl KeptCopies {
         }
     }
 
+    /// Removes copies below `parent` that are not in use, those that were used least recently first,
+    /// while `lack` says how many bytes are missing. Removes none if all are not enough.
+    pub fn make_room(parent: &Path, lack: impl Fn() -> u64) {
+        let found = Self::below(parent);
+        let missing = lack();
+        if missing == 0 || found.check().is_err() {
+            return;
+        }
+        let all = found.all().unwrap_or_default();
+        if all.iter().map(|old| old.taken).fold(0, u64::saturating_add) < missing {
+            return;
+        }
+        for old in all {
+            if lack() == 0 {
+                return;
+            }
+            found.evict(&old);
+        }
+    }
+
     /// The copy of `files`, or a new one. All copies together get at most `most` bytes, of which
     /// this one needs `len`: those that were used least recently are removed for it. `None` if
     /// another daemon uses it.
     ///
     /// # Errors
-    /// `Io`; `Unsupported` if the files have nothing that identifies their version, or the copy is
-    /// larger than `most`.
+    /// `Io`; `Unsupported` if the files have nothing that identifies their version, or `most` bytes
+    /// are not enough beside the copies in use.
     pub fn take(
         &self,
         files: &[Arc<FileStorage>],
         len: u64,
         most: u64,
     ) -> Result<Option<KeptCopy>> {
+        let too_large = |others: &str| {
+            let context = format!("the copy takes {}, more than {}{others}", Size(len), Size(most));
+            Error::new(Kind::Unsupported, context)
+        };
         if len > most {
-            let context = format!("the copy takes {}, more than {}", Size(len), Size(most));
-            return Err(Error::new(Kind::Unsupported, context));
+            return Err(too_large(""));
         }
         let identity = identity_of(files)?;
         let name: OsString = blake3::Hash::from_bytes(identity).to_hex()[..32].into();
         let failed = |error| Error::io(format!("{}: cannot use", self.directory.display()), error);
         let checksums = self.opened(&with_suffix(&name)).map_err(failed)?;
-        if !is_locked_now(&checksums) {
+        if !is_locked_now(&checksums).map_err(failed)? {
             return Ok(None);
         }
         let bytes = self.opened(&name).map_err(failed)?;
-        // The time says when it was used.
-        bytes.set_modified(SystemTime::now()).map_err(failed)?;
-        let others = self.all()?.into_iter().filter(|old| old.name != name);
-        let mut others: Vec<_> = others.collect();
-        others.sort_by_key(|old| old.used);
-        let mut taken = others.iter().map(|old| old.bytes).fold(len, u64::saturating_add);
-        let own = blocks(&bytes);
-        for old in others {
-            let free = unlinked::free_bytes(&bytes).ok().flatten().unwrap_or(u64::MAX);
-            if taken <= most && free.saturating_add(own) >= len {
+        let is_new = blocks(&bytes) == 0;
+        let paths = [self.directory.join(&name), self.directory.join(with_suffix(&name))];
+        let copy = KeptCopy { bytes, checksums, identity, is_new, paths };
+        // With its size, which others count, and the time of its last use.
+        let noted =
+            copy.bytes.set_len(len).and_then(|()| copy.bytes.set_modified(SystemTime::now()));
+        noted.map_err(failed)?;
+        let others: Vec<_> = self.all()?.into_iter().filter(|old| old.name != name).collect();
+        let mut sum = others.iter().map(|old| old.len).fold(len, u64::saturating_add);
+        for old in &others {
+            if sum <= most {
                 break;
             }
-            if self.remove(&old)? {
-                taken = taken.saturating_sub(old.bytes);
-                log::info!(
-                    "{}: removed for another copy",
-                    self.directory.join(&old.name).display()
-                );
+            if self.evict(old) {
+                sum = sum.saturating_sub(old.len);
             }
         }
-        Ok(Some(KeptCopy { bytes, checksums, identity }))
+        if sum > most {
+            copy.discard_if_new();
+            return Err(too_large(" beside the copies in use"));
+        }
+        Ok(Some(copy))
     }
 
-    /// The copies that are there.
+    /// The copies that are there, those that were used least recently first.
     fn all(&self) -> Result<Vec<Old>> {
         let failed = |error| Error::io(format!("{}: cannot read", self.directory.display()), error);
-        let mut all = Vec::new();
+        // A crash may have left one of the two files.
+        let mut names = BTreeSet::new();
         for entry in fs::read_dir(&self.directory).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = entry.file_name();
-            let is_copy = Path::new(&name).extension().is_none();
-            // It may be removed at the moment.
-            let Ok(found) = entry.metadata() else { continue };
-            if is_copy {
-                let used = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                all.push(Old { name, bytes: found.blocks().saturating_mul(512), used });
-            }
+            let name = entry.map_err(failed)?.file_name();
+            names.insert(Path::new(&name).file_stem().unwrap_or_default().to_owned());
         }
+        let old = |name: OsString| {
+            let found = fs::symlink_metadata(self.directory.join(&name)).ok();
+            let taken = found.as_ref().map_or(0, |found| found.blocks().saturating_mul(512));
+            let len = found.as_ref().map_or(0, fs::Metadata::len).max(taken);
+            let used = found.and_then(|found| found.modified().ok());
+            Old { name, taken, len, used: used.unwrap_or(SystemTime::UNIX_EPOCH) }
+        };
+        let mut all: Vec<_> = names.into_iter().map(old).collect();
+        all.sort_by_key(|old| old.used);
         Ok(all)
+    }
+
+    /// Removes a copy for another one. Returns whether it could.
+    fn evict(&self, old: &Old) -> bool {
+        let shown = self.directory.join(&old.name);
+        match self.remove(old) {
+            Ok(true) => log::info!("{}: removed for another copy", shown.display()),
+            Ok(false) => {}
+            Err(error) => log::info!("{error}"),
+        }
+        !shown.exists()
     }
 
     /// Removes a copy. Returns whether it could: a daemon may use it.
     fn remove(&self, old: &Old) -> Result<bool> {
         let shown = self.directory.join(&old.name);
         let failed = |error| Error::io(format!("{}: cannot remove", shown.display()), error);
-        let sums = with_suffix(&old.name);
-        let lock = self.opened(&sums).map_err(failed)?;
-        if !is_locked_now(&lock) {
-            return Ok(false);
+        let sums = self.directory.join(with_suffix(&old.name));
+        // Kept until the end of the call.
+        let _lock = match self.options().create(false).open(&sums) {
+            Ok(lock) => match is_locked_now(&lock).map_err(failed)? {
+                true => Some(lock),
+                false => return Ok(false),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        for path in [&shown, &sums] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+                _ => {}
+            }
         }
-        fs::remove_file(&shown).map_err(failed)?;
-        fs::remove_file(self.directory.join(sums)).map_err(failed)?;
         Ok(true)
     }
 
     /// Opens or creates a file of the directory.
     fn opened(&self, name: &OsStr) -> io::Result<File> {
+        self.options().create(true).open(self.directory.join(name))
+    }
+
+    fn options(&self) -> OpenOptions {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.read(true).write(true).truncate(false).mode(0o600);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        options.open(self.directory.join(name))
+        options
     }
 }
 
 impl KeptCopy {
-    /// The file with the bytes.
-    pub fn file(&self) -> &File {
-        &self.bytes
+    /// Removes it if nothing of the archives was in it before: there is no room for it.
+    pub fn discard_if_new(&self) {
+        if self.is_new {
+            for path in &self.paths {
+                let _ = fs::remove_file(path);
+            }
+        }
     }
 
     /// Bytes that it takes now.
@@ -230,30 +291,26 @@ fn with_suffix(name: &OsStr) -> OsString {
     name
 }
 
-/// Locks `file` until it is closed. Returns whether this succeeded, and the file still has its
-/// name.
-fn is_locked_now(file: &File) -> bool {
-    let locked = flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
-    locked && file.metadata().is_ok_and(|found| found.nlink() > 0)
+/// Locks `file` until it is closed. Returns whether no other process has locked it, and the file
+/// still has its name.
+fn is_locked_now(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file.metadata()?.nlink() > 0),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Identifies `files` and their versions.
 fn identity_of(files: &[Arc<FileStorage>]) -> Result<[u8; 32]> {
     let mut digest = blake3::Hasher::new();
     for file in files {
-        let (identity, origin) = (file.identity(), file.origin());
-        if !identity.is_regular() || !file.names_version() {
+        let Some(version) = file.version_text() else {
             let context = format!("{}: nothing says which version it is", file.path().display());
             return Err(Error::new(Kind::Unsupported, context));
-        }
-        let (device, inode) = identity.inode;
-        let (seconds, nanoseconds) = identity.modified;
-        let (changed, changed_nanoseconds) = origin.changed;
-        let line = format!(
-            "{device} {inode} {} {seconds} {nanoseconds} {changed} {changed_nanoseconds} {}\n",
-            identity.len, origin.file_system
-        );
-        digest.update(line.as_bytes());
+        };
+        digest.update(&(version.len() as u64).to_le_bytes());
+        digest.update(&version);
     }
     Ok(*digest.finalize().as_bytes())
 }
@@ -331,8 +388,11 @@ mod tests {
         assert_eq!(work.count(), 6);
         let (_held, is_new) = work.take("c", 3 * LEN);
         assert!(!is_new);
-        // The one in use stays, although there is no room for it then.
-        assert!(work.take("e", LEN).1);
+        // The one in use stays, and leaves no room for another.
+        let none = work.copies.take(&work.archive("e"), LEN, LEN);
+        assert!(none.unwrap_err().to_string().contains("beside the copies in use"));
+        assert_eq!(work.count(), 2, "nothing is left of the new one");
+        assert!(work.take("e", 2 * LEN).1);
         assert_eq!(work.count(), 4);
         let none = work.copies.take(&work.archive("f"), LEN, LEN - 1);
         assert_eq!(none.unwrap_err().kind(), Kind::Unsupported);
@@ -354,6 +414,37 @@ mod tests {
     }
 
     #[test]
+    fn what_a_crash_has_left_is_removed() {
+        let work = Work::new();
+        work.take("a", 4 * LEN);
+        work.take("b", 4 * LEN);
+        let copies: Vec<_> = work.copies.all().unwrap().into_iter().map(|old| old.name).collect();
+        fs::remove_file(work.copies.directory.join(&copies[0])).unwrap();
+        fs::remove_file(work.copies.directory.join(with_suffix(&copies[1]))).unwrap();
+        KeptCopies::remove_all(work.directory.path()).unwrap();
+        assert!(!work.copies.directory.exists());
+    }
+
+    #[test]
+    fn copies_make_room_for_others_only_if_that_suffices() {
+        let work = Work::new();
+        for name in ["a", "b", "c"] {
+            work.take(name, 4 * LEN);
+        }
+        let make_room = |missing: u64| {
+            let before = work.copies.all().unwrap().iter().map(|old| old.taken).sum::<u64>();
+            KeptCopies::make_room(work.directory.path(), || {
+                let now = work.copies.all().unwrap().iter().map(|old| old.taken).sum::<u64>();
+                missing.saturating_sub(before - now)
+            });
+            work.count() / 2
+        };
+        assert_eq!(make_room(0), 3);
+        assert_eq!(make_room(4 * LEN), 3);
+        assert_eq!(make_room(LEN + 1), 1);
+    }
+
+    #[test]
     fn a_directory_that_others_can_enter_is_not_used() {
         let work = Work::new();
         let set = |mode| {
@@ -367,6 +458,6 @@ mod tests {
         std::os::unix::fs::symlink("/tmp", &work.copies.directory).unwrap();
         assert!(KeptCopies::open(work.directory.path()).is_err());
         let files = work.archive("a");
-        assert!(files[0].names_version());
+        assert!(files[0].version_text().is_some());
     }
 }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::remote;
 
 /// Ends all requests to servers when the kernel ends `connection`, a duplicate of the FUSE
-/// connection.
+/// connection. Call it when the mount is unmounted: each request of the kernel wakes the thread.
 pub(super) fn end_requests_after(connection: OwnedFd) {
     let watch = move || {
         // Without a request, poll(2) reports only that the connection has ended (EPOLLERR).

@@ -80,6 +80,8 @@ struct Daemon {
     archive_cache: ArchiveCachePolicy,
     /// Goes on as long as the daemon serves.
     _staging: Option<Staging>,
+    /// The FUSE connection, if archives are at URLs, until the mount is unmounted.
+    remote: Option<OwnedFd>,
     direct: DirectReads,
     name_readahead: NameReadahead,
     wakes: WakeSources,
@@ -151,11 +153,9 @@ impl Daemon {
         );
         let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
         let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
-        if plan.archives.iter().any(|archive| url::is_url(archive)) {
-            let duplicate = connection.try_clone();
-            let failed = |error| Error::io("cannot duplicate the connection to the kernel", error);
-            disconnected::end_requests_after(duplicate.map_err(failed)?);
-        }
+        let is_remote = plan.archives.iter().any(|archive| url::is_url(archive));
+        let failed = |error| Error::io("cannot duplicate the connection to the kernel", error);
+        let remote = is_remote.then(|| connection.try_clone()).transpose().map_err(failed)?;
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         archive_cache.update(Instant::now());
         stage::preload(preloaded);
@@ -175,6 +175,7 @@ impl Daemon {
             share,
             archive_cache,
             _staging: staging,
+            remote,
             direct,
             name_readahead,
             wakes,
@@ -325,6 +326,9 @@ impl Daemon {
     }
 
     fn unmount(&mut self) {
+        if let Some(connection) = self.remote.take() {
+            disconnected::end_requests_after(connection);
+        }
         self.name_readahead.stop();
         self.leases.admit_none();
         // First, because the kernel takes some time to free the watch of the peers.

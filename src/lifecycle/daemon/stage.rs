@@ -1,8 +1,9 @@
 //! Copies archives to this node while they are served (--stage), or reads them into the page cache
 //! (--preload).
 //!
-//! Invariants: what cannot fit is refused before a byte is copied. The copy is an unlinked file, so
-//! it disappears with the daemon, however the daemon ends, and no other user can open it.
+//! Invariants: what cannot fit is refused before a byte is copied. Unless the user wants to keep it,
+//! the copy is an unlinked file, so it disappears with the daemon, however the daemon ends. No other
+//! user can open it.
 //!
 //! The tasks of a node that share a mount have one daemon, so there is one copy.
 
@@ -20,7 +21,7 @@ use crate::os::unlinked;
 use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{
-    self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Storage,
+    self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Room, Storage,
 };
 use crate::sync::Arc;
 use crate::units::{Size, format_duration};
@@ -149,27 +150,47 @@ fn begin(
             })?)
         }
     };
+    match with_room(&target, directory, len, cache_bytes) {
+        Ok(room) => {
+            let (copy, files) = storage::near_copy(files, target, name, room)?;
+            let fill = Fill::start(&copy)?;
+            Ok((files, Staging { copy, _fill: fill }))
+        }
+        Err(error) => {
+            if let CopyTarget::Kept(copy) = &target {
+                copy.discard_if_new();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Checks that a copy of `len` bytes fits in `target`, and reserves space for it. Kept copies in
+/// `directory` make room for it.
+fn with_room(target: &CopyTarget, directory: &Path, len: u64, cache_bytes: u64) -> Result<Room> {
     let file = target.file();
     // What it takes already need not be free.
     let more = len.saturating_sub(target.taken());
-    let free = unlinked::free_bytes(file)
-        .map_err(|error| Error::io("cannot get the free space", error))?;
-    if let Some(free) = free.filter(|&free| free < more) {
+    let is_in_memory = unlinked::is_in_memory(file);
+    let free = || unlinked::free_bytes(file).map(|free| free.unwrap_or(u64::MAX));
+    KeptCopies::make_room(directory, || {
+        let on_disk = more.saturating_sub(free().unwrap_or(u64::MAX));
+        let left = memory::headroom().filter(|_| is_in_memory && more > 0);
+        let wanted = more.saturating_add(cache_bytes);
+        on_disk.max(left.map_or(0, |left| wanted.saturating_sub(left.bytes)))
+    });
+    let free = free().map_err(|error| Error::io("cannot get the free space", error))?;
+    if free < more {
         return Err(does_not_fit(more, free));
     }
-    let is_in_memory = unlinked::is_in_memory(file);
-    let room = if is_in_memory {
+    if is_in_memory {
         let left = memory::headroom();
         check_memory(more, cache_bytes, left).map_err(|error| error.with_hint(DISK))?;
-        storage::room_in_memory(more, left)
-    } else {
-        // In memory this would write zeros to all of it.
-        reserve_space(file, len)?;
-        Box::new(|| None)
-    };
-    let (copy, files) = storage::near_copy(files, target, name, room)?;
-    let fill = Fill::start(&copy)?;
-    Ok((files, Staging { copy, _fill: fill }))
+        return Ok(storage::room_in_memory(more, left));
+    }
+    // In memory this would write zeros to all of it.
+    reserve_space(file, len)?;
+    Ok(Box::new(|| None))
 }
 
 /// The copy of `files` that an earlier mount has left in `directory`, or a new one that stays.
@@ -209,7 +230,7 @@ fn reserve_space(target: &File, len: u64) -> Result<()> {
 }
 
 fn does_not_fit(len: u64, free: u64) -> Error {
-    let context = format!("the copy takes {}, but only {} are free", Size(len), Size(free));
+    let context = format!("the copy needs {}, but only {} are free", Size(len), Size(free));
     Error::new(Kind::Io, context).with_hint(DISK)
 }
 

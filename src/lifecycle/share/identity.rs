@@ -76,18 +76,6 @@ fn identity_on_all_nodes(plan: &MountPlan) -> String {
     })
 }
 
-/// Identifies an archive at a URL: with other settings, an object may be in another store.
-fn of_url(path: &Path) -> Vec<u8> {
-    let mut identity = url::of_name(&url::text(path)).into_bytes();
-    if identity.starts_with(b"s3://") {
-        for name in remote::S3_VARIABLES {
-            identity.push(0);
-            identity.extend(std::env::var_os(name).unwrap_or_default().as_bytes());
-        }
-    }
-    identity
-}
-
 /// A digest of what the mount of a plan shows. `file` identifies an archive.
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
     let MountPlan { archives, offset, recursive, partial, view, .. } = plan;
@@ -103,7 +91,7 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
                     digest.update(&number.to_le_bytes());
                 }
             }
-            Err(_) if url::is_url(path) => digest.update(&of_url(path)),
+            Err(_) if url::is_url(path) => digest.update(&remote::identity_of(&url::text(path))),
             // Opening it later reports the error.
             Err(_) => digest.update(path.as_os_str().as_bytes()),
         }

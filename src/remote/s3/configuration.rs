@@ -11,7 +11,7 @@ use super::signature::Credentials;
 use crate::error::{Error, Kind, Result};
 
 /// The variables that say which store it is, and which user.
-pub const VARIABLES: [&str; 8] = [
+pub(in crate::remote) const VARIABLES: [&str; 8] = [
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",

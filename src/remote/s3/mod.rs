@@ -18,7 +18,7 @@ mod signature;
 
 use configuration::Configuration;
 pub(super) use configuration::Environment;
-pub use configuration::VARIABLES;
+pub(super) use configuration::VARIABLES;
 use signature::{Credentials, Signer};
 
 /// What is encoded in the path of a signed request (AWS, "Create a signed AWS API request").

@@ -220,15 +220,33 @@ impl FileStorage {
             .map_err(|error| Error::io(path.display().to_string(), error))
     }
 
-    /// Whether its identity distinguishes its versions.
-    pub(super) fn names_version(&self) -> bool {
+    /// Identifies this version of this file, also on another day. `None` if nothing does.
+    ///
+    /// The path counts, and the device number does not: the number of a network file system changes
+    /// when it is mounted again, and a FUSE file system may number its files anew each time.
+    pub(super) fn version_text(&self) -> Option<Vec<u8>> {
+        let Identity { len, modified, inode: (_, inode), .. } = self.identity;
         match &self.handle {
             Handle::Remote(file) => {
-                let version = file.version();
-                version.etag.is_some() || version.modified.is_some()
+                let name = url::text(&self.path);
+                let remote::Version { etag, modified } = file.version();
+                // URLs that differ in their query may have the same time and size.
+                let is_named = etag.is_some() || (modified.is_some() && !name.contains('?'));
+                let version = format!(" {len} {etag:?} {modified:?}");
+                // The signature of a presigned URL differs each time.
+                let identity = match name.contains('?') {
+                    true => name.into_bytes(),
+                    false => remote::identity_of(&name),
+                };
+                is_named.then(|| [identity, version.into_bytes()].concat())
             }
-            Handle::Open(_) | Handle::Pooled(..) => self.identity.is_regular(),
-            Handle::Near(..) => false,
+            Handle::Open(_) | Handle::Pooled(..) if self.identity.is_regular() => {
+                let Origin { file_system, changed, .. } = self.origin;
+                let path = self.path.as_os_str().as_encoded_bytes();
+                let version = format!(" {len} {inode} {modified:?} {changed:?} {file_system}");
+                Some([path, version.as_bytes()].concat())
+            }
+            Handle::Open(_) | Handle::Pooled(..) | Handle::Near(..) => None,
         }
     }
 

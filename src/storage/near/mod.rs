@@ -267,6 +267,10 @@ impl NearCopy {
                         Ok(()) => {
                             wanted.copy_from_slice(&fetched[before..before + wanted.len()]);
                         }
+                        // An earlier mount has kept them, but not those around them.
+                        Err(_) if self.granules.has(&(next..until)) => {
+                            self.read_present(file, wanted, next)?;
+                        }
                         // Perhaps only bytes around the wanted ones cannot be read.
                         Err(error) if wanted.len() < fetched.len() && !part.is_remote() => {
                             let source = part.source()?.ok_or(error)?;
@@ -323,7 +327,12 @@ impl NearCopy {
             Some(checksums) => checksums.recover(&self.file, range, buffer),
             None => vec![range.clone()],
         };
-        let mut has_room = true;
+        // First what is there, because the rest may not be to be had.
+        let mut next = range.start;
+        for run in missing.iter().chain([&(range.end..range.end)]) {
+            self.add(&(next..run.start));
+            next = run.end;
+        }
         for run in missing {
             let inside = (run.start - range.start) as usize..(run.end - range.start) as usize;
             let buffer = &mut buffer[inside];
@@ -334,19 +343,23 @@ impl NearCopy {
                     if let Some(checksums) = &self.checksums {
                         checksums.note(&run, buffer);
                     }
+                    self.add(&run);
                 }
                 Err(error) => {
-                    has_room = false;
                     self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
                 }
             }
         }
-        if has_room {
-            let len = buffer.len() as u64;
+        Ok(())
+    }
+
+    /// Notes that `range` is there.
+    fn add(&self, range: &Range<u64>) {
+        let len = range.end - range.start;
+        if len > 0 {
             self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
             self.granules.add(range);
         }
-        Ok(())
     }
 
     /// Reads `wanted` of `part`, which begins at `offset` of the file, and keeps nothing in the
