@@ -1,14 +1,21 @@
 //! Addresses of servers. They are kept for some time, since a name is needed for each request.
+//!
+//! The program getent(1) looks them up, as the node is configured: files, DNS, a directory service.
+//! The C library would load libraries of the node for that, which a statically linked program must
+//! not: they are of another version.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ureq::Error;
 use ureq::config::Config;
 use ureq::http::Uri;
-use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
 use crate::sync::Mutex;
@@ -17,12 +24,17 @@ use crate::sync::Mutex;
 /// further.
 const KEPT: Duration = Duration::from_secs(60);
 
+/// Where getent may be, before the directories of PATH.
+const GETENT: [&str; 2] = ["/usr/bin/getent", "/bin/getent"];
+
+/// The most addresses of a name.
+const ADDRESSES_MAX: usize = 16;
+
 /// Looks up names, at most once in a while.
 #[derive(Default)]
 pub(super) struct KnownNames {
     /// Held for a lookup or an insertion, not while a name server is asked.
-    known: Mutex<HashMap<String, (Instant, Vec<SocketAddr>)>>,
-    inner: DefaultResolver,
+    known: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
 }
 
 impl fmt::Debug for KnownNames {
@@ -32,30 +44,99 @@ impl fmt::Debug for KnownNames {
 }
 
 impl Resolver for KnownNames {
-    fn resolve(
-        &self,
-        uri: &Uri,
-        config: &Config,
-        timeout: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, Error> {
-        let key = format!("{:?} {:?}", uri.scheme(), uri.authority());
-        let found = self.known.lock().get(&key).cloned();
-        let kept = |addresses: Vec<SocketAddr>| {
-            let mut list = self.empty();
-            addresses.into_iter().for_each(|address| list.push(address));
-            list
-        };
+    fn resolve(&self, uri: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+        let host = uri.host().ok_or(Error::HostNotFound)?.trim_matches(['[', ']']);
+        let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let port = uri.port_u16().unwrap_or(default);
+        let mut found = self.empty();
+        for address in self.addresses(host)?.into_iter().take(ADDRESSES_MAX) {
+            found.push(SocketAddr::new(address, port));
+        }
+        Ok(found)
+    }
+}
+
+impl KnownNames {
+    fn addresses(&self, host: &str) -> Result<Vec<IpAddr>, Error> {
+        if let Ok(address) = host.parse() {
+            return Ok(vec![address]);
+        }
+        let found = self.known.lock().get(host).cloned();
         if let Some((since, addresses)) = &found
             && since.elapsed() < KEPT
         {
-            return Ok(kept(addresses.clone()));
+            return Ok(addresses.clone());
         }
-        match self.inner.resolve(uri, config, timeout) {
+        match looked_up(host) {
             Ok(new) => {
-                self.known.lock().insert(key, (Instant::now(), new.to_vec()));
+                self.known.lock().insert(host.to_owned(), (Instant::now(), new.clone()));
                 Ok(new)
             }
-            Err(error) => found.map(|(_, addresses)| kept(addresses)).ok_or(error),
+            Err(error) => found.map(|(_, addresses)| addresses).ok_or(error),
         }
+    }
+}
+
+/// The addresses of `host`, in the order in which to try them.
+fn looked_up(host: &str) -> Result<Vec<IpAddr>, Error> {
+    // It would be an option.
+    if host.starts_with('-') {
+        return Err(Error::HostNotFound);
+    }
+    let program = GETENT.into_iter().find(|path| Path::new(path).exists()).unwrap_or("getent");
+    let mut getent = Command::new(program);
+    getent.args(["ahosts", host]).stdin(Stdio::null()).stderr(Stdio::null());
+    match getent.output() {
+        Ok(output) => {
+            let addresses = addresses_in(&String::from_utf8_lossy(&output.stdout));
+            if addresses.is_empty() { Err(Error::HostNotFound) } else { Ok(addresses) }
+        }
+        Err(_) if host.eq_ignore_ascii_case("localhost") => Ok(vec![Ipv4Addr::LOCALHOST.into()]),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(Error::Other("no program getent to look up names".into()))
+        }
+        Err(error) => Err(Error::Io(error)),
+    }
+}
+
+/// The addresses in the output of `getent ahosts`: a line for each kind of socket.
+fn addresses_in(output: &str) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for line in output.lines() {
+        let mut words = line.split_whitespace();
+        let (address, kind) = (words.next(), words.next());
+        if let (Some(Ok(address)), Some("STREAM")) = (address.map(str::parse), kind)
+            && !addresses.contains(&address)
+        {
+            addresses.push(address);
+        }
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    #[test]
+    fn names_are_looked_up_and_numbers_are_not() {
+        let names = KnownNames::default();
+        let loopback = names.addresses("localhost").unwrap();
+        assert!(!loopback.is_empty() && loopback.iter().all(IpAddr::is_loopback), "{loopback:?}");
+        assert_eq!(names.known.lock().len(), 1);
+        assert_eq!(names.addresses("localhost").unwrap(), loopback);
+        assert_eq!(names.addresses("::1").unwrap(), ["::1".parse::<IpAddr>().unwrap()]);
+        for name in ["no-such-host.invalid", "-h", "--version"] {
+            assert!(matches!(names.addresses(name), Err(Error::HostNotFound)), "{name}");
+        }
+        assert_eq!(names.known.lock().len(), 1, "what is not found is not kept");
+    }
+
+    #[test]
+    fn each_address_counts_once() {
+        let output = "10.0.0.2      STREAM host.site\n10.0.0.2      DGRAM  \n\
+                      fe80::1       STREAM \n10.0.0.2  STREAM\nx STREAM\n";
+        let expected: [IpAddr; 2] = ["10.0.0.2".parse().unwrap(), "fe80::1".parse().unwrap()];
+        assert_eq!(addresses_in(output), expected);
     }
 }

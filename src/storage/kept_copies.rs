@@ -125,8 +125,8 @@ impl KeptCopies {
         }
     }
 
-    /// Removes copies below `parent` that are not in use, those that were used least recently first,
-    /// while `lack` says how many bytes are missing. Removes none if all are not enough.
+    /// Removes copies below `parent` that are not in use, those that were used least recently
+    /// first, while `lack` says how many bytes are missing. Removes none if all are not enough.
     pub fn make_room(parent: &Path, lack: impl Fn() -> u64) {
         let found = Self::below(parent);
         let missing = lack();

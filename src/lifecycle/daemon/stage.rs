@@ -1,9 +1,9 @@
 //! Copies archives to this node while they are served (--stage), or reads them into the page cache
 //! (--preload).
 //!
-//! Invariants: what cannot fit is refused before a byte is copied. Unless the user wants to keep it,
-//! the copy is an unlinked file, so it disappears with the daemon, however the daemon ends. No other
-//! user can open it.
+//! Invariants: what cannot fit is refused before a byte is copied. Unless the user wants to keep
+//! it, the copy is an unlinked file, so it disappears with the daemon, however the daemon ends. No
+//! other user can open it.
 //!
 //! The tasks of a node that share a mount have one daemon, so there is one copy.
 
