@@ -181,7 +181,8 @@ fn with_room(target: &CopyTarget, directory: &Path, len: u64, cache_bytes: u64) 
     });
     let free = free().map_err(|error| Error::io("cannot get the free space", error))?;
     if free < more {
-        return Err(does_not_fit(more, free));
+        let what = if more < len { "takes another" } else { "takes" };
+        return Err(does_not_fit(what, more, free));
     }
     if is_in_memory {
         let left = memory::headroom();
@@ -223,14 +224,14 @@ fn reserve_space(target: &File, len: u64) -> Result<()> {
     unlinked::reserve(target, len).map_err(|error| match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             let free = unlinked::free_bytes(target).ok().flatten().unwrap_or(0);
-            does_not_fit(len, free).with_source(error)
+            does_not_fit("takes", len, free).with_source(error)
         }
         _ => Error::io(format!("cannot reserve {}", Size(len)), error),
     })
 }
 
-fn does_not_fit(len: u64, free: u64) -> Error {
-    let context = format!("the copy needs {}, but only {} are free", Size(len), Size(free));
+fn does_not_fit(takes: &str, len: u64, free: u64) -> Error {
+    let context = format!("the copy {takes} {}, but only {} are free", Size(len), Size(free));
     Error::new(Kind::Io, context).with_hint(DISK)
 }
 
