@@ -1,6 +1,6 @@
 //! `archfs gc`: removes what killed daemons left behind.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::bar::Bar;
 use super::{exit, term};
@@ -45,22 +45,14 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         term::print_note(&format!("{}: removed extracted files", directory.display()));
     }
     let mut status = 0;
-    let removed = args
-        .stage
-        .as_deref()
-        .map(|directory| (directory, lifecycle::remove_kept_copies(directory)));
-    if let Some((_, Err(error))) = &removed {
-        term::show_error(error);
-        status = exit::of(error);
-    }
-    if let Some((directory, Ok(Removed { copies, bytes, in_use }))) = removed {
-        if !args.quiet && copies > 0 {
-            let (copies, bytes) = (of_copies(copies), format_size(bytes));
-            term::print_note(&format!("{}: removed {copies}, {bytes}", directory.display()));
-        }
-        if !args.quiet && in_use > 0 {
-            let copies = of_copies(in_use);
-            term::print_note(&format!("{}: {copies} in use", directory.display()));
+    if let Some(directory) = &args.stage {
+        match lifecycle::remove_kept_copies(directory) {
+            Ok(removed) if !args.quiet => print_removed(directory, removed),
+            Ok(_) => {}
+            Err(error) => {
+                term::show_error(&error);
+                status = exit::of(&error);
+            }
         }
     }
     for error in &cleared.errors {
@@ -68,6 +60,17 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         status = status.max(exit::of(error));
     }
     Ok(status)
+}
+
+fn print_removed(directory: &Path, Removed { copies, bytes, in_use }: Removed) {
+    let shown = directory.display();
+    if copies > 0 {
+        let (copies, bytes) = (of_copies(copies), format_size(bytes));
+        term::print_note(&format!("{shown}: removed {copies}, {bytes}"));
+    }
+    if in_use > 0 {
+        term::print_note(&format!("{shown}: {} in use", of_copies(in_use)));
+    }
 }
 
 fn of_copies(count: u64) -> String {

@@ -4,7 +4,6 @@
 //! pass is tried again as long as the caller allows. No text of an error has a secret of a URL, a
 //! key or a token.
 
-use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -90,9 +89,7 @@ impl RemoteFile {
     /// `NotFound` if the server has no such file; `Usage` if it is no valid URL; `Unsupported` if
     /// the server cannot send parts of a file; else `Io`.
     pub fn open(name: &Path) -> Result<Self> {
-        let name = url::text(name);
-        let server = Server::of(&name).map_err(|error| error.within(&name))?;
-        Self::open_at(server, PATIENCE_TO_OPEN)
+        Self::open_at(server_of(name)?, PATIENCE_TO_OPEN)
     }
 
     /// The same for a file without which archfs does as well.
@@ -100,9 +97,7 @@ impl RemoteFile {
     /// # Errors
     /// As `open`.
     pub fn open_briefly(name: &Path) -> Result<Self> {
-        let name = url::text(name);
-        let server = Server::of(&name).map_err(|error| error.within(&name))?;
-        Self::open_at(server, Duration::ZERO)
+        Self::open_at(server_of(name)?, Duration::ZERO)
     }
 
     /// The same for a server that is known.
@@ -149,7 +144,10 @@ impl RemoteFile {
         }
         let range = offset..offset.saturating_add(buffer.len() as u64);
         let mut outage = Outage::new(patience, &self.failing);
-        let outcome = attempts(&self.server, &mut outage, || self.read_once(&range, &mut *buffer));
+        let opened = Some((&self.version, self.len));
+        let outcome = attempts(&self.server, &mut outage, || {
+            self.server.get(&range, opened, buffer).map(drop)
+        });
         if outcome.is_ok() {
             self.failing.end();
         }
@@ -162,20 +160,17 @@ impl RemoteFile {
         })
     }
 
-    fn read_once(&self, range: &Range<u64>, buffer: &mut [u8]) -> std::result::Result<(), Failure> {
-        let answer = self.server.get(range, Some((&self.version, self.len)), buffer)?;
-        match answer.len == self.len {
-            true => Ok(()),
-            false => Err(Failure::changed()),
-        }
-    }
-
     fn changed(&self) -> Error {
         let context = format!("{}: replaced on the server since it was opened", self.name);
         Error::new(Kind::Changed, context)
             .with_brief("the archive was replaced on the server")
             .with_hint("mount it again")
     }
+}
+
+fn server_of(name: &Path) -> Result<Server> {
+    let name = url::text(name);
+    Server::of(&name).map_err(|error| error.within(&name))
 }
 
 /// Requests of one read that a server has not accepted, and that were changed.

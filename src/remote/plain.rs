@@ -11,7 +11,7 @@ use ureq::http::Uri;
 
 use super::Version;
 use super::failure::Denial;
-use super::http::Request;
+use super::http::{Request, origin};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
 
@@ -157,13 +157,6 @@ fn same_name(host: &str, other: &str) -> bool {
     name(host) == name(other)
 }
 
-/// Scheme and host of `url`.
-fn origin(url: &str) -> &str {
-    let start = url.find("://").map_or(0, |at| at + 3);
-    let rest = &url[start..];
-    &url[..start + rest.find(['/', '?']).unwrap_or(rest.len())]
-}
-
 /// `location`, which may be relative, as a URL (RFC 3986, section 5.2). A relative one with dots is
 /// left to the server.
 fn resolved(from: &str, location: &str) -> Option<String> {
@@ -175,10 +168,10 @@ fn resolved(from: &str, location: &str) -> Option<String> {
     } else if let Some(rest) = location.strip_prefix("//") {
         format!("{scheme}://{rest}")
     } else if location.starts_with('/') {
-        format!("{}{location}", origin(from))
+        format!("{}{location}", origin(from)?)
     } else {
-        let path = from.split('?').next()?;
-        let directory = &path[..=path.rfind('/').filter(|&at| at >= origin(from).len())?];
+        let (path, start) = (from.split('?').next()?, origin(from)?.len());
+        let directory = &path[..=path.rfind('/').filter(|&at| at >= start)?];
         format!("{directory}{location}")
     };
     Some(utf8_percent_encode(&found, UNWRITABLE).to_string())

@@ -1,5 +1,6 @@
 //! Every failure of the network and of a server, at a server that fails as the test says.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::s3::Environment;

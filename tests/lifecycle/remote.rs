@@ -17,6 +17,15 @@ use crate::support::{
 };
 use crate::test_server::{ETAG, Manner, Reply, Request, TestServer};
 
+/// A directory, a mount point in it, and what unmounts that first. `None` without mounts.
+fn begin() -> Option<(tempfile::TempDir, PathBuf, CleanUp)> {
+    (!skip_without_mounts()).then(|| {
+        let work = work_directory();
+        let mount_point = work.path().join("mount");
+        (work, mount_point.clone(), CleanUp(mount_point))
+    })
+}
+
 /// Files of several sizes, and archives of them.
 fn tree(work: &Path) -> PathBuf {
     let root = work.join("tree");
@@ -98,12 +107,7 @@ fn without_zip_times(name: &str) -> bool {
 
 #[test]
 fn a_tree_at_a_url_is_the_same_whatever_the_server_does() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     let files = archives(work.path());
     let server = serve(work.path(), unreliable);
     let expected = take(&work.path().join("tree"), Depth::NoXattrs);
@@ -159,12 +163,7 @@ fn all_commands_read_archives_at_urls() {
 
 #[test]
 fn urls_and_files_are_one_tree() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     for name in ["a", "b", "c"] {
         let bytes = tar::of(&[(name, name.as_bytes())]);
         fs::write(work.path().join(format!("{name}.tar")), bytes).unwrap();
@@ -191,12 +190,7 @@ fn urls_and_files_are_one_tree() {
 /// > the whole URL, in the environment of the daemon.
 #[test]
 fn no_secret_of_a_url_can_be_seen() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     let files: Vec<(String, Vec<u8>)> =
         (0..1500).map(|number| (number.to_string(), vec![1])).collect();
     let files: Vec<_> = files.iter().map(|(name, data)| (&name[..], &data[..])).collect();
@@ -259,12 +253,7 @@ fn no_secret_of_a_url_can_be_seen() {
 /// > After a change, all reads of the archive fail with EIO, and archfs logs that it was replaced.
 #[test]
 fn an_archive_that_is_replaced_is_not_mixed() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     let tree = tree(work.path());
     let image = image::make(work.path(), "data.sqfs", &tree, &["-noD", "-noF"]);
     for stage in [&[][..], &["--stage=/dev/shm"]] {
@@ -306,12 +295,7 @@ fn an_archive_that_is_replaced_is_not_mixed() {
 /// > A job that ends while its server is down is unmounted within two seconds.
 #[test]
 fn a_job_that_ends_while_its_server_is_down_leaves_nothing() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     let tree = tree(work.path());
     image::make(work.path(), "data.sqfs", &tree, &["-comp", "gzip"]);
     for how in [Reply::status(503), Reply::status(206).sent(Manner::Never)] {
@@ -345,12 +329,7 @@ fn a_job_that_ends_while_its_server_is_down_leaves_nothing() {
 /// > is continued when the server answers again.
 #[test]
 fn a_copy_outlives_an_outage() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     let tree = tree(work.path());
     image::make(work.path(), "data.sqfs", &tree, &["-noD", "-noF"]);
     let is_down = Arc::new(AtomicBool::new(true));
@@ -382,12 +361,7 @@ fn used(directory: &Path) -> u64 {
 
 #[test]
 fn a_daemon_that_is_killed_leaves_no_file() {
-    if skip_without_mounts() {
-        return;
-    }
-    let work = work_directory();
-    let mount_point = work.path().join("mount");
-    let _clean_up = CleanUp(mount_point.clone());
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
     let temporary = work.path().join("temporary");
     fs::create_dir(&temporary).unwrap();
     let mut mount = Command::new("mount");

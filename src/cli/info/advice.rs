@@ -18,7 +18,7 @@ const SLOW: [&str; 5] = ["gzip", "deflate", "xz", "lzma", "bzip2"];
 /// Number of files from which reading all headers of a tar takes noticeable time.
 const MANY: u64 = 1000;
 
-/// Size from which an archive on a single Lustre server is worth a word, bytes.
+/// Size from which an archive on a single Lustre server calls for advice, bytes.
 const STRIPED_FROM: u64 = 1 << 30;
 
 /// Advice for the archive at the path `archive`, one sentence each.

@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Version;
 use super::failure::Denial;
-use super::http::Request;
+use super::http::{Request, origin};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
 
@@ -124,7 +124,7 @@ impl Object {
             return true;
         }
         if denial.status.is_redirection() {
-            let origin = denial.location.as_deref().and_then(origin_of);
+            let origin = denial.location.as_deref().and_then(origin);
             // Nobody between the server and archfs may change the bytes afterwards.
             let was_safe = denial.url.starts_with("https://");
             let origin = origin.filter(|origin| !was_safe || origin.starts_with("https://"));
@@ -169,13 +169,6 @@ impl Object {
             }
         }
     }
-}
-
-/// Scheme and host of `location`.
-fn origin_of(location: &str) -> Option<&str> {
-    let start = location.find("://")? + 3;
-    let rest = location.get(start..)?;
-    location.get(..start + rest.find(['/', '?']).unwrap_or(rest.len()))
 }
 
 #[cfg(test)]
