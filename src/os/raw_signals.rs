@@ -1,4 +1,4 @@
-//! Signal calls without a safe wrapper: masks, ignoring a signal, and sending one by number.
+//! Signal calls without a safe wrapper: masks, actions, and sending one by number.
 
 #![expect(unsafe_code, reason = "no crate in use offers these as safe calls")]
 
@@ -93,6 +93,13 @@ pub(crate) fn ignore(signal: i32) {
     // SAFETY: no handler is installed. For a signal that cannot be ignored, the call returns an
     // error.
     unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
+/// Gives `signal` its default action, whatever the program that started this one chose.
+pub(crate) fn restore_default(signal: i32) {
+    // SAFETY: no handler is installed. For a signal whose action cannot change, the call returns an
+    // error.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
 /// Sends `signal` to `process`, which may have ended.

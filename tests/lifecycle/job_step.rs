@@ -7,6 +7,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::thread;
+use std::time::Duration;
 
 use crate::support::mount::{daemon_of, is_mounted, unmount};
 use crate::support::{archfs, image, skip_without_user_mounts, wait_until, work_directory};
@@ -123,6 +125,8 @@ fn a_launcher_that_is_killed_leaves_nothing_mounted() {
         .spawn()
         .unwrap();
     wait_until("the first node is mounted", || is_mounted(&job.mount_point));
+    // Until it is ready and waits for the launcher.
+    thread::sleep(Duration::from_millis(300));
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     wait_until("the first node is unmounted", || !job.mount_point.exists());

@@ -21,6 +21,7 @@ use super::message::{BEGIN, HOLD, Message, Progress};
 use crate::error::{Error, Result};
 use crate::lifecycle::ready::Ready;
 use crate::os::process::{ProcessId, timespec};
+use crate::os::raw_signals;
 use crate::progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
 
@@ -73,6 +74,8 @@ impl Task {
         progress: &progress::Progress,
     ) -> Result<()> {
         let failed = |error| Error::io("cannot report to the launcher", error);
+        // `watch` sends it, and a shell that starts tasks in the background ignores it.
+        raw_signals::restore_default(Signal::INT.as_raw());
         let (ready, writer) = io::pipe().map_err(failed)?;
         let mut announced = Ready::new(u32::try_from(writer.as_raw_fd()).ok(), None);
         let watcher = {
