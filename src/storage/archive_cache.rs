@@ -33,7 +33,7 @@ mod tests {
     use super::*;
     use crate::os::page_cache;
     use crate::os::unlinked;
-    use crate::storage::{CopyTarget, FileStorage, Fill, NearCopy, Storage, near_copy, read_all};
+    use crate::storage::{CopyTarget, FileStorage, Fill, NearCopy, Storage, near_copy, read_first};
     use crate::sync::Arc;
 
     const PAGE: u64 = 4096;
@@ -117,7 +117,7 @@ mod tests {
     fn preloaded_pages_can_be_dropped_file_by_file() {
         let Some((_file, storage)) = uncached() else { return };
         storage.serve(&Arc::new(ArchiveCache::default()), true);
-        read_all(&[Arc::clone(&storage)]).unwrap();
+        read_first(&[Arc::clone(&storage)], u64::MAX).unwrap();
         assert_eq!(pages(&storage), (LEN / PAGE) as usize);
         drop_piecewise(&storage);
         assert_eq!(pages(&storage), 0);

@@ -132,11 +132,12 @@ pub fn near_copy(
     Ok((copy, near))
 }
 
-/// Reads `files` from several threads, to load them into the page cache.
+/// Reads `files` in order from several threads, at most `most` bytes, to load them into the page
+/// cache.
 ///
 /// # Errors
 /// As `Storage::read_exact_at`.
-pub fn read_all(files: &[Arc<FileStorage>]) -> Result<()> {
+pub fn read_first(files: &[Arc<FileStorage>], most: u64) -> Result<()> {
     // The index of each file's first piece among all pieces.
     let mut count = 0;
     let first = |file: &Arc<FileStorage>| {
@@ -145,6 +146,9 @@ pub fn read_all(files: &[Arc<FileStorage>]) -> Result<()> {
         first
     };
     let firsts: Vec<u64> = files.iter().map(first).collect();
+    if most < copied_len(files) {
+        count = count.min(most / PIECE);
+    }
     // Guards unused buffers. Held for a push or a pop.
     let buffers = Mutex::new(Vec::new());
     let work = |nth: usize| {

@@ -29,7 +29,7 @@ mod pool;
 
 pub use archive_cache::ArchiveCache;
 pub use archives::{
-    CopyTarget, copied_len, near_copy, open_files, open_originals, read_all, serve,
+    CopyTarget, copied_len, near_copy, open_files, open_originals, read_first, serve,
 };
 pub use changes::Changes;
 #[cfg(test)]

@@ -481,14 +481,27 @@ fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
     made
 }
 
-/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello`, under fake limits.
-fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
+/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello` after `wait` seconds, under fake
+/// limits.
+fn limited_after(
+    wait: &str,
+    groups: &Path,
+    archive: &Path,
+    mount_point: &Path,
+    options: &[&str],
+) -> Output {
     let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", script, "sh"]).arg(groups);
     command.arg(env!("CARGO_BIN_EXE_archfs")).arg("run").args(options);
     command.arg(format!("--cache={CACHE}")).arg(archive).arg(mount_point).arg("--");
-    command.arg("cat").arg(mount_point.join("hello")).output().unwrap()
+    command.args(["sh", "-c", "sleep $0; exec cat $1", wait]).arg(mount_point.join("hello"));
+    command.output().unwrap()
+}
+
+/// The same at once.
+fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
+    limited_after("0", groups, archive, mount_point, options)
 }
 
 #[test]
@@ -504,7 +517,6 @@ fn a_copy_one_byte_over_the_job_memory_is_refused() {
     let stage = tmpfs.option();
     for (what, options) in [
         ("--stage", &[stage.as_str()][..]),
-        ("--preload", &["--preload"]),
         // A copy in memory counts as loaded.
         ("--stage", &[&stage, "--preload"]),
     ] {
@@ -533,6 +545,41 @@ fn a_copy_one_byte_over_the_job_memory_is_refused() {
         assert!(output.status.success(), "{}", stderr(&output));
     }
     assert_eq!(tmpfs.used(), 0);
+}
+
+#[test]
+fn preload_reads_the_part_that_fits_into_the_job_memory() {
+    if skip_without_mounts() {
+        return;
+    }
+    const FITS: u64 = 20 << 20;
+    let work = work_directory();
+    let archive = work.path().join("data.tar");
+    let contents = source::noise(1, 3 * FITS as usize / 2);
+    fs::write(&archive, tar::of(&[("noise", &contents), ("hello", b"hello, world\n")])).unwrap();
+    let mount_point = work.path().join("mount");
+    let pages = || resident_pages(&archive) * PAGE;
+    let len = fs::metadata(&archive).unwrap().len();
+    for (left, says, preloaded) in [
+        (len + CACHE, None, len..=len.next_multiple_of(PAGE)),
+        // Half of it in whole pieces, and what the file system read besides.
+        (FITS + CACHE, Some("reading the first 10.0 MiB"), 8 << 20..=16 << 20),
+        (CACHE, Some("nothing is read ahead"), 0..=4 << 20),
+    ] {
+        for groups in limits(work.path(), left) {
+            if !forget(&archive) {
+                skip(&format!("{} keeps files in memory", work.path().display()));
+                return;
+            }
+            let output = limited_after("1", &groups, &archive, &mount_point, &["--preload"]);
+            let said = stderr(&output);
+            assert!(output.status.success(), "{left}: {said}");
+            assert_eq!(output.stdout, b"hello, world\n");
+            assert_eq!(said.contains("archfs: warning: --preload"), says.is_some(), "{said}");
+            assert!(said.contains(says.unwrap_or_default()), "{said}");
+            assert!(preloaded.contains(&pages()), "{left}: {} of {len}", pages());
+        }
+    }
 }
 
 #[test]

@@ -24,11 +24,10 @@ use crate::storage::{
     self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Room, Storage,
 };
 use crate::sync::Arc;
-use crate::units::{Size, format_duration};
+use crate::units::{Size, format_duration, format_size};
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
                     the page cache keeps what fits";
-const NO_PRELOAD: &str = "leave out --preload: the page cache keeps what fits";
 
 /// The archives of a plan, opened.
 pub(in crate::lifecycle) struct Archives {
@@ -85,40 +84,62 @@ pub(in crate::lifecycle) fn archives(
     Ok(Archives { files, staging: Some(staging) })
 }
 
-/// Those of `files` that `plan` asks to read into the page cache. Files that are already in memory,
-/// such as a copy in /dev/shm, stay as they are.
-///
-/// # Errors
-/// `Io` if they do not fit into memory, next to a cache of `cache_bytes`.
+/// Archives to read into the page cache.
+#[derive(Default)]
+pub(in crate::lifecycle) struct Preload {
+    files: Vec<Arc<FileStorage>>,
+    /// How much of them, bytes.
+    most: u64,
+}
+
+/// Those of `files` that `plan` asks to read into the page cache, or what fits into memory next to
+/// a cache of `cache_bytes`, with a warning. Files that are already in memory, such as a copy in
+/// /dev/shm, stay as they are.
 pub(in crate::lifecycle) fn to_preload(
     plan: &MountPlan,
     files: &[Arc<FileStorage>],
     cache_bytes: u64,
-) -> Result<Vec<Arc<FileStorage>>> {
+) -> Preload {
     // To copy them leaves the copy in the page cache.
     if !plan.preload || plan.stage.is_some() {
-        return Ok(Vec::new());
+        return Preload::default();
     }
     // What is read of an archive at a URL is kept in a copy anyway.
     files.iter().filter(|file| file.is_remote()).for_each(|file| file.begin_scan());
     let is_read = |file: &&Arc<FileStorage>| !file.is_remote() && !file.is_in_memory();
     let files: Vec<_> = files.iter().filter(is_read).cloned().collect();
-    check_memory(storage::copied_len(&files), cache_bytes, memory::headroom())
-        .map_err(|error| error.with_hint(NO_PRELOAD).within("--preload"))?;
-    Ok(files)
+    let left = memory::headroom();
+    let most = match check_memory(storage::copied_len(&files), cache_bytes, left) {
+        Ok(()) => u64::MAX,
+        Err(error) => {
+            let most = preloaded_part(cache_bytes, left);
+            match most {
+                0 => log::warn!("--preload {error}; nothing is read ahead"),
+                _ => log::warn!("--preload {error}; reading the first {}", format_size(most)),
+            }
+            most
+        }
+    };
+    Preload { files, most }
 }
 
-/// Reads `files` into the page cache, in the background. Readers that are ahead of it read by
+/// How much is read, in bytes, of archives that do not fit into the memory that is left, next to a
+/// cache. Half, so that files that were served meanwhile do not push out what was read ahead.
+fn preloaded_part(cache_bytes: u64, left: Option<Headroom>) -> u64 {
+    left.map_or(u64::MAX, |left| left.bytes.saturating_sub(cache_bytes) / 2)
+}
+
+/// Reads archives into the page cache, in the background. Readers that are ahead of it read by
 /// themselves, so if it fails, that is only a warning.
-pub(in crate::lifecycle) fn preload(files: Vec<Arc<FileStorage>>) {
-    if files.is_empty() {
+pub(in crate::lifecycle) fn preload(Preload { files, most }: Preload) {
+    if files.is_empty() || most == 0 {
         return;
     }
     let read = move || {
         let start = Instant::now();
-        match storage::read_all(&files) {
+        match storage::read_first(&files, most) {
             Ok(()) => {
-                log::info!("--preload: archives read in {}", format_duration(start.elapsed()));
+                log::info!("--preload: read in {}", format_duration(start.elapsed()));
             }
             Err(error) => log::warn!("--preload: {error}"),
         }
@@ -272,5 +293,12 @@ mod tests {
         check_memory(u64::MAX, u64::MAX, None).unwrap();
         check_memory(0, 28, left(1, Bound::Node)).unwrap();
         check_memory(u64::MAX, u64::MAX, left(u64::MAX - 1, Bound::Node)).unwrap_err();
+    }
+
+    #[test]
+    fn half_of_the_memory_beside_the_cache_is_for_archives_that_do_not_fit() {
+        let part = |bytes| preloaded_part(28, Some(Headroom { bytes, bound: Bound::Node }));
+        assert_eq!([part(128), part(29), part(28), part(0)], [50, 0, 0, 0]);
+        assert_eq!(preloaded_part(28, None), u64::MAX);
     }
 }

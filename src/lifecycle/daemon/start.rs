@@ -21,7 +21,6 @@ use crate::os::heap;
 use crate::os::process::{ASK_AGAIN, ProcessId};
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::FileStorage;
 use crate::sync::Arc;
 use crate::vfs::Tree;
 
@@ -34,7 +33,7 @@ use super::opening;
 use super::report::Report;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
-use super::stage::{self, Archives, Staging};
+use super::stage::{self, Archives, Preload, Staging};
 use super::{Daemon, wait};
 
 /// Serves in the background of a launcher, with a FUSE connection from `source`. `progress` shows
@@ -248,7 +247,7 @@ pub(super) struct Opened {
     pub(super) budget: Budget,
     pub(super) archive_cache: ArchiveCachePolicy,
     /// Files to read into the page cache.
-    pub(super) preloaded: Vec<Arc<FileStorage>>,
+    pub(super) preloaded: Preload,
     /// The copy that is filled while they are served.
     pub(super) staging: Option<Staging>,
 }
@@ -272,7 +271,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     if let Some(staging) = &staging {
         staging.count_in(&stats);
     }
-    let preloaded = stage::to_preload(plan, &files, options.cache_bytes)?;
+    let preloaded = stage::to_preload(plan, &files, options.cache_bytes);
     let tree = formats::open_files(&files, &options, progress)?;
     report_contents(plan, tree.as_ref());
     let tree = opening::view(plan, tree)?;
