@@ -24,5 +24,6 @@ pub mod raw_signals;
 pub mod scm_rights;
 pub mod shared_bits;
 pub(crate) mod signal_receiver;
+pub mod thread_directory;
 pub mod trust;
 pub mod unlinked;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a symbolic link at the end of a path is never followed.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, NulError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::found::{FileId, Found, FoundKind, XattrRule};
 use crate::error::{Error, Kind, Result};
+use crate::os::thread_directory::ThreadDirectory;
 use crate::pack::catalog::{Meta, Xattrs};
 use crate::vfs::{FileKind, Timestamp};
 
@@ -59,15 +60,38 @@ pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io
     Ok(openat(from, path, flags, Mode::empty())?)
 }
 
-/// Reads the attributes of `name` in an open directory.
+/// An open directory whose files are examined.
+pub(super) struct Place<'d> {
+    directory: BorrowedFd<'d>,
+    /// If this thread is in it.
+    entered: Option<ThreadDirectory>,
+}
+
+impl<'d> Place<'d> {
+    pub(super) fn new(directory: BorrowedFd<'d>, xattr_rule: XattrRule) -> Self {
+        let is_entered = xattr_rule == XattrRule::Pack;
+        let entered = is_entered.then(|| ThreadDirectory::enter(directory)).flatten();
+        Self { directory, entered }
+    }
+
+    /// The path of `name` for a call that takes no directory. Linux has such calls for extended
+    /// attributes only since 6.13.
+    fn path(&self, name: &[u8]) -> std::result::Result<CString, NulError> {
+        if self.entered.is_some() {
+            return CString::new(name);
+        }
+        let mut path = format!("/proc/self/fd/{}/", self.directory.as_raw_fd()).into_bytes();
+        path.extend_from_slice(name);
+        CString::new(path)
+    }
+}
+
+/// Reads the attributes of `name` in `place`.
 ///
 /// # Errors
 /// `Changed` if it does not exist any more; `Io`.
-pub(super) fn examine(
-    directory: BorrowedFd<'_>,
-    name: &[u8],
-    xattr_rule: XattrRule,
-) -> Result<Found> {
+pub(super) fn examine(place: &Place<'_>, name: &[u8], xattr_rule: XattrRule) -> Result<Found> {
+    let directory = place.directory;
     let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
         Errno::NOENT => Error::new(Kind::Changed, "removed while its directory was listed"),
         error => Error::io("cannot read the attributes", error.into()),
@@ -80,7 +104,7 @@ pub(super) fn examine(
         *target = link.into_bytes().into();
     }
     if xattr_rule == XattrRule::Pack {
-        found.xattrs = xattrs(directory, name)?;
+        found.xattrs = xattrs(place, name)?;
     }
     Ok(found)
 }
@@ -135,13 +159,10 @@ fn device(number: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// The extended attributes of `name` in an open directory.
-fn xattrs(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Xattrs> {
-    // Linux before 6.13 has no call relative to a directory, so go through /proc.
-    let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name);
+/// The extended attributes of `name` in `place`.
+fn xattrs(place: &Place<'_>, name: &[u8]) -> Result<Xattrs> {
     let failed = |error: Errno| Error::io("cannot read the extended attributes", error.into());
-    let path = CString::new(path).map_err(|_| failed(Errno::INVAL))?;
+    let path = place.path(name).map_err(|_| failed(Errno::INVAL))?;
     let names = match listed(&path) {
         Ok(names) => names,
         Err(Errno::OPNOTSUPP) => return Ok(Xattrs::new()),

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
+use super::disk::{self, Place};
 use super::disk_directory::{DiskDirectory, OutputArchive, OutputNames};
 use super::found::{Found, FoundKind};
 use super::tree::Archive;
-use super::{Sources, XattrRule, disk, is_stdin, stdin};
+use super::{Sources, XattrRule, is_stdin, stdin};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, Contents, FindingSink, IndexPolicy, OpenOptions};
 use crate::ordered::try_ordered;
@@ -151,7 +152,8 @@ fn plain_file(path: &Path, xattr_rule: XattrRule) -> Result<PlainFile> {
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
-    let found = disk::examine(open_directory(parent_of(&real))?.as_fd(), name, xattr_rule);
+    let parent = open_directory(parent_of(&real))?;
+    let found = disk::examine(&Place::new(parent.as_fd(), xattr_rule), name, xattr_rule);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(PlainFile { path: real, found, key: 0 })
 }
