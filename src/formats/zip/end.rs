@@ -7,6 +7,8 @@
 //! the record. Other data may come before the archive, for example the program of a self-extracting
 //! archive. Offsets in the archive may or may not count that data.
 
+use std::cmp::Ordering;
+
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
@@ -143,9 +145,10 @@ impl Directory {
 }
 
 /// The position of the end record in the last bytes of an archive. The record whose comment ends
-/// with the file is preferred, since a comment may contain another one.
+/// with the file is preferred, since a comment may contain another one; then one with bytes behind
+/// its comment, and then one whose comment is cut off.
 fn find_end(tail: &[u8]) -> Option<usize> {
-    let mut fallback = None;
+    let (mut longer, mut cut) = (None, None);
     for at in (0..=tail.len().checked_sub(END_LEN)?).rev() {
         let rest = tail.get(at..).unwrap_or_default();
         let (true, Some(&[low, high])) =
@@ -154,14 +157,14 @@ fn find_end(tail: &[u8]) -> Option<usize> {
             continue;
         };
         let comment = usize::from(u16::from_le_bytes([low, high]));
-        if END_LEN.saturating_add(comment) == rest.len() {
-            return Some(at);
-        }
-        if END_LEN.saturating_add(comment) < rest.len() {
-            fallback = fallback.or(Some(at));
-        }
+        let fallback = match END_LEN.saturating_add(comment).cmp(&rest.len()) {
+            Ordering::Equal => return Some(at),
+            Ordering::Less => &mut longer,
+            Ordering::Greater => &mut cut,
+        };
+        *fallback = fallback.or(Some(at));
     }
-    fallback
+    longer.or(cut)
 }
 
 /// The ZIP64 end record before the end record at `end`, and its offset. `None` if there is none: a

@@ -8,7 +8,7 @@ use super::end::{Directory, ENTRY};
 use super::extra::Extra;
 use super::local::{self, Packed};
 use super::method::Method;
-use super::names::{is_unix, path_of};
+use super::names::{DOS, is_unix, path_of};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, length};
 use crate::vfs::Timestamp;
@@ -196,17 +196,21 @@ impl<'e> Entry<'e> {
     }
 
     /// Permissions, set-id and sticky bits. Without a mode, those that unzip gives with the umask
-    /// 022.
+    /// 022. PKZIP for Unix and .NET name DOS and still write a mode; like unzip, archfs takes it if
+    /// it gives the owner what the attributes of DOS say.
     pub(super) fn permissions(&self) -> u16 {
         if let Some(mode) = self.mode() {
             return u16::try_from(mode & 0o7777).unwrap_or(0);
         }
         let is_read_only = !is_unix(self.system) && self.attributes & READ_ONLY != 0;
         let writable = if is_read_only { 0 } else { 0o200 };
-        match self.kind() {
+        let usual = match self.kind() {
             EntryKind::Directory => 0o555 | writable,
             _ => 0o444 | writable,
-        }
+        };
+        let mode = u16::try_from(self.attributes >> 16 & 0o7777).unwrap_or(0);
+        let is_agreed = self.system == DOS && mode & 0o700 == usual & 0o700;
+        if is_agreed { mode } else { usual }
     }
 
     /// User and group, if it has them.

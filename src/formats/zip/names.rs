@@ -9,7 +9,7 @@ const BE_OS: u8 = 16;
 const OS_X: u8 = 19;
 
 /// DOS, and also most programs on Windows.
-const DOS: u8 = 0;
+pub(super) const DOS: u8 = 0;
 
 /// Code page 437 from 0x80 on, as Unicode code points (CP437.TXT of the Unicode consortium).
 const UPPER_HALF: [u16; 128] = [

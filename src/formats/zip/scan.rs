@@ -196,7 +196,8 @@ impl Scan {
             true => found & 0xffff == entries & 0xffff,
             false => found == entries,
         };
-        let context = format!("its end announces {entries} entries, but there are {found}");
+        let context =
+            format!("the number of entries in its end is {entries}, but there are {found}");
         match (same, found < entries) {
             (true, _) => {}
             (false, true) => self.tree.notes.loss(&[], &Error::corrupt(context)),

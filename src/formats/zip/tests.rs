@@ -203,6 +203,9 @@ fn the_end_is_found_with_comments_and_data_around_the_archive() {
     sound(&[&maker.finish(b"x")[..], b"data of another program"].concat());
     let before = [&[0; 1000][..], &maker.finish(b"")].concat();
     sound(&before);
+    // A comment that is cut off, as unzip and bsdtar read it too.
+    let commented = maker.finish(b"a comment");
+    sound(&commented[..commented.len() - 5]);
     // A digital signature between the directory and its end (APPNOTE 4.3.13).
     let end = end_record(2, maker.directory.len(), maker.bytes.len(), b"");
     let signature = b"PK\x05\x05\x04\0sign";
@@ -215,6 +218,17 @@ fn the_end_is_found_with_comments_and_data_around_the_archive() {
     );
     let comment_over = maker.finish(&[b'x'; 0xffff]);
     assert!(refusal(&[&comment_over[..], b"x"].concat()).contains("cut off"), "too far away");
+}
+
+/// DotNetZip 1.9 wrote a ZIP64 field with a wrong length, so that its rest looks like a second one.
+#[test]
+fn the_first_zip64_field_counts() {
+    let mut maker = Maker::default();
+    maker.add("a", b"one", |fields| {
+        fields.extra = [&[1, 0, 8, 0, 3, 0, 0, 0, 0, 0, 0, 0][..], &[1, 0, 8, 0], &[9; 8]].concat();
+        fields.size = u32::MAX;
+    });
+    assert_eq!(read(&open(&maker.finish(b"")), "a"), b"one");
 }
 
 #[test]
@@ -273,6 +287,10 @@ fn attributes_come_from_modes_of_unix_or_dos() {
     maker.add("exe", b"", mode(0o104_755)).add("none", b"", mode(0)).add("bare", b"", mode(0o600));
     maker.add("dir/", b"", mode(0o040_711)).add("link", b"exe", mode(0o120_777));
     maker.add("dos", b"", dos(0)).add("dos-ro", b"", dos(1)).add("dos-dir", b"", dos(0x10));
+    // As unzip 6.00 decides, `mapattr` in unix/unix.c.
+    maker.add("dos-agreed", b"", dos(0o100_660 << 16));
+    maker.add("dos-executable", b"", dos(0o100_755 << 16));
+    maker.add("dos-agreed-dir", b"", dos(0o040_750 << 16 | 0x10));
     maker.add("back\\slash", b"", dos(0)).add("owned", b"", |fields| {
         fields.extra = vec![0x75, 0x78, 11, 0, 1, 4, 1, 2, 0, 0, 4, 3, 4, 0, 0];
     });
@@ -289,6 +307,9 @@ fn attributes_come_from_modes_of_unix_or_dos() {
     assert_eq!(shown("dos"), (file.clone(), 0o644));
     assert_eq!(shown("dos-ro"), (file, 0o444));
     assert_eq!(shown("dos-dir"), (directory, 0o755));
+    assert_eq!(shown("dos-agreed"), ("a regular file".to_owned(), 0o660));
+    assert_eq!(shown("dos-executable"), ("a regular file".to_owned(), 0o644));
+    assert_eq!(shown("dos-agreed-dir"), ("a directory".to_owned(), 0o750));
     assert_eq!(names(&zip, ino(&zip, "back")), ["slash"]);
     assert_eq!((attr("owned").uid, attr("owned").gid), (513, 1027));
     let user = rustix::process::geteuid().as_raw();
@@ -449,9 +470,9 @@ fn a_count_that_differs_is_noted() {
     maker.count = 2;
     let findings = audit(&maker.finish(b""));
     assert_eq!(findings.len(), 1);
-    assert_eq!(findings[0].what, "its end announces 2 entries, but there are 1");
+    assert_eq!(findings[0].what, "the number of entries in its end is 2, but there are 1");
     assert_eq!(findings[0].severity, vfs::Severity::Damage, "an entry is missing");
-    assert!(refusal(&maker.finish(b"")).contains("announces 2 entries"));
+    assert!(refusal(&maker.finish(b"")).contains("in its end is 2"));
     // More than announced are all there.
     maker.count = 0;
     let findings = audit(&maker.finish(b""));

@@ -65,7 +65,7 @@ def end_split(found):
 @case("end-count.zip")
 def end_count(found):
     """The end announces more entries than there are."""
-    found.notes("announces 7 entries, but there are 2")
+    found.notes("number of entries in its end is 7, but there are 2")
     found.lists = ["first", "last"]
     found.keeps("first", FIRST)
     found.keeps("last", LAST)
