@@ -60,7 +60,7 @@ pub(super) struct Extent {
 #[derive(Debug)]
 pub(super) struct Schedule {
     flights: Vec<(Range<u64>, By, Instant)>,
-    /// When the last flight of a reader ended.
+    /// When the last flight of a reader ended. At first now, because tables are read soon.
     last_reader: Option<Instant>,
     /// Where the fill looks for missing bytes.
     cursor: u64,
@@ -99,7 +99,7 @@ impl Default for Schedule {
     fn default() -> Self {
         Self {
             flights: Vec::new(),
-            last_reader: None,
+            last_reader: Some(Instant::now()),
             cursor: 0,
             streams: Streams::default(),
             announced: VecDeque::new(),
@@ -330,6 +330,9 @@ mod tests {
     fn the_fill_takes_pieces_in_order_and_fewer_beside_readers() {
         let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
         let now = Instant::now();
+        let opening = Streams::default().beside_readers() as u64;
+        assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..opening));
+        let (mut schedule, now) = (Schedule::default(), now + READER_PAUSE * 2);
         let (alone, beside) =
             [STREAMS_ALONE, Streams::default().beside_readers()].map(|n| n as u64).into();
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..alone));

@@ -17,8 +17,12 @@ pub(super) const STREAMS_ALONE: f64 = 16.0;
 
 /// Beside readers, there is one stream more while each is at least this fast, compared with the
 /// fastest, and one less if each is slower than that.
-const RATE_TO_ADD: f64 = 0.75;
-const RATE_TO_REMOVE: f64 = 0.5;
+const RATE_TO_ADD: f64 = 0.5;
+const RATE_TO_REMOVE: f64 = 0.25;
+
+/// How much slower streams are added than removed. Readers wait for the first batches of a job, and
+/// later find most of what they need.
+const SLOWER: f64 = 12.0;
 
 /// The weight of a new rate in the one to compare with, if the source became slower as a whole. The
 /// fewest streams tell that.
@@ -63,7 +67,7 @@ impl Streams {
         // Divided, because as many streams report as there are.
         let step = 1.0 / self.count;
         if rate >= RATE_TO_ADD * self.best_rate {
-            self.count = (self.count + step).min(STREAMS_ALONE);
+            self.count = (self.count + step / SLOWER).min(STREAMS_ALONE);
         } else if rate < RATE_TO_REMOVE * self.best_rate {
             self.count = (self.count - step).max(STREAMS_MIN);
         }
@@ -81,25 +85,25 @@ mod tests {
         let transfer = PIECE as f64 / 200e6;
         let streams = |time: fn(f64, f64, f64) -> f64| {
             let mut known = Streams::default();
-            for _ in 0..1000 {
+            for _ in 0..5000 {
                 let streams = known.count.floor();
                 known.rate(PIECE as f64 / time(latency, transfer, streams));
             }
             known.count
         };
         let shared = streams(|latency, transfer, streams| latency + streams * transfer);
-        assert!((2.5..8.0).contains(&shared), "{shared}");
+        assert!((4.0..11.0).contains(&shared), "{shared}");
         let separate = streams(|latency, transfer, _| latency + transfer);
         assert!((separate - STREAMS_ALONE).abs() < 0.1, "{separate}");
         let contended = streams(|_, transfer, streams| streams * streams * transfer);
-        assert!((STREAMS_MIN..6.0).contains(&contended), "{contended}");
+        assert!((STREAMS_MIN..7.0).contains(&contended), "{contended}");
     }
 
     #[test]
     fn a_source_that_becomes_slower_as_a_whole_keeps_its_streams() {
         let mut known = Streams::default();
         for rate in [1e9, 1e7] {
-            for _ in 0..1000 {
+            for _ in 0..5000 {
                 known.rate(rate);
             }
             assert!(known.count > STREAMS_ALONE - 0.1, "{rate}: {}", known.count);
