@@ -1,4 +1,4 @@
-//! A working directory of one thread, for system calls that take a path but no directory. A path
+//! A working directory for one thread, for system calls that take a path but no directory. A path
 //! through /proc/self/fd takes the kernel three times as long.
 
 #![expect(
@@ -6,7 +6,7 @@
     reason = "rustix calls unshare(2) unsafe, because it can unshare descriptors"
 )]
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -17,6 +17,8 @@ use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 thread_local! {
     /// The working directory of the process, if this thread can have another one.
     static OF_PROCESS: OnceCell<Option<OwnedFd>> = const { OnceCell::new() };
+    /// Whether this thread is in another one.
+    static IS_ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While this exists, relative paths in this thread begin at another directory.
@@ -28,11 +30,16 @@ pub struct ThreadDirectory {
 
 impl ThreadDirectory {
     /// Enters `directory`. `None` in the first thread, whose working directory is that of the
-    /// process, and if the system refuses, as unshare(2) in some containers.
+    /// process, inside of another one, and if the system refuses, for example because a container
+    /// forbids unshare(2).
     pub fn enter(directory: BorrowedFd<'_>) -> Option<Self> {
+        if IS_ENTERED.get() {
+            return None;
+        }
         let can_enter =
             OF_PROCESS.with(|of_process| of_process.get_or_init(leave_process).is_some());
         let is_entered = can_enter && fchdir(directory).is_ok();
+        IS_ENTERED.set(is_entered);
         is_entered.then_some(Self { _not_send: PhantomData })
     }
 }
@@ -41,8 +48,8 @@ impl Drop for ThreadDirectory {
     fn drop(&mut self) {
         OF_PROCESS.with(|of_process| {
             if let Some(Some(of_process)) = of_process.get() {
-                // It fails only if this user may not search it, and then no path in it was usable.
                 let _ = fchdir(of_process);
+                IS_ENTERED.set(false);
             }
         });
     }
@@ -55,6 +62,8 @@ fn leave_process() -> Option<OwnedFd> {
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let of_process = openat(CWD, ".", flags, Mode::empty()).ok()?;
+    // The way back must work.
+    fchdir(&of_process).ok()?;
     // SAFETY: only the working directory, the root and the umask are unshared, no descriptors.
     unsafe { unshare_unsafe(UnshareFlags::FS) }.ok()?;
     Some(of_process)
@@ -65,6 +74,7 @@ mod tests {
     use std::env::current_dir;
     use std::fs::File;
     use std::os::fd::AsFd;
+    use std::sync::Barrier;
     use std::thread;
 
     use super::*;
@@ -75,20 +85,29 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().canonicalize().unwrap();
         let directory = File::open(&path).unwrap();
+        // Until the thread is inside, and until this one has looked.
+        let (inside, looked) = (Barrier::new(2), Barrier::new(2));
         let entered = thread::scope(|scope| {
             let enter = || {
-                for _ in 0..2 {
-                    let Some(_entered) = ThreadDirectory::enter(directory.as_fd()) else {
-                        return false;
-                    };
-                    assert_eq!(current_dir().unwrap(), path);
-                }
+                let entered = ThreadDirectory::enter(directory.as_fd());
+                let found = current_dir().unwrap();
+                let nested = ThreadDirectory::enter(directory.as_fd());
+                inside.wait();
+                looked.wait();
+                assert_eq!(found, if entered.is_some() { &path } else { &before }.as_path());
+                assert!(nested.is_none());
+                let is_entered = entered.is_some();
+                drop(entered);
                 assert_eq!(current_dir().unwrap(), before);
-                true
+                is_entered
             };
-            scope.spawn(enter).join().unwrap()
+            let other = scope.spawn(enter);
+            inside.wait();
+            let here = current_dir().unwrap();
+            looked.wait();
+            assert_eq!(here, before);
+            other.join().unwrap()
         });
-        assert_eq!(current_dir().unwrap(), before);
         if !entered {
             println!("skipped in part: this system refuses unshare(2)");
         }

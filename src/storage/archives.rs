@@ -138,17 +138,22 @@ pub fn near_copy(
 /// # Errors
 /// As `Storage::read_exact_at`.
 pub fn read_first(files: &[Arc<FileStorage>], most: u64) -> Result<()> {
+    let mut left = most;
+    let read = |file: &Arc<FileStorage>| {
+        let len = file.len().min(left);
+        left -= len;
+        len
+    };
+    // How much is read of each file, bytes.
+    let lens: Vec<u64> = files.iter().map(read).collect();
     // The index of each file's first piece among all pieces.
     let mut count = 0;
-    let first = |file: &Arc<FileStorage>| {
+    let first = |len: &u64| {
         let first = count;
-        count += file.len().div_ceil(PIECE);
+        count += len.div_ceil(PIECE);
         first
     };
-    let firsts: Vec<u64> = files.iter().map(first).collect();
-    if most < copied_len(files) {
-        count = count.min(most / PIECE);
-    }
+    let firsts: Vec<u64> = lens.iter().map(first).collect();
     // Guards unused buffers. Held for a push or a pop.
     let buffers = Mutex::new(Vec::new());
     let work = |nth: usize| {
@@ -156,7 +161,7 @@ pub fn read_first(files: &[Arc<FileStorage>], most: u64) -> Result<()> {
         // The last match, because empty files before it have the same first piece.
         let number = firsts.partition_point(|&first| first <= nth) - 1;
         let offset = (nth - firsts[number]) * PIECE;
-        let len = PIECE.min(files[number].len() - offset);
+        let len = PIECE.min(lens[number] - offset);
         let mut buffer = buffers.lock().pop().unwrap_or_else(|| vec![0; PIECE as usize]);
         // With its own readahead, the kernel loads large folios, which it drops only as a whole.
         // Then most pages would stay when the files in them were served.

@@ -1,7 +1,6 @@
 //! What a mount leaves of its archives in the page cache, and how much it reads of them.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -381,8 +380,13 @@ fn a_staged_copy_on_a_disk_leaves_the_page_cache() {
         let mounted =
             Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=drop", &stage]);
         let copy = copy_of(&archive, mounted.daemon());
-        // Blocks of 512 bytes, stat(2).
-        let is_complete = || fs::metadata(&copy).unwrap().blocks() * 512 >= archive.len();
+        let is_complete = || {
+            let mut command = archfs();
+            let output = command.args(["stats", "--json"]).arg(mounted.path()).output().unwrap();
+            let said = String::from_utf8(output.stdout).unwrap();
+            // Of both, the length of the archive.
+            said.matches(&format!("_bytes\":{}", archive.len())).count() >= 2
+        };
         let is_dropped = || is_little(bytes_in_memory(&copy), archive.len());
         wait_until("the copy is complete", is_complete);
         wait_until("the copy is dropped", is_dropped);

@@ -86,9 +86,22 @@ impl Directory {
         let mut tail = vec![0; tail_len];
         let tail_start = storage.len().saturating_sub(length(tail_len));
         storage.read_exact_at(&mut tail, tail_start)?;
-        let Some(at) = find_end(&tail) else { return Err(no_end(storage)) };
-        let record = tail.get(at..).unwrap_or_default();
-        Self::before(storage, tail_start.saturating_add(length(at)), record)
+        let before = |at: usize| {
+            let record = tail.get(at..).unwrap_or_default();
+            Self::before(storage, tail_start.saturating_add(length(at)), record)
+        };
+        match find_ends(&tail) {
+            Ends::Exact(at) => before(at),
+            Ends::Inexact(candidates) => {
+                let mut candidates = candidates.into_iter().flatten().map(before);
+                let first = candidates.next().ok_or_else(|| no_end(storage))?;
+                let found = candidates.find(|_| first.is_err()).filter(Result::is_ok);
+                match found.unwrap_or(first) {
+                    Err(error) if error.kind() == Kind::Unsupported => Err(no_end(storage)),
+                    outcome => outcome,
+                }
+            }
+        }
     }
 
     /// The central directory before the end record `record` at `at`.
@@ -144,12 +157,18 @@ impl Directory {
     }
 }
 
-/// The position of the end record in the last bytes of an archive. The record whose comment ends
-/// with the file is preferred, since a comment may contain another one; then one with bytes behind
-/// its comment, and then one whose comment is cut off.
-fn find_end(tail: &[u8]) -> Option<usize> {
+/// Positions of end records in the last bytes of an archive.
+enum Ends {
+    /// That of the record whose comment ends with the file. A comment may contain another one.
+    Exact(usize),
+    /// Those of the last record with bytes behind its comment, and of the last one whose comment is
+    /// cut off. The later one first.
+    Inexact([Option<usize>; 2]),
+}
+
+fn find_ends(tail: &[u8]) -> Ends {
     let (mut longer, mut cut) = (None, None);
-    for at in (0..=tail.len().checked_sub(END_LEN)?).rev() {
+    for at in (0..=tail.len().saturating_sub(END_LEN)).rev() {
         let rest = tail.get(at..).unwrap_or_default();
         let (true, Some(&[low, high])) =
             (rest.starts_with(&END), rest.get(20..22).and_then(<[u8]>::first_chunk))
@@ -158,13 +177,13 @@ fn find_end(tail: &[u8]) -> Option<usize> {
         };
         let comment = usize::from(u16::from_le_bytes([low, high]));
         let fallback = match END_LEN.saturating_add(comment).cmp(&rest.len()) {
-            Ordering::Equal => return Some(at),
+            Ordering::Equal => return Ends::Exact(at),
             Ordering::Less => &mut longer,
             Ordering::Greater => &mut cut,
         };
         *fallback = fallback.or(Some(at));
     }
-    longer.or(cut)
+    Ends::Inexact(if longer > cut { [longer, cut] } else { [cut, longer] })
 }
 
 /// The ZIP64 end record before the end record at `end`, and its offset. `None` if there is none: a

@@ -196,8 +196,8 @@ impl<'e> Entry<'e> {
     }
 
     /// Permissions, set-id and sticky bits. Without a mode, those that unzip gives with the umask
-    /// 022. PKZIP for Unix and .NET name DOS and still write a mode; like unzip, archfs takes it if
-    /// it gives the owner what the attributes of DOS say.
+    /// 022. PKZIP for Unix and .NET set the system to DOS but store a mode. Like unzip, archfs
+    /// takes it if it gives the owner what the attributes of DOS say.
     pub(super) fn permissions(&self) -> u16 {
         if let Some(mode) = self.mode() {
             return u16::try_from(mode & 0o7777).unwrap_or(0);

@@ -48,7 +48,7 @@ impl<'e> Extra<'e> {
     fn add(&mut self, id: u16, field: &'e [u8]) -> Result<()> {
         let mut reader = Reader::new("extra field", field);
         match id {
-            // The first one counts: after a wrong length, what follows only looks like another.
+            // The bytes after a field of wrong length can look like a second one.
             ZIP64 => self.zip64 = self.zip64.or(Some(field)),
             // The central directory has the modification time, whatever other bits say.
             EXTENDED_TIMESTAMP => {

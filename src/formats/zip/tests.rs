@@ -205,7 +205,20 @@ fn the_end_is_found_with_comments_and_data_around_the_archive() {
     sound(&before);
     // A comment that is cut off, as unzip and bsdtar read it too.
     let commented = maker.finish(b"a comment");
+    let mut split_end = end_record(7, 46, 0, b"");
+    split_end[4] = 1;
     sound(&commented[..commented.len() - 5]);
+    // The record of an archive in it is before its own.
+    let inner = maker.finish(b"");
+    let mut outer = Maker::default();
+    outer.add("a", b"one", |_| {}).add("b/c", b"two", |_| {}).add("inner.zip", &inner, |_| {});
+    let outer = outer.finish(b"a comment");
+    let zip = open(&outer[..outer.len() - 5]);
+    assert_eq!(names(&zip, Ino::ROOT), ["a", "b", "inner.zip"]);
+    // What looks like an end record in other data is none.
+    sound(&[&maker.finish(b"")[..], &end_record(7, 46, 0, b"a comment")[..25]].concat());
+    let other = [&b"a program"[..], &split_end, b"more"].concat();
+    assert!(!super::end::has_directory(&MemStorage::new(other)).unwrap());
     // A digital signature between the directory and its end (APPNOTE 4.3.13).
     let end = end_record(2, maker.directory.len(), maker.bytes.len(), b"");
     let signature = b"PK\x05\x05\x04\0sign";

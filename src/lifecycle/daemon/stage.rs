@@ -88,7 +88,7 @@ pub(in crate::lifecycle) fn archives(
 #[derive(Default)]
 pub(in crate::lifecycle) struct Preload {
     files: Vec<Arc<FileStorage>>,
-    /// How much of them, bytes.
+    /// Bytes to read at most.
     most: u64,
 }
 
@@ -114,8 +114,8 @@ pub(in crate::lifecycle) fn to_preload(
         Err(error) => {
             let most = preloaded_part(cache_bytes, left);
             match most {
-                0 => log::warn!("--preload {error}; nothing is read ahead"),
-                _ => log::warn!("--preload {error}; reading the first {}", format_size(most)),
+                0 => log::warn!("--preload: {error}; preloading nothing"),
+                _ => log::warn!("--preload: {error}; preloading the first {}", format_size(most)),
             }
             most
         }
@@ -124,7 +124,7 @@ pub(in crate::lifecycle) fn to_preload(
 }
 
 /// How much is read, in bytes, of archives that do not fit into the memory that is left, next to a
-/// cache. Half, so that files that were served meanwhile do not push out what was read ahead.
+/// cache. Half, so that files read through the mount do not evict the preloaded pages.
 fn preloaded_part(cache_bytes: u64, left: Option<Headroom>) -> u64 {
     left.map_or(u64::MAX, |left| left.bytes.saturating_sub(cache_bytes) / 2)
 }
