@@ -119,7 +119,7 @@ def unpacked_module(file):
 
 
 def get(name, machine="x86_64"):
-    """The kernel of a series of SUITES, of a package of this machine's Debian, or of a .deb file."""
+    """The kernel of a series of SUITES, of a package of bookworm, or of a .deb file."""
     if name.endswith(".deb"):
         return unpacked([pathlib.Path(name).resolve()])
     suite = Suite(SUITES.get(name, "bookworm"), machine)

@@ -60,8 +60,8 @@ pub(super) struct Extent {
 #[derive(Debug)]
 pub(super) struct Schedule {
     flights: Vec<(Range<u64>, By, Instant)>,
-    /// When the last flight of a reader ended. Initially the time of creation,
-    /// because opening the archives reads tables.
+    /// When the last flight of a reader ended. Initially the time of creation, because opening the
+    /// archives reads tables.
     last_reader: Option<Instant>,
     /// Where the fill looks for missing bytes.
     cursor: u64,
