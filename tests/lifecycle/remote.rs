@@ -38,6 +38,8 @@ fn tree(work: &Path) -> PathBuf {
         fs::write(root.join(format!("{number}")), source::noise(number, 9000)).unwrap();
     }
     fs::write(root.join("text"), "hello, world\n".repeat(20_000)).unwrap();
+    // A tar without its root shows the time of the first member there.
+    run(Command::new("find").arg(&root).args(["-exec", "touch", "-d", "@1000000000", "{}", "+"]));
     root
 }
 
