@@ -87,15 +87,20 @@ def median_ratio(table, dataset, system, phase):
     return statistics.median(ratios) if ratios else None
 
 
+def is_time(phase):
+    """scripts/bench/nfs adds to the names."""
+    return phase in TIMES or phase.startswith(phases.READY)
+
+
 def unit(phase):
-    return "MB" if phase in SIZES else "ms" if phase in TIMES else "MB/s"
+    return "MB" if phase in SIZES else "ms" if is_time(phase) else "MB/s"
 
 
 def value(row):
     """A row in the unit of its phase."""
     if row.phase in SIZES:
         return row.bytes / 1e6
-    return 1e3 * row.seconds if row.phase in TIMES else row.bytes / row.seconds / 1e6
+    return 1e3 * row.seconds if is_time(row.phase) else row.bytes / row.seconds / 1e6
 
 
 def figures(rows, phase):

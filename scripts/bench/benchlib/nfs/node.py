@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Runs in the virtual machine of scripts/bench/nfs: jobs that read the same files from an NFS server in several ways.
+
+    node.py SETTINGS
+
+SETTINGS is JSON. Prints a row of JSON after the word `row` for each job.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from benchlib.nfs import loader, server
+
+EXPORT = pathlib.Path("/srv/export")
+NFS = pathlib.Path("/mnt/nfs")
+LOCAL = pathlib.Path("/dev/shm/job")
+PROGRAMS = pathlib.Path("/run/programs")
+
+
+def call(*words):
+    subprocess.run([str(word) for word in words], check=True, stdin=subprocess.DEVNULL)
+
+
+class Way:
+    """How a job gets the files: what begins it, where the files are then, and what ends it."""
+
+    def __init__(self, name, begin=(), root=LOCAL, end=()):
+        self.name, self.begin, self.root, self.end = name, begin, root, end
+
+
+def ways(tar, image):
+    archfs, squashfuse = PROGRAMS / "archfs", PROGRAMS / "squashfuse_ll"
+
+    def mounted(archive, *options):
+        return {"begin": [archfs, "mount", "--keep", "--quiet", *options, NFS / archive, LOCAL],
+                "end": [archfs, "unmount", LOCAL]}
+    return [
+        Way("files on NFS", root=NFS / "files"),
+        Way("tar unpacked into /dev/shm", ["tar", "-xf", NFS / tar, "-C", LOCAL]),
+        Way("squashfuse_ll", [squashfuse, NFS / image, LOCAL], end=["umount", LOCAL]),
+        Way("archfs", **mounted(image)),
+        Way("archfs, tar", **mounted(tar)),
+        Way("archfs --stage", **mounted(image, "--stage=/dev/shm")),
+        Way("archfs --stage, tar", **mounted(tar, "--stage=/dev/shm")),
+    ]
+
+
+def job(way, workers, seed, scale):
+    """Two epochs on a fresh mount of the file system. Times are divided by `scale`."""
+    server.mount(NFS, scale)
+    LOCAL.mkdir()
+    try:
+        counters = [server.requests()]
+        start = time.monotonic()
+        if way.begin:
+            call(*way.begin)
+        files = loader.listed(way.root)
+        first, end, size, checksum = loader.epoch(way.root, files, workers, seed)
+        counters.append(server.requests())
+        begin_second = time.monotonic()
+        _, end_second, *again = loader.epoch(way.root, files, workers, seed + 1000)
+        counters.append(server.requests())
+        if again != [size, checksum]:
+            raise RuntimeError(f"{way.name}: the epochs read different bytes")
+    finally:
+        if way.end:
+            subprocess.run([str(word) for word in way.end], check=False)
+        shutil.rmtree(LOCAL)
+        call("umount", NFS)
+    rows = [{name: after[name] - before[name] for name in after} for before, after in zip(counters, counters[1:])]
+    return {"way": way.name, "files": len(files), "bytes": size, "checksum": checksum,
+            "first batch": (first - start) / scale, "epoch 1": (end - start) / scale,
+            "epoch 2": (end_second - begin_second) / scale, "requests 1": rows[0], "requests 2": rows[1]}
+
+
+def prepare(settings):
+    """Copies programs and data into memory, because times of the host's disk would be arbitrary."""
+    for directory in [EXPORT, NFS, PROGRAMS]:
+        directory.mkdir(parents=True, exist_ok=True)
+    call("mount", "-t", "tmpfs", "-o", "size=80%", "tmpfs", EXPORT)
+    for source in settings["archives"]:
+        shutil.copy2(source, EXPORT)
+    tar, image = (pathlib.Path(name).name for name in settings["archives"])
+    (EXPORT / "files").mkdir()
+    call("tar", "-xf", EXPORT / tar, "-C", EXPORT / "files")
+    call("mount", "-t", "tmpfs", "tmpfs", PROGRAMS)
+    for program in settings["programs"]:
+        shutil.copy(program, PROGRAMS)
+    server.start(EXPORT)
+    # An index is only valid for the file as clients see it.
+    server.mount(NFS, settings["scale"])
+    call(PROGRAMS / "archfs", "index", "--quiet", "--index=/run/index", NFS / tar)
+    call("umount", NFS)
+    shutil.copy("/run/index", f"{EXPORT / tar}.archfs-index")
+    return tar, image
+
+
+def main(settings):
+    scale = settings["scale"]
+    every_way = ways(*prepare(settings))
+    server.set_round_trip(0)
+    # Loads all programs.
+    for way in every_way:
+        job(way, 1, 0, scale)
+    for number in range(settings["rounds"]):
+        for delay in settings["delays"]:
+            server.set_round_trip(delay / 1000 * scale)
+            for workers in settings["workers"]:
+                for way in every_way:
+                    row = job(way, workers, number + 1, scale)
+                    row |= {"round": number, "delay": delay, "workers": workers}
+                    print("row", json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
