@@ -211,26 +211,6 @@ fn groff_and_man_accept_the_pages() {
     }
 }
 
-/// systemd checks sections, keys, names and paths.
-#[test]
-fn systemd_accepts_the_units() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/systemd");
-    let units = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    let units: Vec<_> = units.collect();
-    assert_eq!(units.len(), 2);
-    let verified = Command::new("systemd-analyze").arg("verify").args(&units).output();
-    let Ok(verified) = verified else { return skip_part("systemd-analyze is not installed") };
-    let said = String::from_utf8_lossy(&verified.stderr);
-    assert!(verified.status.success() && said.is_empty(), "{said}");
-    for unit in units {
-        let text = fs::read_to_string(&unit).unwrap();
-        let point = text.lines().find_map(|line| line.strip_prefix("Where=")).unwrap();
-        let suffix = unit.extension().unwrap().to_str().unwrap();
-        let name = format!("{}.{suffix}", point.trim_start_matches('/').replace('/', "-"));
-        assert_eq!(unit.file_name().unwrap(), &*name);
-    }
-}
-
 #[test]
 fn an_unknown_command_has_no_page() {
     let output = archfs().args(["man", "none"]).output().unwrap();

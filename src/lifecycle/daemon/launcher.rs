@@ -202,11 +202,6 @@ impl Launcher {
         MountLock::adopt(input, mount_point)
     }
 
-    /// Starts a new session, so that Ctrl-C in the terminal reaches the job and not the daemon.
-    pub(in crate::lifecycle) fn leave_terminal(&self) {
-        let _ = setsid();
-    }
-
     /// Asks for a FUSE connection; `None` if the launcher could not mount, and printed why.
     ///
     /// # Errors
@@ -220,6 +215,10 @@ impl Launcher {
     /// Reports that files can be read, and closes the inherited terminal and lock. Returns the
     /// connection, which is the launcher's lease.
     ///
+    /// Starts a new session, so that Ctrl-C in the terminal reaches the job and not the daemon. Not
+    /// earlier: at a mount point of autofs or of a systemd automount, only the process group that
+    /// mounts can use the path until the launcher exits (autofs_d_manage in fs/autofs/root.c).
+    ///
     /// # Errors
     /// `Io` if the launcher has ended.
     pub(in crate::lifecycle) fn ready(mut self) -> Result<UnixStream> {
@@ -227,6 +226,7 @@ impl Launcher {
             Error::io("the process that waited for this mount has exited", error)
         };
         let _ = set_parent_process_death_signal(None);
+        let _ = setsid();
         self.stream.write_all(READY.as_bytes()).map_err(failed)?;
         close_standard_streams().map_err(failed)?;
         Ok(self.stream)

@@ -17,6 +17,7 @@ use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
 
 use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::mount::detach::{Detach, busy};
+use crate::lifecycle::mount::owned_directory::is_on_autofs;
 use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{PROBE_TIMEOUT, device, fusermount};
 use crate::lifecycle::{Access, Restrictions};
@@ -30,7 +31,7 @@ use crate::units::format_duration;
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Attached {
     mount_point: PathBuf,
-    /// The directory that the mount covers, if this user may open it.
+    /// The directory that the mount covers, if this user may open it and no automounter made it.
     directory: Option<OwnedFd>,
     entry: MountEntry,
     /// Whether the mount is detached.
@@ -63,6 +64,7 @@ impl Attached {
             Some(entry) if entry.is_own() => {
                 log_mounted(mount_point, how, start);
                 let mount_point = mount_point.to_owned();
+                let directory = directory.filter(|covered| !is_on_autofs(covered));
                 Ok((Self { mount_point, directory, entry, is_detached: false.into() }, connection))
             }
             _ => {

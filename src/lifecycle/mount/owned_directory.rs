@@ -21,7 +21,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{
-    FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, flock, fstat, futimens, open,
+    FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, flock, fstat, fstatfs,
+    futimens, open,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -33,6 +34,9 @@ use crate::os::mountinfo;
 /// The modification time of a directory that archfs created, seconds since 1970: "arch" in ASCII.
 const CREATED: i64 = 0x6172_6368;
 
+/// AUTOFS_SUPER_MAGIC of linux/magic.h.
+const AUTOFS: u64 = 0x0187;
+
 /// The largest difference between two time stamps of a file system that count as equal.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -40,7 +44,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// created it.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct OwnedDirectory {
-    /// `None` if this user may not open it, because it belongs to another user.
+    /// `None` if this user may not open it, because it belongs to another user, or if an
+    /// automounter made it.
     directory: Option<OwnedFd>,
 }
 
@@ -78,6 +83,9 @@ impl OwnedDirectory {
                 // Not ours to remove; it may not even be a directory.
                 Err(_) => return Ok((Self { directory: None }, false)),
             };
+            if is_on_autofs(&directory) {
+                return Ok((Self { directory: None }, is_new));
+            }
             if is_new {
                 mark(&directory).map_err(|error| failed(error.into()))?;
             }
@@ -156,6 +164,12 @@ fn remove(directory: &OwnedFd) -> bool {
             false
         }
     }
+}
+
+/// Whether an automounter made the directory. It removes the directory itself, and unmounts only
+/// while no process has the directory open.
+pub(in crate::lifecycle) fn is_on_autofs(directory: &OwnedFd) -> bool {
+    fstatfs(directory).is_ok_and(|found| found.f_type as u64 == AUTOFS)
 }
 
 fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
