@@ -39,6 +39,7 @@ class MountOptions(ContentOptions, total=False):
     cache: Optional[Size]
     cache_idle: Optional[Time]
     threads: Optional[int]
+    cpus: Optional[str]
     stage: Optional[PathLike]
     stage_wait: bool
     stage_keep: Optional[Size]

@@ -14,11 +14,12 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 
 use super::options::MountOptions;
-use super::values::{size, threads, time};
+use super::values::{cores, size, threads, time};
 use super::{mistakes, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime, MountPlan};
 use crate::log::Verbosity;
+use crate::os::processors::Cores;
 use crate::url;
 use crate::vfs::ViewOptions;
 
@@ -134,6 +135,11 @@ pub(super) struct MountArgs {
     /// Threads that answer requests [default: two for each CPU core, 32 to 256]
     #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
+
+    /// CPU cores that the daemon runs on, such as 0-3,8; all: those of the job, even if this task
+    /// is bound to fewer [default: those of this process]
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "LIST", value_parser = cores, env = "ARCHFS_CPUS")]
+    cpus: Option<Cores>,
 
     /// Keep serving for this time after SIGTERM while the mount is in use (suffixes: s, m, h)
     /// [default: 20s; in Slurm at most two thirds of KillWait]
@@ -271,6 +277,7 @@ impl MountArgs {
             name_readahead: !self.no_name_readahead,
             allow_changes: self.allow_changes || options.allow_changes,
             threads: self.threads.or(options.threads),
+            cpus: self.cpus.clone(),
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
             stats: self.stats != Summary::None,
@@ -333,6 +340,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
         name_readahead,
         allow_changes,
         threads,
+        cpus,
         log_file,
         stats_json,
         stats,
@@ -358,6 +366,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--stage=", stage.clone().map(OsString::from));
     add("--stage-keep=", stage_keep.map(|bytes| bytes.to_string().into()));
     add("--threads=", threads.map(|threads| threads.to_string().into()));
+    add("--cpus=", cpus.as_ref().map(|cpus| cpus.to_string().into()));
     add("--log-file=", log_file.clone().map(OsString::from));
     add("--stats-json=", stats_json.clone().map(OsString::from));
     if *detaches_on_signal {
@@ -490,6 +499,7 @@ mod tests {
             name_readahead: false,
             allow_changes: true,
             threads: Some(1024),
+            cpus: "0-3,8".parse().ok(),
             log_file: Some("/l,o g".into()),
             stats_json: Some("/s=t,a ts".into()),
             stats: true,

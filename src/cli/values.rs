@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
+use crate::os::processors::Cores;
 use crate::units::{parse_size, parse_time};
 
 /// Parses a size.
@@ -31,4 +32,15 @@ pub(super) fn threads(text: &str) -> Result<usize> {
         _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a number of threads"))
             .with_hint("give a number from 1 to 1024")),
     }
+}
+
+/// Parses a list of CPU cores.
+///
+/// # Errors
+/// `Usage` for anything but numbers and ranges from 0 to 1023, or `all`.
+pub(super) fn cores(text: &str) -> Result<Cores> {
+    text.parse().map_err(|()| {
+        Error::new(Kind::Usage, format!("{text:?} is not a list of CPU cores"))
+            .with_hint("give numbers and ranges, for example 0-3,8, or all")
+    })
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::log::Verbosity;
+use crate::os::processors::Cores;
 use crate::vfs::ViewOptions;
 
 mod commands;
@@ -106,6 +107,8 @@ pub struct MountPlan {
     pub allow_changes: bool,
     /// Threads that answer requests; `None` for the default.
     pub threads: Option<usize>,
+    /// CPU cores that the daemon runs on; `None` for those of the process that starts it.
+    pub cpus: Option<Cores>,
     /// File that the daemon logs to; `None` for standard error.
     pub log_file: Option<PathBuf>,
     /// File that the daemon writes its statistics to when the mount ends; `None` for none.
@@ -151,6 +154,7 @@ impl MountPlan {
             name_readahead: true,
             allow_changes: false,
             threads: None,
+            cpus: None,
             log_file: None,
             stats_json: None,
             stats: false,

@@ -1,11 +1,144 @@
-//! The number of CPU cores this process may use.
+//! CPU cores: how many this process may use, and which a daemon shall use.
 
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::thread;
+
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::error::{Error, Kind, Result};
 
 /// The number of CPU cores this process may use, limited by its CPU affinity and control groups.
 /// Computed once, because it reads several files of /proc and /sys.
 pub fn count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// CPU cores by their numbers, as text in the list format of cpuset(7): `0-3,8`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cores {
+    /// Those of the control group, also if a batch system bound this process to fewer.
+    All,
+    /// At least one.
+    These(BTreeSet<usize>),
+}
+
+impl FromStr for Cores {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let mut cores = BTreeSet::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(());
+            }
+            cores.extend(first..=last);
+        }
+        Ok(Self::These(cores))
+    }
+}
+
+/// The number of a core, digits only.
+fn number(text: &str) -> std::result::Result<usize, ()> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().map_err(|_| ())?;
+    if is_number && number < CpuSet::MAX_CPU { Ok(number) } else { Err(()) }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::These(cores) = self else { return out.write_str("all") };
+        let mut rest = cores.iter().copied().peekable();
+        let mut separator = "";
+        while let Some(first) = rest.next() {
+            let mut last = first;
+            while let Some(next) = rest.next_if_eq(&(last + 1)) {
+                last = next;
+            }
+            write!(out, "{separator}{first}")?;
+            if last > first {
+                write!(out, "-{last}")?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+/// Runs this thread, and all threads and processes that it starts from now on, on these cores.
+///
+/// # Errors
+/// `Usage` if the control group does not have all of them; `Io` if the kernel refuses.
+pub fn run_on(cores: &Cores) -> Result<()> {
+    let failed = |error: Errno| Error::io("cannot choose CPU cores", error.into());
+    let before = sched_getaffinity(None).map_err(failed)?;
+    // The kernel leaves out cores that the control group does not have.
+    set((0..CpuSet::MAX_CPU).collect()).map_err(failed)?;
+    let Cores::These(wanted) = cores else { return Ok(()) };
+    let all = sched_getaffinity(None).map_err(failed)?;
+    let all: BTreeSet<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).collect();
+    if !wanted.is_subset(&all) {
+        sched_setaffinity(None, &before).map_err(failed)?;
+        let context = format!("--cpus {cores}: this job has CPU cores {}", Cores::These(all));
+        return Err(Error::new(Kind::Usage, context).with_hint("name some of these, or all"));
+    }
+    set(wanted.clone()).map_err(failed)
+}
+
+fn set(cores: BTreeSet<usize>) -> rustix::io::Result<()> {
+    let mut mask = CpuSet::new();
+    cores.into_iter().for_each(|core| mask.set(core));
+    sched_setaffinity(None, &mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_has_numbers_and_ranges() {
+        for (text, shown) in [
+            ("0", "0"),
+            ("3,1,2", "1-3"),
+            ("0-3,8", "0-3,8"),
+            ("8-8,8", "8"),
+            ("0,2,4-5,1023", "0,2,4-5,1023"),
+            ("all", "all"),
+        ] {
+            let cores: Cores = text.parse().unwrap();
+            assert_eq!(cores.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(cores));
+        }
+        for text in ["", ",", "1,", "-1", "1-", "3-1", "1024", "0-1024", "+1", "a", "ALL", "1 2"] {
+            assert_eq!(text.parse::<Cores>(), Err(()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_thread_runs_on_the_cores_it_chose_and_on_no_others() {
+        thread::spawn(|| {
+            run_on(&Cores::All).unwrap();
+            let all = sched_getaffinity(None).unwrap();
+            let last = (0..CpuSet::MAX_CPU).rfind(|&core| all.is_set(core)).unwrap();
+            run_on(&Cores::These([last].into())).unwrap();
+            let chosen = sched_getaffinity(None).unwrap();
+            assert!(chosen.is_set(last) && chosen.count() == 1);
+            let error = run_on(&Cores::These([last, CpuSet::MAX_CPU - 1].into())).unwrap_err();
+            assert_eq!(error.kind(), Kind::Usage);
+            assert_eq!(sched_getaffinity(None).unwrap(), chosen);
+            run_on(&Cores::All).unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap(), all);
+        })
+        .join()
+        .unwrap();
+    }
 }

@@ -154,6 +154,7 @@ fn usage_errors_exit_with_status_2() {
         ("--cache", "1x", "\"1x\" is not a size", "give a whole number"),
         ("--grace", "5q", "\"5q\" is not a time", "give a whole number"),
         ("--threads", "0", "\"0\" is not a number of threads", "give a number from 1 to 1024"),
+        ("--cpus", "3-1", "\"3-1\" is not a list of CPU cores", "give numbers and ranges"),
         ("--archive-cache", "no", "\"no\" is not a valid value", "give one of: auto, keep, drop"),
     ] {
         let output = archfs().args(["mount", option, value, "a", "b"]).output().unwrap();

@@ -5,8 +5,10 @@ mod support;
 #[path = "../../src/remote/test_server.rs"]
 mod test_server;
 
+mod automount;
 mod chosen_mount_point;
 mod commands;
+mod cpus;
 mod descriptors;
 mod direct;
 mod job_step;

@@ -4,6 +4,7 @@ use crate::cache;
 use crate::error::Result;
 use crate::formats::{self, OpenOptions};
 use crate::lifecycle::MountPlan;
+use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::format_size;
@@ -27,6 +28,7 @@ pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
 /// # Errors
 /// Those of `formats::open` and `view`.
 pub fn open_to_read(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
+    plan.cpus.as_ref().map_or(Ok(()), processors::run_on)?;
     let tree = formats::open(&plan.archives, &options(plan), progress)?;
     view(plan, tree)
 }

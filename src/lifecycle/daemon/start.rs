@@ -19,6 +19,7 @@ use crate::lifecycle::share::{self, Client, JoinOutcome, Leases, MountLock, Reco
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
 use crate::os::heap;
 use crate::os::process::{ASK_AGAIN, ProcessId};
+use crate::os::processors;
 use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -48,7 +49,7 @@ pub fn serve_in_background(
     opened: impl FnOnce(),
 ) -> Result<()> {
     let mut launcher = Launcher::adopt(&descriptor_path::kept(plan))?;
-    start_log(plan)?;
+    set_up_process(plan)?;
     // Before the archives are opened, so that other processes that ask for them wait on the
     // connection.
     let mount_point = match source {
@@ -73,7 +74,6 @@ pub fn serve_in_background(
         }
     };
     opened();
-    launcher.leave_terminal();
     // From here on there is something to clear up, so a signal must not end the process by itself.
     let wakes = signals::watch(Ignored::AreHandled)?;
     let (mount, connection, listener) = match (reserved, mount_point) {
@@ -164,7 +164,7 @@ pub fn serve_in_foreground(
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
-    start_log(plan)?;
+    set_up_process(plan)?;
     if let Some(number) = inherited::number(&plan.mountpoint) {
         let connection = inherited::connection(number)?;
         let archive = open(plan, progress)?;
@@ -299,9 +299,10 @@ fn report_contents(plan: &MountPlan, tree: &dyn Tree) {
     }
 }
 
-/// Starts the log in the file that the user named, or on standard error.
-fn start_log(plan: &MountPlan) -> Result<()> {
+/// Starts the log in the file that the user named, or on standard error, and chooses CPU cores for
+/// the threads that are started later.
+fn set_up_process(plan: &MountPlan) -> Result<()> {
     let file = plan.log_file.as_deref().map(log_file::open).transpose()?;
     crate::log::start(plan.verbosity, file);
-    Ok(())
+    plan.cpus.as_ref().map_or(Ok(()), processors::run_on)
 }

@@ -1,0 +1,95 @@
+//! The CPU cores of the daemon.
+
+use std::fs;
+use std::process::Command;
+
+use crate::support::stage::{Stage, stage};
+use crate::support::{archfs, run};
+
+/// The CPU cores of a thread, in the list format of cpuset(7).
+fn cores(task: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{task}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.unwrap().trim().to_owned()
+}
+
+/// The cores of all threads of the daemon, each list once.
+fn cores_of_daemon(stage: &Stage) -> Vec<String> {
+    let daemon = stage.daemon().as_raw_pid();
+    let tasks = fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
+    let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    let mut found: Vec<_> = ids.map(|id| cores(&format!("{daemon}/task/{id}"))).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The last core of this process, and all of them.
+fn last_and_all() -> (String, String) {
+    let all = cores("self");
+    (all.rsplit([',', '-']).next().unwrap().to_owned(), all)
+}
+
+#[test]
+fn all_threads_of_the_daemon_run_on_the_named_cores() {
+    let Some(stage) = stage() else { return };
+    let (last, _) = last_and_all();
+    let cpus = format!("--cpus={last}");
+    run(archfs()
+        .args(["mount", "-q", "--keep", &cpus, "small.sqfs", "mount"])
+        .current_dir(stage.work.path()));
+    stage.assert_readable();
+    assert_eq!(cores_of_daemon(&stage), [last]);
+}
+
+#[test]
+fn a_bound_task_can_let_the_daemon_use_all_cores() {
+    let Some(stage) = stage() else { return };
+    let (last, all) = last_and_all();
+    for (cpus, expected) in [("--cpus=all", &all), ("--linger=0", &last)] {
+        run(Command::new("taskset")
+            .args([
+                "-c",
+                &last,
+                env!("CARGO_BIN_EXE_archfs"),
+                "mount",
+                "-q",
+                "--keep",
+                cpus,
+                "small.sqfs",
+                "mount",
+            ])
+            .current_dir(stage.work.path()));
+        assert_eq!(&cores_of_daemon(&stage), &[expected.clone()]);
+        run(archfs().arg("unmount").arg(stage.work.path().join("mount")));
+    }
+}
+
+#[test]
+fn the_command_keeps_its_cores() {
+    let Some(stage) = stage() else { return };
+    let (last, all) = last_and_all();
+    let output = run(archfs()
+        .args(["run", "-q", &format!("--cpus={last}"), "small.sqfs", "mount", "--"])
+        .args(["grep", "Cpus_allowed_list", "/proc/self/status"])
+        .current_dir(stage.work.path()));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("Cpus_allowed_list:\t{all}\n"));
+}
+
+#[test]
+fn a_core_that_the_job_does_not_have_is_an_error() {
+    let Some(stage) = stage() else { return };
+    let output = archfs()
+        .args(["mount", "--keep", "--cpus=0,1023", "small.sqfs", "mount"])
+        .current_dir(stage.work.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let expected = "archfs: error: --cpus 0,1023: this job has CPU cores ";
+    assert!(
+        stderr.starts_with(expected) && stderr.contains("hint: name some of these, or all"),
+        "{stderr}"
+    );
+    assert!(stage.is_gone());
+}
