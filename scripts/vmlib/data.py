@@ -7,33 +7,32 @@ import subprocess
 import zlib
 
 from vmlib.kernels import KEPT, Suite
+from vmlib.shell import made
 
 SMALL_FILES = 60
-BIG_FILES = 1500
+# More than the memory of the jobs that read them.
+BIG_FILES, BIG_FILES_LONG = 300, 1500
 BIG_FILE = 1 << 20
 # Increase it to make both trees again.
-VERSION = 2
+VERSION = 3
 
 
-def directory():
+def directory(is_long):
     """The directory of the archives, made once."""
-    place = KEPT / f"data-{VERSION}"
-    if not place.exists():
-        making = place.with_suffix(".making")
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        small(making)
-        big(making)
-        for path in making.iterdir():
-            path.chmod(0o644)
-        making.rename(place)
-    return place
+    path = KEPT / f"data-{VERSION}{'-long' if is_long else ''}"
+    if not path.exists():
+        with made(path) as making:
+            small(making)
+            big(making, BIG_FILES_LONG if is_long else BIG_FILES)
+            for file in making.iterdir():
+                file.chmod(0o644)
+    return path
 
 
-def small(place):
+def small(target):
     """A tree of many sizes, as an image, a tar, a compressed tar and a ZIP archive."""
     chance = random.Random(5)
-    tree = place / "small"
+    tree = target / "small"
     for number in range(SMALL_FILES):
         path = tree / f"class {number % 9}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,28 +40,28 @@ def small(place):
     (tree / "link").symlink_to("class 0/0.jpg")
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in files]
-    (place / "small.sums").write_text("".join(sums))
-    subprocess.run(["tar", "-C", tree, "-cf", place / "small.tar", "."], check=True)
-    subprocess.run(["gzip", "--keep", place / "small.tar"], check=True)
-    subprocess.run(["zip", "-qry", place / "small.zip", "."], cwd=tree, check=True)
-    squash(tree, place / "small.sqfs")
+    (target / "small.sums").write_text("".join(sums))
+    subprocess.run(["tar", "-C", tree, "-cf", target / "small.tar", "."], check=True)
+    subprocess.run(["gzip", "--keep", target / "small.tar"], check=True)
+    subprocess.run(["zip", "-qry", target / "small.zip", "."], cwd=tree, check=True)
+    squash(tree, target / "small.sqfs")
     shutil.rmtree(tree)
 
 
-def big(place):
+def big(target, count):
     """A tree larger than the memory of a job, half of each file compressible: as an image and a tar."""
     chance = random.Random(6)
-    tree = place / "big"
+    tree = target / "big"
     tree.mkdir()
     sums = []
-    for number in range(BIG_FILES):
+    for number in range(count):
         noise = chance.randbytes(1 << 12)
         content = (noise + bytes(1 << 12)) * (BIG_FILE >> 13)
         (tree / f"{number}.bin").write_bytes(content)
         sums.append(f"{zlib.crc32(content)}  {number}.bin\n")
-    (place / "big.sums").write_text("".join(sums))
-    subprocess.run(["tar", "-C", tree, "-cf", place / "big.tar", "."], check=True)
-    squash(tree, place / "big.sqfs")
+    (target / "big.sums").write_text("".join(sums))
+    subprocess.run(["tar", "-C", tree, "-cf", target / "big.tar", "."], check=True)
+    squash(tree, target / "big.sqfs")
     shutil.rmtree(tree)
 
 
@@ -73,12 +72,10 @@ def squash(tree, image):
 
 def old_helper(machine):
     """The fusermount of FUSE 2, which Debian 11 has in the package fuse."""
-    place = KEPT / f"fusermount-{machine}"
-    if not place.exists():
+    unpacked = KEPT / f"fuse-{machine}"
+    if not unpacked.exists():
         suite = Suite("bullseye", machine)
         suite.prepare()
-        unpacked = KEPT / f"fuse-{machine}.making"
-        subprocess.run(["dpkg-deb", "--extract", suite.download("fuse"), unpacked], check=True)
-        (unpacked / "bin" / "fusermount").rename(place)
-        shutil.rmtree(unpacked)
-    return place
+        with made(unpacked) as making:
+            subprocess.run(["dpkg-deb", "--extract", suite.download("fuse"), making], check=True)
+    return unpacked / "bin" / "fusermount"

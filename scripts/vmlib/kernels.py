@@ -4,11 +4,10 @@ import lzma
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import time
 
-from vmlib.shell import call, fail
+from vmlib.shell import CANNOT_RUN, call, fail, made
 
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", PROJECT / "target")).resolve() / "vm"
@@ -50,7 +49,7 @@ class Suite:
             if subprocess.run(words, check=False, capture_output=done.exists()).returncode == 0:
                 done.touch()
             elif not done.exists():
-                fail(f"no package lists of Debian's suite {self.name}")
+                fail(f"no package lists of Debian's suite {self.name}", CANNOT_RUN)
 
     def needs(self, package):
         """The packages that a package depends on, without choices."""
@@ -78,7 +77,7 @@ def mirror():
         uri, release, component = line.split()
         if component == "main" and "-" not in release:
             return uri
-    return fail("apt has no mirror of Debian")
+    return fail("apt has no mirror of Debian", CANNOT_RUN)
 
 
 class Kernel:
@@ -90,8 +89,8 @@ class Kernel:
         self.version = next(self.modules.iterdir()).name
 
     def image(self):
-        places = [self.directory / "boot" / f"vmlinuz-{self.version}", self.modules / self.version / "vmlinuz"]
-        return next(place for place in places if place.exists())
+        paths = [self.directory / "boot" / f"vmlinuz-{self.version}", self.modules / self.version / "vmlinuz"]
+        return next(path for path in paths if path.exists())
 
     def module_files(self, names):
         """The files of modules and of those that they need, in load order. Modules that are built in have none."""
@@ -136,15 +135,12 @@ def get(name, machine="x86_64"):
 def unpacked(files):
     directory = KEPT / "kernels" / files[0].stem
     if not directory.exists():
-        making = directory.with_name(directory.name + ".making")
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        for file in files:
-            call("dpkg-deb", "--extract", file, making)
-        if not (making / "lib/modules").exists():
-            # depmod looks below lib.
-            (making / "lib").symlink_to("usr/lib")
-        version = next((making / "lib/modules").iterdir()).name
-        call("/sbin/depmod", "--basedir", making, version)
-        making.rename(directory)
+        with made(directory) as making:
+            for file in files:
+                call("dpkg-deb", "--extract", file, making)
+            if not (making / "lib/modules").exists():
+                # depmod looks below lib.
+                (making / "lib").symlink_to("usr/lib")
+            version = next((making / "lib/modules").iterdir()).name
+            call("/sbin/depmod", "--basedir", making, version)
     return Kernel(directory)

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 
 from vmlib.kernels import KEPT, unpacked_module
-from vmlib.shell import call, fail
+from vmlib.shell import CANNOT_RUN, call, fail
 
 # Modules needed to reach the files of the root. All others are loaded from there.
 FIRST = ["virtio_pci", "virtio_mmio", "9pnet_virtio", "9p", "overlay"]
@@ -88,7 +88,7 @@ def require_programs(architecture):
     needed = [architecture.qemu, "busybox", "mmdebstrap", "mksquashfs", "zip", "zstd", "/sbin/depmod", "/sbin/mkfs.ext4"]
     lacking = [program for program in needed if shutil.which(program) is None]
     if lacking:
-        fail(f"{', '.join(lacking)} missing: scripts/install-deps vm")
+        fail(f"{', '.join(lacking)} missing: scripts/install-deps vm", CANNOT_RUN)
 
 
 def initial_files(work, kernel, architecture, busybox, command, share):

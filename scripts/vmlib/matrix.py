@@ -1,8 +1,11 @@
 """The checks of tests/kernels/node under several kernels, as one table."""
 
+import os
+import pathlib
 import platform
 import shlex
 import shutil
+import tempfile
 import time
 
 from vmlib import data, kernels, roots
@@ -36,21 +39,24 @@ def run(title, machine_name, program, processors, is_long):
     """Runs the checks under one kernel."""
     column = Column(f"{title}, {machine_name}")
     kernel = kernels.get(title, machine_name)
-    # All that the machine needs is shared with it, because it may have other files.
-    shared = data.directory()
-    for file, name in [(data.old_helper(machine_name), "fusermount"), (program, "archfs"), (NODE, "node")]:
-        shutil.copy(file, shared / name)
     foreign = {}
     if machine_name != platform.machine():
         root = roots.directory(machine_name)
         foreign = {"root": root, "busybox": root / "bin/busybox"}
-    machine = Machine(kernel, Architecture(machine_name), memory=4096, processors=processors, share=shared, **foreign)
-    words = [shared / "node", shared / "archfs", shared, *(["--long"] if is_long else [])]
-    start = time.monotonic()
-    try:
-        column.status = machine.run(shlex.join(str(word) for word in words), column.take)
-    except Ended as ended:
-        print(f"FAILED  {column.title}: {ended}", flush=True)
+    with tempfile.TemporaryDirectory(dir=kernels.KEPT) as directory:
+        # All that the machine needs is shared with it, because it may have other files.
+        shared = pathlib.Path(directory)
+        shared.chmod(0o755)
+        shutil.copytree(data.directory(is_long), shared, copy_function=os.link, dirs_exist_ok=True)
+        for file, name in [(data.old_helper(machine_name), "fusermount"), (program, "archfs"), (NODE, "node")]:
+            shutil.copy(file, shared / name)
+        machine = Machine(kernel, Architecture(machine_name), processors=processors, share=shared, **foreign)
+        words = [shared / "node", shared / "archfs", shared, *(["--long"] if is_long else [])]
+        start = time.monotonic()
+        try:
+            column.status = machine.run(shlex.join(str(word) for word in words), column.take)
+        except Ended as ended:
+            print(f"FAILED  {column.title}: {ended}", flush=True)
     column.facts["minutes"] = f"{(time.monotonic() - start) / 60:.0f}"
     return column
 

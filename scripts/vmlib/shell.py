@@ -1,13 +1,29 @@
 """Commands that must succeed."""
 
+import contextlib
 import shlex
+import shutil
 import subprocess
 import sys
 
+# The exit status of tests that cannot run on this machine.
+CANNOT_RUN = 77
 
-def fail(text):
+
+def fail(text, status=1):
     """Ends the script."""
-    sys.exit(f"vm: {text}")
+    print(f"vm: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def made(path):
+    """A new directory to fill, which is renamed to `path` at the end, so that an incomplete one is never used."""
+    making = path.with_name(f"{path.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    yield making
+    making.rename(path)
 
 
 def call(*words, cwd=None):
