@@ -66,16 +66,16 @@ class Suite:
         if found:
             return found[0]
         before = set(self.packages.iterdir())
-        call("apt-get", *self.options(), "-qq", "download", package, cwd=self.packages)
+        call("apt-get", *self.options(), "-qq", "download", package, cwd=self.packages, status=CANNOT_RUN)
         return next(iter(set(self.packages.iterdir()) - before))
 
 
 def mirror():
     """The mirror of Debian that this machine uses."""
-    words = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"]
+    words = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(COMPONENT) $(RELEASE)"]
     for line in call(*words).splitlines():
-        uri, release, component = line.split()
-        if component == "main" and "-" not in release:
+        uri, origin, component, release = [*line.split(), "", "", ""][:4]
+        if (origin, component) == ("Debian", "main") and "-" not in release:
             return uri
     return fail("apt has no mirror of Debian", CANNOT_RUN)
 

@@ -85,7 +85,9 @@ def has_kvm():
 
 def require_programs(architecture):
     """Ends the script if programs are missing."""
-    needed = [architecture.qemu, "busybox", "mmdebstrap", "mksquashfs", "zip", "zstd", "/sbin/depmod", "/sbin/mkfs.ext4"]
+    if os.geteuid() != 0:
+        fail("needs root", CANNOT_RUN)
+    needed = [architecture.qemu, "apt-get", "dpkg-deb", "busybox", "mmdebstrap", "mksquashfs", "zip", "zstd", "/sbin/depmod", "/sbin/mkfs.ext4"]
     lacking = [program for program in needed if shutil.which(program) is None]
     if lacking:
         fail(f"{', '.join(lacking)} missing: scripts/install-deps vm", CANNOT_RUN)

@@ -46,8 +46,9 @@ def run(title, machine_name, program, processors, is_long):
     with tempfile.TemporaryDirectory(dir=kernels.KEPT) as directory:
         # All that the machine needs is shared with it, because it may have other files.
         shared = pathlib.Path(directory)
-        shared.chmod(0o755)
         shutil.copytree(data.directory(is_long), shared, copy_function=os.link, dirs_exist_ok=True)
+        # A user of the machine reads it.
+        shared.chmod(0o755)
         for file, name in [(data.old_helper(machine_name), "fusermount"), (program, "archfs"), (NODE, "node")]:
             shutil.copy(file, shared / name)
         machine = Machine(kernel, Architecture(machine_name), processors=processors, share=shared, **foreign)

@@ -1,7 +1,8 @@
-//! CPU cores: how many this process may use, and which a daemon shall use.
+//! CPU cores: how many this process may use, and which it chooses.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::thread;
@@ -21,7 +22,8 @@ pub fn count() -> usize {
 /// CPU cores by their numbers, as text in the list format of cpuset(7): `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cores {
-    /// Those of the control group, also if a batch system bound this process to fewer.
+    /// Those of the control group, even if a batch system bound this process to fewer. Without
+    /// those that the kernel isolates (isolcpus), where it does not balance load.
     All,
     /// At least one.
     These(BTreeSet<usize>),
@@ -83,15 +85,31 @@ pub fn run_on(cores: &Cores) -> Result<()> {
     let before = sched_getaffinity(None).map_err(failed)?;
     // The kernel leaves out cores that the control group does not have.
     set((0..CpuSet::MAX_CPU).collect()).map_err(failed)?;
-    let Cores::These(wanted) = cores else { return Ok(()) };
     let all = sched_getaffinity(None).map_err(failed)?;
     let all: BTreeSet<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).collect();
-    if !wanted.is_subset(&all) {
-        sched_setaffinity(None, &before).map_err(failed)?;
-        let context = format!("--cpus {cores}: this job has CPU cores {}", Cores::These(all));
-        return Err(Error::new(Kind::Usage, context).with_hint("name some of these, or all"));
+    let wanted = match cores {
+        Cores::All => match &all - &isolated() {
+            none if none.is_empty() => all,
+            balanced => balanced,
+        },
+        Cores::These(wanted) if wanted.is_subset(&all) => wanted.clone(),
+        Cores::These(_) => {
+            sched_setaffinity(None, &before).map_err(failed)?;
+            let context = format!("CPU cores {cores}: this job has only {}", Cores::These(all));
+            let hint = "name some of these with --cpus or ARCHFS_CPUS, or all";
+            return Err(Error::new(Kind::Usage, context).with_hint(hint));
+        }
+    };
+    set(wanted).map_err(failed)
+}
+
+/// The cores that the kernel isolates from load balancing.
+fn isolated() -> BTreeSet<usize> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/isolated").unwrap_or_default();
+    match text.trim().parse() {
+        Ok(Cores::These(cores)) => cores,
+        _ => BTreeSet::new(),
     }
-    set(wanted.clone()).map_err(failed)
 }
 
 fn set(cores: BTreeSet<usize>) -> rustix::io::Result<()> {

@@ -31,11 +31,30 @@ use crate::units::format_duration;
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Attached {
     mount_point: PathBuf,
-    /// The directory that the mount covers, if this user may open it and no automounter made it.
-    directory: Option<OwnedFd>,
+    covered: Covered,
     entry: MountEntry,
     /// Whether the mount is detached.
     is_detached: AtomicBool,
+}
+
+/// The directory that a mount covers.
+#[derive(Debug)]
+enum Covered {
+    Directory(OwnedFd),
+    /// On autofs, where it stays at its path, and must not be held open.
+    OnAutofs,
+    /// This user may not open it.
+    Unknown,
+}
+
+impl From<Option<OwnedFd>> for Covered {
+    fn from(directory: Option<OwnedFd>) -> Self {
+        match directory {
+            Some(directory) if is_on_autofs(&directory) => Self::OnAutofs,
+            Some(directory) => Self::Directory(directory),
+            None => Self::Unknown,
+        }
+    }
 }
 
 impl Attached {
@@ -64,8 +83,8 @@ impl Attached {
             Some(entry) if entry.is_own() => {
                 log_mounted(mount_point, how, start);
                 let mount_point = mount_point.to_owned();
-                let directory = directory.filter(|covered| !is_on_autofs(covered));
-                Ok((Self { mount_point, directory, entry, is_detached: false.into() }, connection))
+                let covered = directory.into();
+                Ok((Self { mount_point, covered, entry, is_detached: false.into() }, connection))
             }
             _ => {
                 drop(connection);
@@ -103,9 +122,13 @@ impl Attached {
         if self.is_detached.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let covered = self.directory.as_ref();
-        let covered = covered
-            .and_then(|directory| std::fs::read_link(parent_directory::path_of(directory)).ok());
+        let covered = match &self.covered {
+            Covered::Directory(directory) => {
+                std::fs::read_link(parent_directory::path_of(directory)).ok()
+            }
+            Covered::OnAutofs => Some(self.mount_point.clone()),
+            Covered::Unknown => None,
+        };
         let is_there = |entry: &MountEntry| {
             covered.as_ref().is_none_or(|covered| entry.mount_point == *covered)
         };

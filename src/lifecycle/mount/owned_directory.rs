@@ -44,8 +44,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// created it.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct OwnedDirectory {
-    /// `None` if this user may not open it, because it belongs to another user, or if an
-    /// automounter made it.
+    /// `None` if this user may not open it, because it belongs to another user, or if it is on
+    /// autofs.
     directory: Option<OwnedFd>,
 }
 
@@ -166,8 +166,8 @@ fn remove(directory: &OwnedFd) -> bool {
     }
 }
 
-/// Whether an automounter made the directory. It removes the directory itself, and unmounts only
-/// while no process has the directory open.
+/// Whether the directory is on autofs, where an automounter creates and removes directories, and
+/// unmounts only while no process has the directory open.
 pub(in crate::lifecycle) fn is_on_autofs(directory: &OwnedFd) -> bool {
     fstatfs(directory).is_ok_and(|found| found.f_type as u64 == AUTOFS)
 }
