@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shared by test-jobs and remains: jobs that mount, ways to do so, and what they leave behind. To be
+# Shared by the tests and remains: jobs that mount, ways to do so, and what they leave behind. To be
 # sourced within a cluster of tests/slurm/test-cluster.
 
 # Creates a directory for the files of one job: archfs under its own path, by which its processes are
@@ -141,4 +141,18 @@ left_after() {
         sleep 0.05
     done
     echo "$rest"
+}
+
+# Prints what is on the nodes of a cluster with --apart: mounts of archfs, directories and records.
+#   on_nodes UID
+on_nodes() {
+    local pid_file node root
+    for pid_file in "$ARCHFS_TEST_DIRECTORY"/../slurmd-node*.pid; do
+        node=${pid_file##*/slurmd-}
+        node=${node%.pid}
+        root=/proc/$(cat "$pid_file")/root
+        awk -v node="$node" '/ fuse\.archfs / { print node, "mount", $5 }' "${root%root}mountinfo"
+        find "$root/dev/shm" -mindepth 1 -maxdepth 1 -printf "$node directory %f\n" 2> /dev/null || true
+        find "$root/tmp/archfs-$1" -mindepth 1 -printf "$node record %f\n" 2> /dev/null || true
+    done
 }

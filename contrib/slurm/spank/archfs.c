@@ -45,6 +45,8 @@ SPANK_PLUGIN(archfs, 1)
 #define SITE_OPTIONS_LIMIT 32
 /* In the environment of the step that mounts on all nodes. */
 #define MOUNT_STEP "_ARCHFS_MOUNT_STEP"
+/* Where sbatch and salloc leave the value for the srun of a script. */
+#define OPTION_FOR_STEPS "SLURM_SPANK__SLURM_SPANK_OPTION_archfs_archfs"
 
 /* From plugstack.conf. */
 static struct {
@@ -171,12 +173,24 @@ static void expand_mount_points(spank_t spank) {
     step.wrong = mounts_expand(&step.mounts, &names);
 }
 
+/* Before version 23.11, sbatch --export=NONE does not pass the options of plugins to the script. */
+static void find_option_of_script(spank_t spank) {
+    static char value[MOUNTS_TEXT_LIMIT + 2];
+    uint32_t id = 0;
+    if (step.mounts.count == 0 && step.wrong == NULL &&
+        spank_get_item(spank, S_JOB_STEPID, &id) == ESPANK_SUCCESS && id == SLURM_BATCH_SCRIPT &&
+        spank_getenv(spank, OPTION_FOR_STEPS, value, sizeof value) == ESPANK_SUCCESS) {
+        take_option(0, value, 1);
+    }
+}
+
 int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments) {
     (void)count, (void)arguments;
     char value[8];
     if (spank_context() != S_CTX_REMOTE) {
         return 0;
     }
+    find_option_of_script(spank);
     step.needs_clearing = spank_getenv(spank, MOUNT_STEP, value, sizeof value) == ESPANK_SUCCESS;
     if (step.mounts.count == 0 && step.wrong == NULL && !step.needs_clearing) {
         return 0;
