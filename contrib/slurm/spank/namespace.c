@@ -1,8 +1,8 @@
 /* Passes the mount namespace of the tasks to slurmstepd.
  *
  * Plugins such as job_container/tmpfs put tasks into a mount namespace of their own. Mounts are
- * made there, so they must be unmounted there, but slurmstepd is outside and the tasks have ended
- * by then. So a task sends a descriptor of its namespace ahead.
+ * made there, so they must be unmounted there. slurmstepd is outside, and unmounts when the tasks
+ * have ended. So a task sends it a descriptor of its namespace ahead.
  */
 #define _GNU_SOURCE
 #include "namespace.h"

@@ -67,7 +67,7 @@ static void check_random(void) {
 
 int main(void) {
     check("a.sqfs:/mnt", "a.sqfs>/mnt");
-    check("/scratch/a.tar:/dev/shm/x,b.zip:/dev/shm/y", "/scratch/a.tar>/dev/shm/x\nb.zip>/dev/shm/y");
+    check("/scratch/a.tar:/dev/shm/x,b.zip:/y", "/scratch/a.tar>/dev/shm/x\nb.zip>/y");
     check("https://host:8080/x.sqfs:/dev/shm/mnt", "https://host:8080/x.sqfs>/dev/shm/mnt");
     check("s3://bucket/key:/mnt", "s3://bucket/key>/mnt");
     check("a:b:/c:/mnt", "a:b:/c>/mnt");
