@@ -40,6 +40,8 @@
 SPANK_PLUGIN(archfs, 1)
 #pragma GCC visibility pop
 
+/* The exit status of a task whose mount reached the time limit, as `archfs` has it. */
+#define STATUS_TIMED_OUT 6
 /* Seconds that unmounting and clearing may take. */
 #define UNMOUNT_SECONDS 20
 #define SITE_OPTIONS_LIMIT 32
@@ -61,6 +63,8 @@ static struct {
 /* The step of this slurmstepd. */
 static struct {
     struct user user;
+    /* The process ID of slurmstepd, which is the lease. */
+    pid_t process;
     struct mounts mounts;
     /* Why --archfs cannot be obeyed, or NULL. */
     const char *wrong;
@@ -195,6 +199,7 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments) {
     if (step.mounts.count == 0 && step.wrong == NULL && !step.needs_clearing) {
         return 0;
     }
+    step.process = getpid();
     find_user(spank);
     if (step.wrong == NULL) {
         expand_mount_points(spank);
@@ -234,7 +239,7 @@ static int run_mount(const struct mount *mount, char **environment, bool on_all_
     if (on_all_nodes) {
         argv[count++] = "--all-nodes";
     } else {
-        snprintf(lease, sizeof lease, "--until-pid=%d", (int)getppid());
+        snprintf(lease, sizeof lease, "--until-pid=%d", (int)step.process);
         argv[count++] = lease;
         argv[count++] = "--job-step=never";
     }
@@ -287,7 +292,8 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
         /* The tasks of a node have the same errors, so one of them prints its own. */
         int status = run_mount(mount, environment, on_all_nodes && !mount->is_per_step, task == 0);
         if (status == COMMAND_TIMED_OUT) {
-            refuse_task(mount->archive, "not mounted within the time limit of the site", status);
+            refuse_task(mount->archive, "not mounted within the time limit of the site",
+                        STATUS_TIMED_OUT);
         }
         if (status != 0 && task == 0) {
             _exit(status);
@@ -300,16 +306,15 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
     return 0;
 }
 
-/* Runs `archfs WORDS` in slurmstepd; returns its exit status. */
-static int run_in_step(spank_t spank, char *const *words) {
+/* Runs `archfs WORDS` in slurmstepd; returns its exit status. This process is not in the control
+ * group of the job. So it does not get the user's environment, which could make it run any
+ * program. */
+static int run_in_step(char *const *words) {
     char *argv[8] = {site.program};
     for (size_t i = 0; words[i] != NULL; i++) {
         argv[i + 1] = words[i];
     }
-    char *none[] = {NULL}, **environment = NULL;
-    if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL) {
-        environment = none;
-    }
+    char *environment[] = {"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", NULL};
     const struct command command = {
         .argv = argv,
         .environment = environment,
@@ -336,23 +341,23 @@ int slurm_spank_task_exit(spank_t spank, int count, char **arguments) {
     }
     step.mount_namespace = namespace_receive(step.namespace_ends[0]);
     char lease[48];
-    snprintf(lease, sizeof lease, "--held-by=%d", (int)getpid());
+    snprintf(lease, sizeof lease, "--held-by=%d", (int)step.process);
     for (size_t i = step.mounts.count; i > 0; i--) {
         char *words[] = {"unmount", lease, "--", step.mounts.items[i - 1].mount_point, NULL};
-        step.needs_clearing |= run_in_step(spank, words) != 0;
+        step.needs_clearing |= run_in_step(words) != 0;
     }
     return 0;
 }
 
 int slurm_spank_exit(spank_t spank, int count, char **arguments) {
-    (void)count, (void)arguments;
+    (void)spank, (void)count, (void)arguments;
     if (spank_context() != S_CTX_REMOTE) {
         return 0;
     }
     if (step.needs_clearing) {
         /* Slurm has killed all processes of the step. */
         char *words[] = {"gc", NULL};
-        run_in_step(spank, words);
+        run_in_step(words);
     }
     mounts_clear(&step.mounts);
     for (int i = 0; i < 2; i++) {

@@ -11,6 +11,7 @@
 #include <grp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -84,6 +85,27 @@ static void become(const struct user *user) {
     }
 }
 
+/* slurmstepd has descriptors that the user must not get. */
+static void close_descriptors(void) {
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0) {
+        return;
+    }
+#endif
+    for (int descriptor = 3; descriptor < 65536; descriptor++) {
+        close(descriptor);
+    }
+}
+
+/* slurmstepd is exempt from being killed when memory runs out; the user's process is not. */
+static void reset_oom_score(void) {
+    int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (file < 0 || write(file, "0", 1) < 0) {
+        return;
+    }
+    close(file);
+}
+
 static void start(const struct command *command) {
     /* A process group of its own, so that it can be ended with its children. */
     setpgid(0, 0);
@@ -103,9 +125,8 @@ static void start(const struct command *command) {
         (!command->shows_errors && dup2(null, STDERR_FILENO) < 0)) {
         fail("", "/dev/null");
     }
-#ifdef SYS_close_range
-    syscall(SYS_close_range, 3u, ~0u, 0u);
-#endif
+    reset_oom_score();
+    close_descriptors();
     if (command->has_job_limits) {
         set_job_limits(command->environment);
     }
@@ -150,6 +171,9 @@ static struct timespec seconds_from_now(unsigned seconds) {
 int command_run(const struct command *command) {
     pid_t pid = fork();
     if (pid < 0) {
+        if (command->shows_errors) {
+            dprintf(STDERR_FILENO, "archfs: error: cannot start a process: %m\n");
+        }
         return COMMAND_NOT_STARTED;
     }
     if (pid == 0) {

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* The exit status of a command that reached its time limit, as `archfs` has it. */
-#define COMMAND_TIMED_OUT 6
+/* The command reached its time limit. No exit status has this value. */
+#define COMMAND_TIMED_OUT 256
 /* The exit status of a command that cannot be started, as a shell has it. */
 #define COMMAND_NOT_STARTED 127
 
@@ -31,7 +31,8 @@ struct command {
     unsigned limit_seconds;
 };
 
-/* Runs `command` and returns its exit status; 128 + N if signal N ended it. */
+/* Runs `command` and returns its exit status, 128 + N if signal N ended it, or
+ * COMMAND_TIMED_OUT. */
 int command_run(const struct command *command);
 
 #endif
