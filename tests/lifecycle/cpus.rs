@@ -73,7 +73,7 @@ fn a_bound_task_can_let_the_daemon_use_all_cores() {
                 "mount",
             ])
             .current_dir(stage.work.path()));
-        assert_eq!(&cores_of_daemon(&stage), &[expected.clone()]);
+        assert_eq!(cores_of_daemon(&stage).as_slice(), std::slice::from_ref(expected));
         run(archfs().arg("unmount").arg(stage.work.path().join("mount")));
     }
 }
