@@ -72,11 +72,20 @@ def job(way, workers, seed, scale):
         if way.end:
             subprocess.run([str(word) for word in way.end], check=False)
         shutil.rmtree(LOCAL)
-        call("umount", NFS)
+        unmount_nfs()
     rows = [{name: after[name] - before[name] for name in after} for before, after in zip(counters, counters[1:])]
     return {"way": way.name, "files": len(files), "bytes": size, "checksum": checksum,
             "first batch": (first - start) / scale, "epoch 1": (end - start) / scale,
             "epoch 2": (end_second - begin_second) / scale, "requests 1": rows[0], "requests 2": rows[1]}
+
+
+def unmount_nfs():
+    """Waits for daemons that close their archives only after they are unmounted."""
+    for _ in range(100):
+        if subprocess.run(["umount", str(NFS)], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{NFS} stays in use")
 
 
 def prepare(settings):

@@ -20,9 +20,13 @@ all files as torchvision's ImageFolder does, and reads two epochs in two shuffle
 whole files in turn, and compute a checksum, which is the same for all ways. Nothing is decoded.
 
 QEMU emulates the machine, and its clock counts instructions. Other programs on the host therefore change no figure. One core
-carries server, client and loader, and does 8 instructions per nanosecond. For this, delays and the times of NFS's attribute
-cache are 8 times as long in the machine, and measured times are divided by 8. That is about as much as several cores of a
-node. Where the CPU is the limit, real nodes differ; what a delay costs, they share.
+carries server, client and loader, and does 8 instructions per nanosecond, about as much as several cores of a node. To get
+this, delays and the times of NFS's attribute cache are 8 times as long in the machine, and measured times are divided by 8.
+Other timers, such as those of TCP, are not longer.
+
+The model is right about how often each way waits for the server. Where the CPU is the limit, real nodes differ, in both
+directions: cache misses and context switches cost nothing here, which favors FUSE (squashfuse_ll, archfs); one core does
+nothing in parallel, which favors NFS and /dev/shm; and the work of the server counts, which favors ways with few requests.
 
 - The first epoch counts from the start of the job. To mount or to unpack, and to list the files, are part of it.
 - The second epoch reads from memory, because all data fits: from the page cache of NFS, of the mount, or from /dev/shm.
