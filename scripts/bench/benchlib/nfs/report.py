@@ -19,7 +19,8 @@ the round trip as a delay of netem on each side. The export is in the server's m
 all files as torchvision's ImageFolder does, and reads two epochs in two shuffled orders. The workers read batches of 32
 whole files in turn, and compute a checksum, which is the same for all ways. Nothing is decoded.
 
-QEMU emulates the machine, and its clock counts instructions. Other programs on the host therefore change no figure. One core
+QEMU emulates the machine, and its clock counts instructions. Other programs on the host therefore change no figure, as long
+as the machine does not wait for files of the host; all files that jobs use are in its memory. One core
 carries server, client and loader, and does 8 instructions per nanosecond, about as much as several cores of a node. To get
 this, delays and the times of NFS's attribute cache are 8 times as long in the machine, and measured times are divided by 8.
 Other timers, such as those of TCP, are not longer.
