@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::lifecycle::daemon::slurm_end::SlurmEnd;
 use crate::os::process::timespec;
-use crate::sync::{Arc, OnceLock};
+use crate::sync::{Arc, Mutex, OnceLock};
 
 /// Paths of slurm.conf other than $SLURM_CONF: slurmd's copy on a cluster without local
 /// configuration, and the usual directories.
@@ -27,9 +27,15 @@ const DEFAULT: Duration = Duration::from_secs(30);
 /// How long scontrol may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// KillWait, once it is known.
-#[derive(Clone, Debug, Default)]
-pub(in crate::lifecycle) struct KillWait(Arc<OnceLock<Duration>>);
+/// KillWait, once it is known. Dropping it ends the search.
+#[derive(Debug, Default)]
+pub(in crate::lifecycle) struct KillWait {
+    answer: Arc<OnceLock<Duration>>,
+    scontrol: Running,
+}
+
+/// The scontrol that is asked, as long as it runs.
+type Running = Arc<Mutex<Option<Child>>>;
 
 impl KillWait {
     /// In a Slurm job, looks up KillWait in the background and calls `answered` once it is known.
@@ -38,9 +44,9 @@ impl KillWait {
         if !SlurmEnd::is_in_job() {
             return kill_wait;
         }
-        let answer = Arc::clone(&kill_wait.0);
+        let (answer, scontrol) = (Arc::clone(&kill_wait.answer), Arc::clone(&kill_wait.scontrol));
         let work = move || {
-            if let Some(time) = from_files().or_else(from_scontrol) {
+            if let Some(time) = from_files().or_else(|| from_scontrol(&scontrol)) {
                 let _ = answer.set(time);
                 answered();
             }
@@ -52,7 +58,21 @@ impl KillWait {
 
     /// `None` if it is not known, or not yet.
     pub(in crate::lifecycle) fn get(&self) -> Option<Duration> {
-        self.0.get().copied()
+        self.answer.get().copied()
+    }
+}
+
+impl Drop for KillWait {
+    fn drop(&mut self) {
+        end(&self.scontrol);
+    }
+}
+
+/// Kills the program, if it runs.
+fn end(running: &Running) {
+    if let Some(mut child) = running.lock().take() {
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -66,22 +86,27 @@ fn from_files() -> Option<Duration> {
     }
 }
 
-fn from_scontrol() -> Option<Duration> {
+fn from_scontrol(running: &Running) -> Option<Duration> {
     let mut command = Command::new("scontrol");
     command.args(["show", "config"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().ok()?;
-    let text = output_within(&mut child, LIMIT);
-    if text.is_none() {
-        let _ = child.kill();
-    }
-    let _ = child.wait();
-    parse(&text?)
+    parse(&output_within(&mut command, running, LIMIT)?)
 }
 
-/// The output of `child`; `None` if `child` does not close it within `limit`.
-fn output_within(child: &mut Child, limit: Duration) -> Option<String> {
-    let mut stdout = child.stdout.take()?;
+/// The output of `command`, which is in `running` meanwhile; `None` if it is not closed within
+/// `limit`.
+fn output_within(command: &mut Command, running: &Running, limit: Duration) -> Option<String> {
+    let mut child = command.spawn().ok()?;
+    let stdout = child.stdout.take();
+    *running.lock() = Some(child);
+    let text = read_within(stdout?, limit);
+    // All of its output has been read, or it took too long.
+    end(running);
+    text
+}
+
+/// What `stdout` has until it is closed; `None` if it is not closed within `limit`.
+fn read_within(mut stdout: ChildStdout, limit: Duration) -> Option<String> {
     let deadline = Instant::now() + limit;
     let mut text = Vec::new();
     let mut bytes = [0; 4096];
@@ -149,17 +174,34 @@ mod tests {
 
     #[test]
     fn does_not_wait_for_a_program_that_hangs() {
-        let start = |script| {
+        let shell = |script| {
             let mut command = Command::new("sh");
-            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-            command.spawn().unwrap()
+            command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+            command
         };
-        let mut hanging = start("echo KillWait; read x");
-        assert_eq!(output_within(&mut hanging, Duration::from_millis(50)), None);
-        drop(hanging.stdin.take());
-        hanging.wait().unwrap();
-        let mut quick = start("echo one; echo two");
-        assert_eq!(output_within(&mut quick, SECONDS(60)).as_deref(), Some("one\ntwo\n"));
-        quick.wait().unwrap();
+        let running = Running::default();
+        let mut hanging = shell("echo KillWait; exec sleep 1000");
+        assert_eq!(output_within(&mut hanging, &running, Duration::from_millis(50)), None);
+        assert!(running.lock().is_none());
+        let mut quick = shell("echo one; echo two");
+        let text = output_within(&mut quick, &running, SECONDS(60));
+        assert_eq!(text.as_deref(), Some("one\ntwo\n"));
+    }
+
+    #[test]
+    fn a_daemon_that_ends_takes_the_program_with_it() {
+        let kill_wait = KillWait::default();
+        let running = Arc::clone(&kill_wait.scontrol);
+        let asking = thread::spawn(move || {
+            let mut hanging = Command::new("sleep");
+            hanging.arg("1000").stdout(Stdio::piped());
+            output_within(&mut hanging, &running, SECONDS(500))
+        });
+        while kill_wait.scontrol.lock().is_none() {
+            thread::yield_now();
+        }
+        drop(kill_wait);
+        // Its output is closed, because it was killed.
+        assert_eq!(asking.join().unwrap().as_deref(), Some(""));
     }
 }
