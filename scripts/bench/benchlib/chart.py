@@ -9,7 +9,7 @@ import statistics
 from xml.sax.saxutils import escape
 
 from benchlib import tables
-from benchlib.systems import ARCHFS, ARCHFS_TAR
+from benchlib.systems import ARCHFS
 
 BLUE, SKY, GREY, VERMILLION, INK, FAINT = "#0072B2", "#56B4E9", "#A9B0B7", "#D55E00", "#222222", "#D9DDE1"
 FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
@@ -93,7 +93,7 @@ def panel(drawing, table, dataset, phase, results, left, top):
     unit = tables.unit(phase)
     drawing.text(left, top + 16, phase, 13, weight="bold")
     drawing.text(left + LABELS + BARS + VALUES, top + 16,
-                 f"{unit}, less is better" if unit != "MB/s" else unit, 11, anchor="end")
+                 f"{unit}, lower is better" if unit != "MB/s" else unit, 11, anchor="end")
     start, end = top + HEAD - 8, top + HEAD + ROW * len(rows)
     zero = left + LABELS
     for number, (system, values) in enumerate(rows.items()):
@@ -109,15 +109,20 @@ def panel(drawing, table, dataset, phase, results, left, top):
     return HEAD + ROW * len(rows) + BOTTOM + 8
 
 
+def is_archfs(system):
+    """Whether it is archfs, with any options."""
+    return system == ARCHFS or system.startswith((f"{ARCHFS} ", f"{ARCHFS},"))
+
+
 def bar(drawing, system, values, zero, top, scale):
-    colour = {ARCHFS: BLUE, ARCHFS_TAR: SKY}.get(system, GREY)
+    colour = GREY if not is_archfs(system) else SKY if system.endswith(", tar") else BLUE
     drawing.box(zero, top, max(1, statistics.median(values) * scale), ROW - 6, colour)
     drawing.whisker(zero + min(values) * scale, zero + max(values) * scale, top + (ROW - 6) / 2, 3)
 
 
 def name_and_figure(drawing, system, values, zero, top, scale):
     """Drawn over the target line, while the bars are behind it."""
-    weight = "bold" if system in [ARCHFS, ARCHFS_TAR] else "normal"
+    weight = "bold" if is_archfs(system) else "normal"
     drawing.text(zero - 8, top + 12, system, 12, anchor="end", weight=weight)
     drawing.text(zero + max(values) * scale + 6, top + 12, tables.short(statistics.median(values)), 11,
                  weight=weight)

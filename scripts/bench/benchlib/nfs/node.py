@@ -44,7 +44,7 @@ def ways(tar, image):
                 "end": [archfs, "unmount", LOCAL]}
     return [
         Way("files on NFS", root=NFS / "files"),
-        Way("tar unpacked into /dev/shm", ["tar", "-xf", NFS / tar, "-C", LOCAL]),
+        Way("tar in /dev/shm", ["tar", "-xf", NFS / tar, "-C", LOCAL]),
         Way("squashfuse_ll", [squashfuse, NFS / image, LOCAL], end=["umount", LOCAL]),
         Way("archfs", **mounted(image)),
         Way("archfs, tar", **mounted(tar)),
