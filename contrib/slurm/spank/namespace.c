@@ -27,8 +27,8 @@ void namespace_connect(int ends[2]) {
 }
 
 void namespace_send(int end) {
-    int namespace = open(OWN, O_RDONLY | O_CLOEXEC);
-    if (namespace < 0 || end < 0) {
+    int namespace = end < 0 ? -1 : open(OWN, O_RDONLY | O_CLOEXEC);
+    if (namespace < 0) {
         return;
     }
     char byte = 0;
