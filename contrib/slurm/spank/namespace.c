@@ -20,6 +20,25 @@ union control {
     char space[CMSG_SPACE(sizeof(int))];
 };
 
+/* A message of one byte with room for a descriptor. */
+struct packet {
+    char byte;
+    struct iovec data;
+    union control control;
+    struct msghdr message;
+};
+
+static void prepare(struct packet *packet) {
+    *packet = (struct packet){0};
+    packet->data = (struct iovec){.iov_base = &packet->byte, .iov_len = 1};
+    packet->message = (struct msghdr){
+        .msg_iov = &packet->data,
+        .msg_iovlen = 1,
+        .msg_control = &packet->control,
+        .msg_controllen = sizeof packet->control.space,
+    };
+}
+
 void namespace_connect(int ends[2]) {
     if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
         ends[0] = ends[1] = -1;
@@ -31,38 +50,24 @@ void namespace_send(int end) {
     if (namespace < 0) {
         return;
     }
-    char byte = 0;
-    struct iovec data = {.iov_base = &byte, .iov_len = 1};
-    union control control = {0};
-    struct msghdr message = {
-        .msg_iov = &data,
-        .msg_iovlen = 1,
-        .msg_control = &control,
-        .msg_controllen = sizeof control.space,
-    };
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    struct packet packet;
+    prepare(&packet);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&packet.message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(header), &namespace, sizeof(int));
-    (void)sendmsg(end, &message, MSG_NOSIGNAL);
+    (void)sendmsg(end, &packet.message, MSG_NOSIGNAL);
     close(namespace);
 }
 
 int namespace_receive(int end) {
-    char byte;
-    struct iovec data = {.iov_base = &byte, .iov_len = 1};
-    union control control = {0};
-    struct msghdr message = {
-        .msg_iov = &data,
-        .msg_iovlen = 1,
-        .msg_control = &control,
-        .msg_controllen = sizeof control.space,
-    };
-    if (end < 0 || recvmsg(end, &message, MSG_CMSG_CLOEXEC) < 0) {
+    struct packet packet;
+    prepare(&packet);
+    if (end < 0 || recvmsg(end, &packet.message, MSG_CMSG_CLOEXEC) < 0) {
         return -1;
     }
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&packet.message);
     if (header == NULL || header->cmsg_type != SCM_RIGHTS) {
         return -1;
     }

@@ -18,15 +18,12 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from benchlib.nfs import loader, server
+from benchlib.programs import call
 
 EXPORT = pathlib.Path("/srv/export")
 NFS = pathlib.Path("/mnt/nfs")
 LOCAL = pathlib.Path("/dev/shm/job")
 PROGRAMS = pathlib.Path("/run/programs")
-
-
-def call(*words):
-    subprocess.run([str(word) for word in words], check=True, stdin=subprocess.DEVNULL)
 
 
 class Way:

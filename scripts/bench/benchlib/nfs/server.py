@@ -7,6 +7,8 @@ net/sunrpc/svcauth_unix.c, expkey_parse and svc_export_parse in fs/nfsd/export.c
 import subprocess
 import time
 
+from benchlib.programs import call
+
 NAMESPACE = "server"
 SERVER, CLIENT = "10.0.0.1", "10.0.0.2"
 LEASE = 10
@@ -29,10 +31,6 @@ echo ready
 # The server ends when the last mount of nfsd ends, and that is in this mount namespace.
 exec sleep infinity
 """
-
-
-def call(*words):
-    subprocess.run([str(word) for word in words], check=True)
 
 
 def inside(*words):
