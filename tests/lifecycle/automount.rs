@@ -122,7 +122,7 @@ fn systemd_tmpfiles_keeps_records() {
             .unwrap()
     };
     let both = root.path().join("both.conf");
-    let own = fs::read_to_string(contrib("systemd/archfs.conf")).unwrap();
+    let own = fs::read_to_string(contrib("systemd/archfs-tmpfiles.conf")).unwrap();
     fs::write(&both, format!("{own}\nq /tmp 1777 root root m:1d\n")).unwrap();
     let output = clean(&both);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
