@@ -11,7 +11,9 @@ import time
 from vmlib import data, kernels, roots
 from vmlib.machine import Architecture, Ended, Machine
 
-NODE = kernels.PROJECT / "tests" / "kernels" / "node"
+TESTS = kernels.PROJECT / "tests"
+# What the node runs besides archfs.
+SCRIPTS = [TESTS / "kernels" / "node", TESTS / "direct" / "read-all", pathlib.Path(__file__).with_name("nfs_server.py")]
 
 
 class Column:
@@ -49,8 +51,10 @@ def run(title, machine_name, program, processors, is_long):
         shutil.copytree(data.directory(is_long), shared, copy_function=os.link, dirs_exist_ok=True)
         # A user of the machine reads it.
         shared.chmod(0o755)
-        for file, name in [(data.old_helper(machine_name), "fusermount"), (program, "archfs"), (NODE, "node")]:
+        for file, name in [(data.old_helper(machine_name), "fusermount"), (program, "archfs")]:
             shutil.copy(file, shared / name)
+        for script in SCRIPTS:
+            shutil.copy(script, shared)
         machine = Machine(kernel, Architecture(machine_name), processors=processors, share=shared, **foreign)
         words = [shared / "node", shared / "archfs", shared, *(["--long"] if is_long else [])]
         start = time.monotonic()

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[nth]) for nth in (2, 3)]
 
-from benchlib.nfs import loader, server
+from benchlib.nfs import loader
 from benchlib.programs import call
+from vmlib import nfs_server
 
 EXPORT = pathlib.Path("/srv/export")
 NFS = pathlib.Path("/mnt/nfs")
@@ -52,19 +53,19 @@ def ways(tar, image):
 
 def job(way, workers, seed, scale):
     """Two epochs on a fresh mount of the file system. Times are divided by `scale`."""
-    server.mount(NFS, scale)
+    nfs_server.mount(NFS, scale)
     LOCAL.mkdir()
     try:
-        counters = [server.requests()]
+        counters = [nfs_server.requests()]
         start = time.monotonic()
         if way.begin:
             call(*way.begin)
         files = loader.listed(way.root)
         first, end, size, checksum = loader.epoch(way.root, files, workers, seed)
-        counters.append(server.requests())
+        counters.append(nfs_server.requests())
         begin_second = time.monotonic()
         _, end_second, *again = loader.epoch(way.root, files, workers, seed + 1000)
-        counters.append(server.requests())
+        counters.append(nfs_server.requests())
         if again != [size, checksum]:
             raise RuntimeError(f"{way.name}: the epochs read different bytes")
     finally:
@@ -119,9 +120,9 @@ def prepare(settings):
         shutil.copy(program, PROGRAMS)
     used = [PROGRAMS / pathlib.Path(program).name for program in settings["programs"]]
     keep_in_memory([*map(str, used), "tar", "ip", "cat", "mount", "umount"])
-    server.start(EXPORT)
+    nfs_server.start(EXPORT)
     # An index is only valid for the file as clients see it.
-    server.mount(NFS, settings["scale"])
+    nfs_server.mount(NFS, settings["scale"])
     call(PROGRAMS / "archfs", "index", "--quiet", "--index=/run/index", NFS / tar)
     call("umount", NFS)
     shutil.copy("/run/index", f"{EXPORT / tar}.archfs-index")
@@ -131,13 +132,13 @@ def prepare(settings):
 def main(settings):
     scale = settings["scale"]
     every_way = ways(*prepare(settings))
-    server.set_round_trip(0)
+    nfs_server.set_round_trip(0)
     # Loads all programs.
     for way in every_way:
         job(way, 1, 0, scale)
     for number in range(settings["rounds"]):
         for delay in settings["delays"]:
-            server.set_round_trip(delay / 1000 * scale)
+            nfs_server.set_round_trip(delay / 1000 * scale)
             for workers in settings["workers"]:
                 for way in every_way:
                     row = job(way, workers, number + 1, scale)

@@ -1,4 +1,4 @@
-"""The kernel's NFS server in a network namespace of its own, behind a delay.
+"""The kernel's NFS server in a network namespace of a virtual machine, behind a delay.
 
 Nothing is installed: what mountd would answer is written into the kernel's caches beforehand. Formats: ip_map_parse in
 net/sunrpc/svcauth_unix.c, expkey_parse and svc_export_parse in fs/nfsd/export.c.
@@ -6,8 +6,6 @@ net/sunrpc/svcauth_unix.c, expkey_parse and svc_export_parse in fs/nfsd/export.c
 
 import subprocess
 import time
-
-from benchlib.programs import call
 
 NAMESPACE = "server"
 SERVER, CLIENT = "10.0.0.1", "10.0.0.2"
@@ -31,6 +29,10 @@ echo ready
 # The server ends when the last mount of nfsd ends, and that is in this mount namespace.
 exec sleep infinity
 """
+
+
+def call(*words):
+    subprocess.run([str(word) for word in words], check=True)
 
 
 def inside(*words):
@@ -62,7 +64,7 @@ def set_round_trip(seconds):
              "delay", f"{seconds * 1e6 / 2:.0f}us")
 
 
-def mount(mount_point, scale):
+def mount(mount_point, scale=1):
     """Mounts the export with the default options. Times of the attribute cache are multiplied by `scale`."""
     times = [f"{name}={seconds * scale:.0f}" for name, seconds in
              [("acregmin", 3), ("acregmax", 60), ("acdirmin", 30), ("acdirmax", 60)]]
