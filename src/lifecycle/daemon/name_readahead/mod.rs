@@ -12,10 +12,11 @@
 //! Invariants: at most one process lists at a time. It ends before the daemon unmounts, when the
 //! daemon ends, or shortly after. Names are read ahead only if memory for all of them is free.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -110,10 +111,15 @@ impl NameReadahead {
         match &mut self.state {
             State::Watching if !self.stats.lookup_alarm_is_set() => self.begin(now),
             State::Listing(listing) => {
-                if let Some(names) = listing.result() {
+                if let Poll::Ready(names) = listing.result() {
                     let took = listing.started.elapsed();
                     let time = format_duration(took);
-                    log::info!("read {} ahead in {time}", counted(names, "name"));
+                    match names {
+                        Some(names) => {
+                            log::info!("read {} ahead in {time}", counted(names, "name"));
+                        }
+                        None => log::info!("stopped reading names ahead after {time}"),
+                    }
                     let pause = INTERVAL.max(took.saturating_mul(INTERVAL_FACTOR));
                     self.state = State::Pausing(listing.started + pause);
                 }
@@ -176,7 +182,7 @@ impl Drop for NameReadahead {
 
 impl Listing {
     fn start(mount: &Mounted) -> std::io::Result<Self> {
-        let device = mount.device_number().ok_or(std::io::ErrorKind::NotFound)?;
+        let device = mount.device_number().ok_or(ErrorKind::NotFound)?;
         let (connection, theirs) = UnixStream::pair()?;
         connection.set_nonblocking(true)?;
         let process = own_program::silent(["read-names", "--"])
@@ -187,17 +193,18 @@ impl Listing {
         Ok(Self { process, connection, started: Instant::now() })
     }
 
-    /// The number of names, once the process has ended; 0 if it did not finish.
-    fn result(&mut self) -> Option<u64> {
+    /// The number of names, once the process has ended. There is none if it did not finish.
+    fn result(&mut self) -> Poll<Option<u64>> {
         let mut number = [0; size_of::<u64>()];
-        match self.connection.read(&mut number) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return None,
-            // The number is the last thing that the process does before it exits.
-            Ok(_) | Err(_) => {}
-        }
+        let is_finished = match self.connection.read(&mut number) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Poll::Pending,
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Poll::Pending,
+            // The number is the last thing that the process writes before it exits.
+            Ok(len) => len == number.len(),
+            Err(_) => false,
+        };
         let _ = self.process.wait();
-        Some(u64::from_ne_bytes(number))
+        Poll::Ready(is_finished.then(|| u64::from_ne_bytes(number)))
     }
 
     /// Makes the process end, and waits for that. Even a killed process only ends when the kernel
