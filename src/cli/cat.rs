@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::bar::Bar;
 use super::open_args::OpenArgs;
 use super::term::written;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::vfs::{self, Scratch, Tree};
@@ -25,9 +25,6 @@ pub(super) struct Args {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 }
-
-/// Bytes per read.
-const STEP: u32 = 1 << 20;
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let tree = args.open.open()?;
@@ -51,11 +48,9 @@ fn cat(tree: &dyn Tree, open: &OpenArgs, path: &Path, progress: &Progress) -> Re
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
     while offset < attr.size {
-        let bytes = tree.read(attr.ino, offset, STEP, &mut scratch).map_err(located)?;
+        let piece = vfs::piece_of(attr.size - offset);
+        let bytes = vfs::read_some(tree, attr.ino, offset, piece, &mut scratch).map_err(located)?;
         let bytes = bytes.as_slice();
-        if bytes.is_empty() {
-            return Err(located(Error::corrupt("the file ends before its recorded size")));
-        }
         match out.write_all(bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
             result => written(result)?,

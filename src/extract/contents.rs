@@ -17,18 +17,16 @@ use rustix::io::Errno;
 use super::Existing;
 use super::attributes::{Object, restore};
 use super::directories::Unusable;
-use super::feed::{Feed, PART, Work};
+use super::feed::{Feed, Work};
 use super::listing::{Entry, Listing};
 use super::nodes;
 use super::report::{Failure, Report};
 use super::target::{OpenDirectories, OpenDirectory, Target};
-use crate::error::{Error, Kind};
 use crate::progress::Progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
-use crate::vfs::{Attr, Counts, FileKind, Scratch, SeekTarget, Tree};
-
-/// Bytes per read.
-const STEP: u32 = 1 << 20;
+use crate::vfs::{
+    Attr, Counts, FileKind, PART, Scratch, SeekTarget, Tree, next_data, piece_of, read_some,
+};
 
 /// What the threads share.
 #[derive(Clone, Copy)]
@@ -243,10 +241,7 @@ impl<'w> Writer<'w> {
         let mut data_end = if new.has_holes() { offset } else { part.end };
         while offset < part.end && !report.is_stopped() {
             if offset >= data_end {
-                let data = match tree.seek(ino, offset, SeekTarget::Data) {
-                    Err(error) if error.kind() == Kind::PastEnd => size,
-                    found => found.map_err(Failure::Tree)?,
-                };
+                let data = next_data(tree, ino, offset, size).map_err(Failure::Tree)?;
                 if data > offset {
                     // A hole may be as large as the largest file, so it is not split into parts.
                     if is_shared && data > part.end {
@@ -258,15 +253,11 @@ impl<'w> Writer<'w> {
                 let hole = tree.seek(ino, offset, SeekTarget::Hole).map_err(Failure::Tree)?;
                 data_end = hole.max(offset + 1).min(part.end);
             }
-            let step = u32::try_from(data_end - offset).unwrap_or(STEP).min(STEP);
-            let position = || format!("from byte {offset}");
-            let bytes = tree.read(ino, offset, step, &mut self.scratch);
-            let bytes = bytes.map_err(|error| Failure::Tree(error.within(position())))?;
+            let piece = piece_of(data_end - offset);
+            let bytes = read_some(tree, ino, offset, piece, &mut self.scratch);
+            let bytes = bytes
+                .map_err(|error| Failure::Tree(error.within(format!("from byte {offset}"))))?;
             let bytes = bytes.as_slice();
-            if bytes.is_empty() {
-                let error = Error::corrupt("the file ends before its recorded size");
-                return Err(Failure::Tree(error.within(position())));
-            }
             new.file.write_all_at(bytes, offset).map_err(cannot_write)?;
             offset += bytes.len() as u64;
             progress.advance(bytes.len() as u64);

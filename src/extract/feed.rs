@@ -8,9 +8,7 @@ use std::slice::ChunkBy;
 
 use super::listing::Entry;
 use crate::sync::{Arc, Condvar, Mutex};
-
-/// Bytes of a file that one thread writes before another thread may take the rest.
-pub(super) const PART: u64 = 16 << 20;
+use crate::vfs::PART;
 
 /// What to do next. `New` is a file that was created.
 pub(super) enum Work<'w, New> {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use super::Describe;
 use super::direct::DirectReads;
 use super::protocol::{self, Operation, READ_MAX, Request};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sync::Arc;
 use crate::vfs::{self, Entry, FileKind, Scratch, Tree, joined};
 
@@ -62,15 +62,9 @@ fn read(
     if wanted == 0 {
         return protocol::succeed(client, attr.size, b"");
     }
-    let failed = |client: &mut _, error: Error| {
-        protocol::fail(client, &error.within(String::from_utf8_lossy(path)))
-    };
-    match tree.read(attr.ino, offset, wanted, scratch) {
-        Ok(bytes) if bytes.as_slice().is_empty() => {
-            failed(client, Error::corrupt("the file ends before its recorded size"))
-        }
+    match vfs::read_some(tree, attr.ino, offset, wanted, scratch) {
         Ok(bytes) => protocol::succeed(client, attr.size, bytes.as_slice()),
-        Err(error) => failed(client, error),
+        Err(error) => protocol::fail(client, &error.within(String::from_utf8_lossy(path))),
     }
 }
 

@@ -13,11 +13,8 @@ use crate::pack::catalog::{Meta, Xattrs};
 use crate::pack::content::Content;
 use crate::sync::Arc;
 use crate::vfs::{
-    Attr, Cookie, DirectoryWalk, FileKind, Ino, Name, Scratch, SeekTarget, Tree, joined,
+    self, Attr, Cookie, DirectoryWalk, FileKind, Ino, Name, Scratch, SeekTarget, Tree, joined,
 };
-
-/// Bytes per read.
-const STEP: usize = 1 << 20;
 
 thread_local! {
     /// Buffers for reads from the tree.
@@ -162,16 +159,16 @@ impl Content for ArchiveContent {
     fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let ino = ino(key)?;
         let read = |scratch: &mut Scratch| {
-            let mut done = 0;
-            for part in buffer.chunks_mut(STEP) {
-                let size = u32::try_from(part.len()).unwrap_or(u32::MAX);
-                let bytes = self.archive.tree.read(ino, offset + done, size, scratch)?;
+            let (mut rest, mut offset) = (buffer, offset);
+            while !rest.is_empty() {
+                let piece = vfs::piece_of(rest.len() as u64);
+                let bytes =
+                    vfs::read_some(self.archive.tree.as_ref(), ino, offset, piece, scratch)?;
                 let bytes = bytes.as_slice();
-                if bytes.len() != part.len() {
-                    return Err(Error::truncated("the file ends before its recorded size"));
-                }
-                part.copy_from_slice(bytes);
-                done += part.len() as u64;
+                let (read, unread) = rest.split_at_mut(bytes.len());
+                read.copy_from_slice(bytes);
+                rest = unread;
+                offset += bytes.len() as u64;
             }
             Ok(())
         };
@@ -209,7 +206,7 @@ fn path_of(tree: &dyn Tree, wanted: Ino) -> Option<Vec<u8>> {
     let mut directories = DirectoryWalk::from_root();
     while let Some((path, directory)) = directories.next() {
         let mut found = None;
-        let visit = &mut |entry: crate::vfs::DirEntry<'_>| {
+        let visit = &mut |entry: vfs::DirEntry<'_>| {
             let path = joined(&path, entry.name.as_bytes());
             if entry.ino == wanted {
                 found = Some(path);

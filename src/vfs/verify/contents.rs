@@ -10,17 +10,12 @@ use std::ops::Range;
 use std::slice;
 use std::thread;
 
-use super::super::{Finding, Ino, Location, Scratch, SeekTarget, Severity, Tree};
+use super::super::file_data::{PART, next_data, piece_of, read_some};
+use super::super::{Finding, Ino, Location, Scratch, Severity, Tree};
 use super::names::File;
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::progress::Progress;
 use crate::sync::Mutex;
-
-/// Bytes of a file that one thread reads before another thread may take the rest.
-const PART: u64 = 16 << 20;
-
-/// Bytes per read.
-const STEP: u32 = 1 << 20;
 
 /// Reads all of `files`. Returns, for each file with errors, the first damage and the first other
 /// error.
@@ -72,10 +67,7 @@ fn read_part(
     let mut hasher = crc32fast::Hasher::new();
     while offset < part.end {
         let failed = |error: Error| (offset, Finding::from_error(subject.clone(), &error));
-        let data = match tree.seek(file.ino, offset, SeekTarget::Data) {
-            Err(error) if error.kind() == Kind::PastEnd => file.size,
-            found => found.map_err(failed)?,
-        };
+        let data = next_data(tree, file.ino, offset, file.size).map_err(failed)?;
         if data > offset {
             // A hole may be as large as the largest file size, so it must not be split into parts.
             let from = feed.skip(file.ino, data, part.end);
@@ -83,21 +75,14 @@ fn read_part(
             offset = data;
             continue;
         }
-        let size = u32::try_from(part.end - offset).unwrap_or(STEP).min(STEP);
-        let position = || format!("from byte {offset}");
-        let bytes = tree.read(file.ino, offset, size, scratch);
-        let bytes = bytes.map_err(|error| failed(error.within(position())))?;
-        let count = bytes.as_slice().len();
+        let bytes = read_some(tree, file.ino, offset, piece_of(part.end - offset), scratch);
+        let bytes = bytes.map_err(|error| failed(error.within(format!("from byte {offset}"))))?;
         if file.crc32.is_some() {
             hasher.update(bytes.as_slice());
         }
-        if count == 0 {
-            return Err(failed(
-                Error::corrupt("the file ends before its recorded size").within(position()),
-            ));
-        }
-        offset += count as u64;
-        progress.advance(count as u64);
+        let count = bytes.as_slice().len() as u64;
+        offset += count;
+        progress.advance(count);
     }
     if file.crc32.is_some_and(|crc32| crc32 != hasher.finalize()) {
         let what = "its checksum (CRC-32) is wrong: its bytes are not those that were archived";
