@@ -6,11 +6,11 @@ use std::collections::HashSet;
 
 use super::Ino;
 
-/// An iterator over directories to list; directories found on the way are added. Each has a `Place`
+/// An iterator over directories to list; directories found on the way are added. Each has a `Key`
 /// by which the caller knows it: by default its path from the root, without a leading slash.
-pub struct DirectoryWalk<Place = Vec<u8>> {
+pub struct DirectoryWalk<Key = Vec<u8>> {
     seen: HashSet<Ino>,
-    waiting: Vec<(Place, Ino)>,
+    waiting: Vec<(Key, Ino)>,
 }
 
 impl DirectoryWalk {
@@ -20,26 +20,26 @@ impl DirectoryWalk {
     }
 }
 
-impl<Place> DirectoryWalk<Place> {
-    /// Starts a walk at the root, whose place is `root`.
-    pub fn from_root_at(root: Place) -> Self {
+impl<Key> DirectoryWalk<Key> {
+    /// Starts a walk at the root, whose key is `root`.
+    pub fn from_root_at(root: Key) -> Self {
         Self { seen: HashSet::from([Ino::ROOT]), waiting: vec![(root, Ino::ROOT)] }
     }
 
     /// Queues a directory. Returns false if it was seen before: a damaged archive may show a
     /// directory in two locations, or inside itself.
-    pub fn add(&mut self, place: Place, ino: Ino) -> bool {
+    pub fn add(&mut self, key: Key, ino: Ino) -> bool {
         let is_new = self.seen.insert(ino);
         if is_new {
-            self.waiting.push((place, ino));
+            self.waiting.push((key, ino));
         }
         is_new
     }
 }
 
-/// Yields the place of a directory and its inode number.
-impl<Place> Iterator for DirectoryWalk<Place> {
-    type Item = (Place, Ino);
+/// Yields the key of a directory and its inode number.
+impl<Key> Iterator for DirectoryWalk<Key> {
+    type Item = (Key, Ino);
 
     fn next(&mut self) -> Option<Self::Item> {
         self.waiting.pop()

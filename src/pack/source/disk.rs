@@ -61,13 +61,13 @@ pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io
 }
 
 /// An open directory whose files are examined.
-pub(super) struct Place<'d> {
+pub(super) struct OpenDirectory<'d> {
     directory: BorrowedFd<'d>,
     /// If this thread is in it.
     entered: Option<ThreadDirectory>,
 }
 
-impl<'d> Place<'d> {
+impl<'d> OpenDirectory<'d> {
     pub(super) fn new(directory: BorrowedFd<'d>, xattr_rule: XattrRule) -> Self {
         let is_entered = xattr_rule == XattrRule::Pack;
         let entered = is_entered.then(|| ThreadDirectory::enter(directory)).flatten();
@@ -86,12 +86,16 @@ impl<'d> Place<'d> {
     }
 }
 
-/// Reads the attributes of `name` in `place`.
+/// Reads the attributes of `name` in `parent`.
 ///
 /// # Errors
 /// `Changed` if it does not exist any more; `Io`.
-pub(super) fn examine(place: &Place<'_>, name: &[u8], xattr_rule: XattrRule) -> Result<Found> {
-    let directory = place.directory;
+pub(super) fn examine(
+    parent: &OpenDirectory<'_>,
+    name: &[u8],
+    xattr_rule: XattrRule,
+) -> Result<Found> {
+    let directory = parent.directory;
     let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
         Errno::NOENT => Error::new(Kind::Changed, "removed while its directory was listed"),
         error => Error::io("cannot read the attributes", error.into()),
@@ -104,7 +108,7 @@ pub(super) fn examine(place: &Place<'_>, name: &[u8], xattr_rule: XattrRule) -> 
         *target = link.into_bytes().into();
     }
     if xattr_rule == XattrRule::Pack {
-        found.xattrs = xattrs(place, name)?;
+        found.xattrs = xattrs(parent, name)?;
     }
     Ok(found)
 }
@@ -159,10 +163,10 @@ fn device(number: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// The extended attributes of `name` in `place`.
-fn xattrs(place: &Place<'_>, name: &[u8]) -> Result<Xattrs> {
+/// The extended attributes of `name` in `parent`.
+fn xattrs(parent: &OpenDirectory<'_>, name: &[u8]) -> Result<Xattrs> {
     let failed = |error: Errno| Error::io("cannot read the extended attributes", error.into());
-    let path = place.path(name).map_err(|_| failed(Errno::INVAL))?;
+    let path = parent.path(name).map_err(|_| failed(Errno::INVAL))?;
     let names = match listed(&path) {
         Ok(names) => names,
         Err(Errno::OPNOTSUPP) => return Ok(Xattrs::new()),

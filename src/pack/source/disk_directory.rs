@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, openat};
 
-use super::disk::{self, Place};
+use super::disk::{self, OpenDirectory};
 use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule};
 use super::list::Wanted;
 use super::table;
@@ -93,7 +93,7 @@ impl<'f> DiskDirectory<'f> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
         let id = disk::file_id(&fstat(&base).map_err(failed)?);
-        let found = disk::examine(&Place::new(base.as_fd(), xattr_rule), b".", xattr_rule)
+        let found = disk::examine(&OpenDirectory::new(base.as_fd(), xattr_rule), b".", xattr_rule)
             .map_err(|error| error.within(path.display()))?;
         let display = path.as_os_str().as_bytes().to_vec();
         Ok((Self { base, display, id, other_mounts, xattr_rule, output_archive }, found))
@@ -120,7 +120,7 @@ impl<'f> DiskDirectory<'f> {
 
     fn examine_one(
         &self,
-        place: &Place<'_>,
+        parent: &OpenDirectory<'_>,
         directory: &Directory,
         listed: &Listed,
     ) -> Result<Option<Found>> {
@@ -130,7 +130,7 @@ impl<'f> DiskDirectory<'f> {
         {
             return Ok(None);
         }
-        let found = disk::examine(place, &listed.name, self.xattr_rule);
+        let found = disk::examine(parent, &listed.name, self.xattr_rule);
         let mut found = found.map_err(|error| match (error.kind(), &directory.wanted) {
             (Kind::Changed, Wanted::Only(_)) => Error::new(Kind::NotFound, "no such file"),
             _ => error,
@@ -161,8 +161,8 @@ impl Source for DiskDirectory<'_> {
     fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>> {
         match self.open_directory(directory) {
             Ok(opened) => {
-                let place = Place::new(opened.as_fd(), self.xattr_rule);
-                names.iter().map(|name| self.examine_one(&place, directory, name)).collect()
+                let parent = OpenDirectory::new(opened.as_fd(), self.xattr_rule);
+                names.iter().map(|name| self.examine_one(&parent, directory, name)).collect()
             }
             Err(error) => {
                 let again = |_: &Listed| Err(Error::new(error.kind(), error.to_string()));

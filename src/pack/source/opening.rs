@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::disk::{self, Place};
+use super::disk::{self, OpenDirectory};
 use super::disk_directory::{DiskDirectory, OutputArchive, OutputNames};
 use super::found::{Found, FoundKind};
 use super::tree::Archive;
@@ -153,7 +153,7 @@ fn plain_file(path: &Path, xattr_rule: XattrRule) -> Result<PlainFile> {
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
     let parent = open_directory(parent_of(&real))?;
-    let found = disk::examine(&Place::new(parent.as_fd(), xattr_rule), name, xattr_rule);
+    let found = disk::examine(&OpenDirectory::new(parent.as_fd(), xattr_rule), name, xattr_rule);
     let found = found.map_err(|error| error.within(path.display()))?;
     Ok(PlainFile { path: real, found, key: 0 })
 }
