@@ -66,6 +66,21 @@ pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{plural}")
 }
 
+/// Formats a count of directories: `1 directory`, `2 directories`.
+pub fn counted_directories(count: u64) -> String {
+    format!("{count} {}", if count == 1 { "directory" } else { "directories" })
+}
+
+/// `process` or `processes`, for a list of `count` of them.
+pub fn processes(count: usize) -> &'static str {
+    if count == 1 { "process" } else { "processes" }
+}
+
+/// Formats a part of a whole in percent: `0%`, `67%`, `100%`.
+pub fn format_percent(part: f64) -> String {
+    format!("{:.0}%", part * 100.0)
+}
+
 /// Formats a size: `0 B`, `1.5 KiB`, `137.4 GiB`.
 pub fn format_size(bytes: u64) -> String {
     if bytes < 1024 {

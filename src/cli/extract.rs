@@ -17,7 +17,7 @@ use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::{counted, format_duration, format_size};
+use crate::units::{counted, counted_directories, format_duration, format_size};
 use crate::vfs::{Counts, Finding, Location, Severity};
 
 /// Unpack archives into a directory, in parallel
@@ -153,7 +153,7 @@ fn summary(counts: Counts, time: Duration) -> String {
             parts.push(counted(count, noun));
         }
     }
-    parts.extend([term::directories(directories), format_size(bytes)]);
+    parts.extend([counted_directories(directories), format_size(bytes)]);
     let rate = (bytes as f64 / time.as_secs_f64().max(1e-3)) as u64;
     format!("{}; {}, {}/s", parts.join(", "), format_duration(time), format_size(rate))
 }

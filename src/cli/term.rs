@@ -133,14 +133,6 @@ pub(super) fn name_for_output(name: &[u8]) -> Vec<u8> {
     name.to_vec()
 }
 
-/// A count of directories, whose plural is irregular.
-pub(super) fn directories(count: u64) -> String {
-    match count {
-        1 => "1 directory".to_owned(),
-        count => format!("{count} directories"),
-    }
-}
-
 /// The bytes of a name in hexadecimal digits if it is not UTF-8, because JSON cannot hold it.
 pub(super) fn hex_if_not_utf8(name: &[u8]) -> Option<String> {
     let is_text = std::str::from_utf8(name).is_ok();

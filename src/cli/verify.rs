@@ -17,7 +17,7 @@ use crate::log::printable;
 use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::counted;
+use crate::units::{counted, counted_directories};
 use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 /// Read every byte and every record of archives; report what is damaged and where
@@ -258,7 +258,7 @@ impl Report<'_> {
                 text.push_str(&format!("{count} {word}; "));
             }
         }
-        let directories = term::directories(directories);
+        let directories = counted_directories(directories);
         let words = [counted(files, "file"), directories, counted(links, "link")];
         text.push_str(&words.join(", "));
         if others > 0 {

@@ -7,7 +7,7 @@ use super::advice;
 use crate::cli::term::columns;
 use crate::formats::{Image, Info, Layout, MethodShare, Shares, TarLayout, ZipLayout};
 use crate::log::printable;
-use crate::units::{counted, format_size};
+use crate::units::{counted, counted_directories, format_size};
 
 /// Columns of the labels.
 const LABEL: usize = 13;
@@ -179,11 +179,7 @@ impl Screen {
         let (size, files) = (format_size(stored), format_size(bytes));
         let ratio = ratio(bytes, stored);
         self.add_labelled("size", &format!("{size} for {files} of files, ratio {ratio}"));
-        let directories = if kinds.directories == 1 {
-            "1 directory"
-        } else {
-            &format!("{} directories", kinds.directories)
-        };
+        let directories = counted_directories(kinds.directories);
         let mut names = format!("{}, {directories}", count(kinds.files, "file"));
         for (number, what) in [
             (kinds.links, "symbolic link"),

@@ -53,10 +53,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             count => format!("{path}: excluded {}", counted(count, "path")),
         });
     }
-    let files = match problems.len() {
-        1 => "1 file".to_owned(),
-        count => format!("{count} files"),
-    };
+    let files = counted(problems.len() as u64, "file");
     let Some(archive) = archive else {
         // Contents are not read if the listing failed, so more files may have problems.
         let least = if only_listed { "at least " } else { "" };

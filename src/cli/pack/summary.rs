@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::cli::term::directories;
 use crate::error::{Error, Kind, Result};
 use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
-use crate::units::{counted, format_duration, format_size};
+use crate::units::{counted, counted_directories, format_duration, format_size};
 
 /// The result of one run.
 pub(super) struct Summary<'s> {
@@ -128,7 +127,7 @@ impl<'s> Summary<'s> {
 }
 
 fn in_directories(files: u64, count: u64) -> String {
-    format!("{} in {}", counted(files, "file"), directories(count))
+    format!("{} in {}", counted(files, "file"), counted_directories(count))
 }
 
 /// The layout of an image, and what it means for reads.

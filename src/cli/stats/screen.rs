@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::reading::{Bottleneck, Interval, Reading, Shares};
 use crate::log::printable;
 use crate::stats::StageCounts;
-use crate::units::{counted, format_duration, format_size};
+use crate::units::{counted, format_duration, format_percent, format_size};
 
 /// Columns of the labels, and of the bars.
 const LABEL: usize = 12;
@@ -29,11 +29,11 @@ pub(super) fn block(reading: &Reading, interval: &Interval) -> Vec<String> {
         ),
     );
     add("readers", waiting(interval));
-    add("storage", bar(storage, &percent(storage)));
-    add("decoding", bar(decoding, &percent(decoding)));
-    add("requests", bar(requests, &percent(requests)));
+    add("storage", bar(storage, &format_percent(storage)));
+    add("decoding", bar(decoding, &format_percent(decoding)));
+    add("requests", bar(requests, &format_percent(requests)));
     if let Some(found) = interval.found() {
-        add("cache", bar(found, &format!("{} found", percent(found))));
+        add("cache", bar(found, &format!("{} found", format_percent(found))));
     }
     let held = reading.data_cache.held_bytes + reading.metadata_cache.held_bytes;
     let budget = reading.cache_budget_bytes;
@@ -43,7 +43,7 @@ pub(super) fn block(reading: &Reading, interval: &Interval) -> Vec<String> {
         && copied < total
     {
         let part = copied as f64 / total as f64;
-        add("staged", bar(part, &format!("{} of {}", percent(part), format_size(total))));
+        add("staged", bar(part, &format!("{} of {}", format_percent(part), format_size(total))));
     }
     lines.push(format!("  {}", sentence(interval)));
     lines
@@ -66,22 +66,23 @@ pub(super) fn totals(reading: &Reading) -> Vec<String> {
     {
         let times = [latency.p50_ns, latency.p99_ns, latency.max_ns].map(|time| time.map(duration));
         if let [Some(p50), Some(p99), Some(longest)] = times {
-            add(label, format!("{p50} (half of them), {p99} (99 %), at most {longest}"));
+            add(label, format!("{p50} (half of them), {p99} (99%), at most {longest}"));
         }
     }
     if let Some(peak) = reading.peak_memory_bytes {
         add("daemon", format!("at most {} of memory", format_size(peak)));
     }
     if reading.faults > 0 {
-        let what = if reading.faults == 1 { "request" } else { "requests" };
-        add("faults", format!("{} {what} failed; see the log", reading.faults));
+        let requests = counted(reading.faults, "request");
+        add("faults", format!("{requests} failed; see the log"));
     }
     lines
 }
 
 /// One line, for a log.
 pub(super) fn line(reading: &Reading, interval: &Interval) -> String {
-    let found = interval.found().map(|found| format!(", {} found in the cache", percent(found)));
+    let found =
+        interval.found().map(|found| format!(", {} found in the cache", format_percent(found)));
     let text = format!(
         "{}: {}/s, {} files/s, {}{}; bottleneck: {}",
         reading.mountpoint,
@@ -136,14 +137,14 @@ pub(super) fn sentence(interval: &Interval) -> String {
         }
         Bottleneck::Storage => format!(
             "Storage is the bottleneck: {} of the time, at {}/s.",
-            percent(storage),
+            format_percent(storage),
             format_size(interval.rate(interval.archive_bytes) as u64)
         ),
         Bottleneck::Decoding => {
-            format!("Decoding is the bottleneck: {}. See `archfs info`.", percent(decoding))
+            format!("Decoding is the bottleneck: {}. See `archfs info`.", format_percent(decoding))
         }
         Bottleneck::Requests => {
-            let share = percent(requests);
+            let share = format_percent(requests);
             format!("The requests are the bottleneck: {share}. See `archfs run --direct`.")
         }
     }
@@ -154,10 +155,6 @@ fn bar(part: f64, text: &str) -> String {
     let filled = (part.clamp(0.0, 1.0) * BAR as f64).round() as usize;
     let empty = BAR - filled;
     format!("{}{} {text}", "#".repeat(filled), ".".repeat(empty))
-}
-
-fn percent(part: f64) -> String {
-    format!("{:.0} %", part * 100.0)
 }
 
 fn duration(nanoseconds: u64) -> String {

@@ -27,6 +27,7 @@ use crate::os::process::ProcessId;
 use crate::os::raw_signals::Mask;
 use crate::progress::Show;
 use crate::sync::{AtomicBool, Ordering};
+use crate::units::processes;
 
 /// How often to check whether processes that the command left running still use the mount.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -200,7 +201,7 @@ fn wait_for_descendants(mount_point: &Path, end_requested: &AtomicBool) {
         }
         if !has_explained && since.elapsed() >= EXPLAIN_AFTER {
             has_explained = true;
-            let noun = if users.len() == 1 { "process" } else { "processes" };
+            let noun = processes(users.len());
             let users: Vec<_> = users.iter().map(i32::to_string).collect();
             crate::log::warn(
                 format_args!(

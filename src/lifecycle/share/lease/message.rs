@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::detach::Detach;
 use crate::os::process::ProcessId;
 use crate::stats::StageCounts;
+use crate::units::processes;
 
 /// The maximum number of bytes that a client may have sent without an answer, in one request or
 /// several.
@@ -232,8 +233,7 @@ impl HolderStatus {
     pub(in crate::lifecycle) fn named(holders: &[Self]) -> String {
         let named: Vec<_> =
             holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
-        let noun = if named.len() == 1 { "process" } else { "processes" };
-        format!("{noun} {}", named.join(", "))
+        format!("{} {}", processes(named.len()), named.join(", "))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::failpoint;
 use crate::os::peer_credentials;
 use crate::os::process::{ProcessId, Watch};
 use crate::stats::StageCounts;
+use crate::units::processes;
 
 /// The maximum number of open connections; others are refused. Each task on the node needs
 /// one.
@@ -417,8 +418,7 @@ impl Leases {
 
 /// The text for `count` holders that cannot be identified, for example in the outer PID namespace.
 fn unidentified(count: usize) -> String {
-    let noun = if count == 1 { "process" } else { "processes" };
-    format!("{count} {noun} that cannot be identified")
+    format!("{count} {} that cannot be identified", processes(count))
 }
 
 fn failed(error: std::io::Error) -> Error {
