@@ -498,3 +498,27 @@ fn an_ordinary_user_unmounts_the_mount_of_a_stopped_daemon() {
     wait_until("the daemon has ended", || has_ended(daemon));
     wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
 }
+
+/// At the end of a job, its user may have as many processes as the system allows.
+#[test]
+fn a_daemon_that_cannot_start_fusermount_tries_again() {
+    let _one = one_at_a_time();
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 10);
+    let mounted = user.runs("$ARCHFS mount -q --keep $IMAGE mount");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let daemon = daemon_of(&user);
+    let limit = |processes: &str| {
+        let pid = format!("--pid={daemon}");
+        run(Command::new("prlimit").args([pid, format!("--nproc={processes}")]));
+    };
+    limit("1:4096");
+    kill_process(daemon, Signal::TERM).unwrap();
+    thread::sleep(Duration::from_millis(500));
+    assert!(is_mounted(&user.mount_point) && !has_ended(daemon), "it cannot start a process");
+    limit("4096:4096");
+    wait_until("the daemon has ended", || has_ended(daemon));
+    assert!(!is_mounted(&user.mount_point));
+    wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
+}

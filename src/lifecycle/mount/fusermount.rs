@@ -15,17 +15,22 @@
 //! the user. It may be a container's replacement that finds its server through a variable, so it
 //! gets the user's environment.
 //!
+//! The set-uid helper of the system is looked for first, without PATH. The directories of PATH may
+//! be on a network file system, and if its server hangs, so would an unmount.
+//!
 //! If the daemon is killed, the helper outlives it. It mounts, cannot send the descriptor, and
 //! unmounts the mount point. Until then it holds the lock, so no other process can mount there.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -42,7 +47,8 @@ use crate::os::trust;
 /// The names of the helper, newest first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Directories to search after PATH, which is often short in batch jobs.
+/// Directories of the system. They are searched for a set-uid helper before PATH, and for any
+/// helper after it, because PATH is often short in batch jobs.
 const DIRECTORIES: [&str; 4] = ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"];
 
 /// The file in which a set-uid helper looks up the owner of a mount before it unmounts it. It
@@ -52,6 +58,11 @@ const TABLE: &str = "/etc/mtab";
 /// How often to try to unmount if a signal ends the helper. Some batch systems find the processes
 /// of a job by their parents, so they send SIGTERM to the helper as well, and may do so repeatedly.
 const ATTEMPTS: usize = 10;
+
+/// How long to try to start the helper for an unmount if the user has too many processes, or the
+/// node too little memory. When a job ends, that passes.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+const START_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Mounts at `mount_point` with the helper, which holds `lock` while it runs. Returns the daemon's
 /// end of the connection.
@@ -111,7 +122,7 @@ pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<(
     for _ in 0..ATTEMPTS {
         let mut command = helper.command();
         command.arg("-u").args((how == Detach::Lazily).then_some("-z")).arg("--").arg(mount_point);
-        let output = command.stdin(Stdio::null()).output();
+        let output = output_patiently(command.stdin(Stdio::null()));
         let output = output.map_err(|error| helper.cannot_run(error))?;
         if output.status.success() {
             return Ok(());
@@ -134,6 +145,25 @@ pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<(
     }
     let context = format!("{}: cannot unmount: signals kill fusermount", mount_point.display());
     Err(Error::new(Kind::Io, context))
+}
+
+/// Runs `command`. If the system lacks what it needs to start it, tries that for some time.
+fn output_patiently(command: &mut Command) -> io::Result<Output> {
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        match command.output() {
+            Err(error) if is_shortage(&error) && Instant::now() < deadline => {
+                log::debug!("fusermount: cannot be started yet: {error}");
+                thread::sleep(START_RETRY_INTERVAL);
+            }
+            output => return output,
+        }
+    }
+}
+
+/// Whether too few processes or too little memory is left. More may be left in a moment.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::NOMEM))
 }
 
 /// The options for the helper. A backslash escapes a comma or backslash in a name.
@@ -173,18 +203,20 @@ impl Helper {
     /// # Errors
     /// `CannotMount` if there is none, or none that is safe to run.
     pub(in crate::lifecycle) fn find() -> Result<Self> {
-        Self::find_in(&std::env::var_os("PATH").unwrap_or_default())
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        Self::find_in(&path, &DIRECTORIES.map(PathBuf::from))
     }
 
-    fn find_in(path: &OsStr) -> Result<Self> {
-        let directories: Vec<PathBuf> =
-            std::env::split_paths(path).chain(DIRECTORIES.map(PathBuf::from)).collect();
-        let all = HELPERS
-            .iter()
-            .flat_map(|name| directories.iter().map(move |directory| directory.join(name)));
-        let existing = all.filter(|helper| helper.is_absolute() && helper.is_file());
+    fn find_in(path: &OsStr, system: &[PathBuf]) -> Result<Self> {
+        let mut of_system = helpers_in(system);
+        if let Some(path) = of_system
+            .find(|helper| is_set_uid_root(helper) && trust::first_untrusted(helper).is_none())
+        {
+            return Ok(Self { path, is_set_uid: true });
+        }
+        let all: Vec<PathBuf> = std::env::split_paths(path).chain(system.iter().cloned()).collect();
         let (mut not_set_uid, mut rejected) = (None, None);
-        for helper in existing {
+        for helper in helpers_in(&all) {
             let is_set_uid = is_set_uid_root(&helper);
             match trust::first_untrusted(&helper) {
                 None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
@@ -226,12 +258,19 @@ impl Helper {
         }
     }
 
-    fn cannot_run(&self, error: std::io::Error) -> Error {
+    fn cannot_run(&self, error: io::Error) -> Error {
         let context = format!("{}: cannot run", self.path.display());
         Error::new(Kind::CannotMount, context)
             .with_source(error)
             .with_hint("use `archfs run`, which needs no fusermount, or ask the administrator to install fuse3")
     }
+}
+
+/// The files in `directories` that have the name of a helper, newest names first.
+fn helpers_in(directories: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
+    let of_name = |name| directories.iter().map(move |directory| directory.join(name));
+    let all = HELPERS.into_iter().flat_map(of_name);
+    all.filter(|helper| helper.is_absolute() && helper.is_file())
 }
 
 fn missing() -> Error {
@@ -334,7 +373,7 @@ mod tests {
         fs::write(&helper, "").unwrap();
         fs::set_permissions(&helper, fs::Permissions::from_mode(helper_mode)).unwrap();
         fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
-        let found = Helper::find_in(directory.as_os_str());
+        let found = Helper::find_in(directory.as_os_str(), &[]);
         (helper, found)
     }
 
@@ -343,10 +382,8 @@ mod tests {
         let is_found = |found: &Result<Helper>, helper: &Path| {
             found.as_ref().is_ok_and(|found| found.path == helper)
         };
-        // A node without a set-uid helper uses this one.
-        let has_other = Helper::find_in(OsStr::new("")).is_ok_and(|found| found.is_set_uid);
         let (helper, found) = found_in(0o755, 0o755);
-        assert_eq!(is_found(&found, &helper), !has_other, "{found:?}");
+        assert!(is_found(&found, &helper), "a node without a set-uid helper uses this: {found:?}");
         for (mode, helper_mode) in [(0o777, 0o4755), (0o777, 0o755), (0o755, 0o4757)] {
             let (helper, found) = found_in(mode, helper_mode);
             assert!(!is_found(&found, &helper), "{mode:o} {helper_mode:o} {found:?}");
@@ -381,7 +418,43 @@ mod tests {
 
     #[test]
     fn ignores_relative_directories_in_path() {
-        let found = |path: &str| Helper::find_in(OsStr::new(path)).ok();
-        assert_eq!(found(".:bin::../../../../../../../usr/bin/"), found(""));
+        let found = |path: &str| Helper::find_in(OsStr::new(path), &[]).ok();
+        assert_eq!(found(".:bin::../../../../../../../usr/bin/"), None);
+    }
+
+    #[test]
+    fn the_set_uid_helper_of_the_system_comes_before_path() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can make a set-uid helper");
+        }
+        let work = tempfile::tempdir().unwrap();
+        let [first, system] = ["first", "system"].map(|name| {
+            let directory = fs::canonicalize(work.path()).unwrap().join(name);
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("fusermount3"), "").unwrap();
+            directory
+        });
+        let make = |directory: &Path, mode| {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(directory.join("fusermount3"), mode).unwrap();
+        };
+        let found = || {
+            let system = std::slice::from_ref(&system);
+            Helper::find_in(first.as_os_str(), system).unwrap().path
+        };
+        make(&first, 0o4755);
+        make(&system, 0o4755);
+        assert!(found().starts_with(&system));
+        make(&system, 0o755);
+        assert!(found().starts_with(&first), "a set-uid helper comes first");
+        make(&first, 0o755);
+        assert!(found().starts_with(&first), "PATH may have a container's replacement");
+    }
+
+    #[test]
+    fn a_shortage_of_processes_or_memory_passes_and_other_errors_do_not() {
+        let is_shortage = |errno: Errno| is_shortage(&errno.into());
+        assert!(is_shortage(Errno::AGAIN) && is_shortage(Errno::NOMEM));
+        assert!(!is_shortage(Errno::NOENT) && !is_shortage(Errno::ACCESS));
     }
 }
