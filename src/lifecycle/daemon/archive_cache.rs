@@ -6,7 +6,6 @@
 //! than it has. As long as another daemon of this user serves the same archive, the pages stay:
 //! that daemon has its own mount to fill from them.
 
-use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,10 +56,8 @@ struct Transfer {
 pub(in crate::lifecycle) struct ArchiveCachePolicy {
     choice: ArchiveCacheChoice,
     switch: Arc<ArchiveCache>,
-    plan: MountPlan,
-    /// The archives as the records of mounts name them. Looking them up takes a request of the file
-    /// system for each archive, so it waits for the first decision that needs them.
-    archives: OnceCell<Vec<PathBuf>>,
+    /// The archives as the records of mounts name them.
+    archives: Vec<PathBuf>,
     /// Size of those that are not only in memory anyway, in bytes.
     bytes: u64,
     /// The copy on a disk that the archives are read through, until its pages are dropped.
@@ -85,12 +82,19 @@ impl ArchiveCachePolicy {
         storage::serve(files, &switch);
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
-        let (choice, plan, archives) = (plan.archive_cache, plan.clone(), OnceCell::new());
+        let (choice, archives) = (plan.archive_cache, Vec::new());
         let copy = copy.filter(|copy| !copy.is_in_memory()).cloned();
         let before = Transfer::of(&stats);
         // No count yet, so the mount is not idle at the first decision.
         let (requests, decide_at) = (u64::MAX, Instant::now());
-        Self { choice, switch, plan, archives, bytes, copy, stats, before, requests, decide_at }
+        Self { choice, switch, archives, bytes, copy, stats, before, requests, decide_at }
+    }
+
+    /// Decides for the first time. `archives` are those of the record, so that no other decision
+    /// has to look for them on a file system that may not answer.
+    pub(in crate::lifecycle) fn begin(&mut self, archives: Vec<PathBuf>) {
+        self.archives = archives;
+        self.update(Instant::now());
     }
 
     /// Decides again if that is due at `now`. Returns when to call this again.
@@ -115,13 +119,12 @@ impl ArchiveCachePolicy {
 
     fn decide(&mut self) {
         let headroom = memory::headroom();
-        let archives = || self.archives.get_or_init(|| share::real_paths(&self.plan));
         let data = data_bytes(self.bytes, Transfer::of(&self.stats).since(self.before));
         let needed = self.bytes.saturating_add(data);
         let exceeds = exceeds(needed, headroom, self.switch.drops());
         // Direct readers have no other copy in memory.
         let is_read_directly = self.stats.direct_reads() > 0;
-        let drops = exceeds && !is_read_directly && !share::is_served_by_others(archives());
+        let drops = exceeds && !is_read_directly && !share::is_served_by_others(&self.archives);
         if drops != self.switch.drops() {
             self.switch.set_drops(drops);
             let needed = format_size(needed);

@@ -19,7 +19,7 @@ use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::share::{
-    ClientId, DirectAnswer, Leases, Responder, UnmountAnswer, UnmountRequest,
+    self, ClientId, DirectAnswer, Leases, Responder, UnmountAnswer, UnmountRequest,
 };
 use crate::os::memory;
 use crate::os::mountinfo;
@@ -157,7 +157,8 @@ impl Daemon {
         let failed = |error| Error::io("cannot duplicate the connection to the kernel", error);
         let remote = is_remote.then(|| connection.try_clone()).transpose().map_err(failed)?;
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
-        archive_cache.update(Instant::now());
+        let archives = mount.archives().unwrap_or_else(|| share::real_paths(plan));
+        archive_cache.begin(archives);
         stage::preload(preloaded);
         // The working directory may be on a file system that the user wants to unmount.
         let _ = std::env::set_current_dir("/");

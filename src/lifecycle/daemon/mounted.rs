@@ -117,6 +117,13 @@ impl Mounted {
         }
     }
 
+    /// The archives as its record names them; `None` if it has no record.
+    pub(in crate::lifecycle) fn archives(&self) -> Option<Vec<PathBuf>> {
+        let parts = self.parts.lock();
+        let (_, record) = parts.as_ref()?.lock.as_ref()?;
+        Some(record.archives.clone())
+    }
+
     /// The directory of its record; `None` if it has no record.
     pub(in crate::lifecycle) fn record_directory(&self) -> Option<PathBuf> {
         let parts = self.parts.lock();

@@ -154,9 +154,13 @@ pub(in crate::lifecycle) fn remove_ended_records(mount_point: &Path) {
 }
 
 /// Removes the sockets of this user that have no record and no listener, the libraries of `run
-/// --direct` in directories without records, and then the record directories that are empty.
+/// --direct` if this user has no records, and then the record directories that are empty.
 pub(in crate::lifecycle) fn remove_orphan_sockets() {
-    for record_directory in RecordDirectory::all() {
+    let all = RecordDirectory::all();
+    let has_records = |directory: &RecordDirectory| !directory.names(RECORD_SUFFIX).is_empty();
+    // A library may be in another directory than the records, if that one is mounted noexec.
+    let has_mounts = all.iter().any(has_records);
+    for record_directory in all {
         for name in record_directory.names(SOCKET_SUFFIX) {
             // A cleaner of /tmp may remove the record of a live mount but not its socket.
             let socket = record_directory.join(&name);
@@ -168,7 +172,7 @@ pub(in crate::lifecycle) fn remove_orphan_sockets() {
             }
         }
         // Processes of a mount that ended may still start others, so its end does not remove them.
-        if record_directory.names(RECORD_SUFFIX).is_empty() {
+        if !has_mounts {
             for name in record_directory.names(".so").iter().filter(|name| direct::is_library(name))
             {
                 let _ = fs::remove_file(record_directory.join(name));

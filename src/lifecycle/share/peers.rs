@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::process::geteuid;
 
 use super::lock::MountLock;
 use super::record::Record;
@@ -26,6 +25,8 @@ const WATCHED: WatchFlags =
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Peers {
     job: String,
+    /// The directory of the record of this daemon.
+    directory: PathBuf,
     changes: OwnedFd,
     /// The watch descriptor of the directory in `changes`.
     watch: i32,
@@ -34,7 +35,7 @@ pub(in crate::lifecycle) struct Peers {
 impl Peers {
     /// The daemons that share a budget with the holder of `lock`; `None` if its record names no
     /// job. Watches only the directory of that record; `count` looks in all directories of this
-    /// user. If the record moves to another directory, call `renew_watch`.
+    /// user on the node. If the record moves to another directory, call `renew_watch`.
     ///
     /// # Errors
     /// `Io` if the directory cannot be watched.
@@ -53,7 +54,7 @@ impl Peers {
                 format!("{}: cannot share the cache budget of the job", directory.display());
             Error::io(context, error.into())
         })?;
-        Ok(Some(Self { job, changes, watch }))
+        Ok(Some(Self { job, directory: directory.to_owned(), changes, watch }))
     }
 
     /// Watches `directory`, which contains the record now, instead of the one before; returns
@@ -65,6 +66,7 @@ impl Peers {
             Ok(watch) if watch != self.watch => {
                 let _ = inotify::remove_watch(&self.changes, self.watch);
                 self.watch = watch;
+                self.directory = directory.to_owned();
                 true
             }
             Ok(_) => false,
@@ -77,7 +79,7 @@ impl Peers {
 
     /// The number of daemons that share the budget, including this one.
     pub(in crate::lifecycle) fn count(&self) -> usize {
-        let all = RecordSnapshot::all_of(geteuid().as_raw()).into_iter();
+        let all = RecordSnapshot::all_on_node(Some(&self.directory), |_| true).into_iter();
         let shares = |snapshot: &RecordSnapshot| {
             let record = snapshot.record.as_ref().filter(|_| snapshot.was_locked);
             record.is_some_and(|record| record.job.as_deref() == Some(&self.job))
@@ -123,7 +125,7 @@ pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
     };
     // Reading the state of a lock takes it for a moment, so this reads only those of matching
     // records.
-    RecordSnapshot::all_where(geteuid().as_raw(), serves).iter().any(|snapshot| snapshot.was_locked)
+    RecordSnapshot::all_on_node(None, serves).iter().any(|snapshot| snapshot.was_locked)
 }
 
 #[cfg(test)]

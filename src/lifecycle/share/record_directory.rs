@@ -44,6 +44,16 @@ impl RecordDirectory {
         Self::all_in(&parents(uid), uid)
     }
 
+    /// The existing directories of this user that do not depend on the environment, and `own`,
+    /// which has the record of this process. Unlike the others, they are on no network file system.
+    pub(super) fn all_on_node(own: Option<&Path>) -> Vec<Self> {
+        let mut all = Self::all_in(&node_parents(own_uid()), own_uid());
+        if let Some(own) = own.filter(|own| all.iter().all(|known| known.path != *own)) {
+            all.push(Self { path: own.to_owned() });
+        }
+        all
+    }
+
     /// All existing directories of this user.
     pub(super) fn all() -> Vec<Self> {
         Self::all_of(own_uid())
@@ -167,11 +177,17 @@ fn own_uid() -> u32 {
     geteuid().as_raw()
 }
 
+/// The parent directories that do not depend on the environment.
+fn node_parents(uid: u32) -> Vec<PathBuf> {
+    let mut parents: Vec<PathBuf> = PARENTS.map(PathBuf::from).to_vec();
+    parents.push(format!("/run/user/{uid}").into());
+    parents
+}
+
 /// The parent directories to use. Root ignores the environment, which sudo(8) may have preserved
 /// from a user.
 fn parents(uid: u32) -> Vec<PathBuf> {
-    let mut parents: Vec<PathBuf> = PARENTS.map(PathBuf::from).to_vec();
-    parents.push(format!("/run/user/{uid}").into());
+    let mut parents = node_parents(uid);
     if uid == own_uid() && uid != 0 {
         let variable = |name| std::env::var_os(name).map(PathBuf::from);
         let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];

@@ -37,16 +37,24 @@ impl RecordSnapshot {
 
     /// Reads all record files of user `uid`.
     pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
-        Self::all_where(uid, |_| true)
+        Self::all_in(RecordDirectory::all_of(uid), |_| true)
     }
 
-    /// Reads the record files of user `uid` for whose record `is_wanted` is true. Does not touch
-    /// the locks of the others.
-    pub(in crate::lifecycle) fn all_where(
-        uid: u32,
+    /// Reads the record files of this user on this node for whose record `is_wanted` is true, and
+    /// no network file system. `own` is the directory of the record of this process. Does not touch
+    /// the locks of the other records.
+    pub(super) fn all_on_node(
+        own: Option<&Path>,
         is_wanted: impl Fn(Option<&Record>) -> bool,
     ) -> Vec<Self> {
-        let all = RecordDirectory::all_of(uid).into_iter();
+        Self::all_in(RecordDirectory::all_on_node(own), is_wanted)
+    }
+
+    fn all_in(
+        directories: Vec<RecordDirectory>,
+        is_wanted: impl Fn(Option<&Record>) -> bool,
+    ) -> Vec<Self> {
+        let all = directories.into_iter();
         all.flat_map(|record_directory| {
             let names = record_directory.names(RECORD_SUFFIX).into_iter();
             let read =

@@ -186,7 +186,8 @@ impl Client {
     pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
         // It may have sent its summary before it closed the connection.
         self.send_unless_closed(Request::Leave)?;
-        let line = self.read_line(Some(ANSWER_TIMEOUT))?;
+        // If this is the last lease, the answer comes after the unmount.
+        let line = self.read_line(Some(UNMOUNT_TIMEOUT))?;
         Ok(match Answer::decode(&line) {
             Some(Answer::Held | Answer::Lingering) => MountFate::Stays,
             _ if line.is_empty() => {
