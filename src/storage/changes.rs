@@ -80,7 +80,13 @@ impl Version {
         if self.has_changed.load(Ordering::Relaxed) {
             return self.check_seen(path);
         }
-        let now = if self.is_sync_due() { refreshed(file) } else { cached(file) };
+        let opened = (self.len, self.modified);
+        let known = if self.is_sync_due() { refreshed(file) } else { cached(file) };
+        let now = match known {
+            // What the kernel knows may be older or less exact than what was opened.
+            Some(known) if known != opened => refreshed(file),
+            known => known,
+        };
         match now {
             Some((len, modified)) => self.compare(len, modified, path),
             // The read succeeded, and nothing indicates a change.
