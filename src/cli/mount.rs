@@ -11,8 +11,8 @@ use super::bar::Bar;
 use super::{args, exit, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
-    self, ConnectionSource, Holder, HolderChoice, JobStepChoice, MountOutcome, Nodes, ProcessId,
-    Ready, StepOutcome, Task,
+    self, ConnectionSource, Holder, HolderChoice, JobStepChoice, MountOutcome, MountPlan, Nodes,
+    ProcessId, Ready, StepOutcome, Task,
 };
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -118,51 +118,79 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     mounted
 }
 
+/// Mounts in the mode that the arguments choose, and returns the exit status.
 fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
     let plan = args.mount.plan()?;
     if args.mount.is_squashfuse && is_missing(&plan.mountpoint) {
         let context = format!("{}: no such directory", plan.mountpoint.display());
         return Err(Error::new(Kind::NotFound, context));
     }
-    let quiet = plan.verbosity == Verbosity::Quiet;
-    let progress = Arc::new(Progress::default());
-    // Shows a bar on a terminal if opening takes long.
-    let bar = || (!quiet).then(|| Bar::watch(&progress));
     if let Some(source) = args.daemon {
-        let bar = bar();
-        let served = lifecycle::serve_in_background(&plan, source.into(), &progress, || drop(bar));
-        return match served {
-            Err(error) if args.has_fallback && error.kind() == Kind::CannotMount => {
-                term::print_warning(&error.to_string());
-                Ok(exit::of(&error))
-            }
-            served => served.map(|()| 0),
-        };
+        return serve_in_background(args, &plan, source.into());
     }
+    if args.step_task {
+        return serve_in_step(args, &plan);
+    }
+    if args.foreground {
+        return serve_in_foreground(args, &plan, ready);
+    }
+    launch(args, plan, ready)
+}
+
+/// Serves as the daemon of a launcher.
+fn serve_in_background(args: &Args, plan: &MountPlan, source: ConnectionSource) -> Result<u8> {
+    let progress = Arc::new(Progress::default());
+    let bar = opening_bar(plan, &progress);
+    match lifecycle::serve_in_background(plan, source, &progress, || drop(bar)) {
+        Err(error) if args.has_fallback && error.kind() == Kind::CannotMount => {
+            term::print_warning(&error.to_string());
+            Ok(exit::of(&error))
+        }
+        served => served.map(|()| 0),
+    }
+}
+
+/// Serves as a task of a job step. The task reports to the launcher and not by its exit status,
+/// because Slurm would report a failed job if a task failed.
+fn serve_in_step(args: &Args, plan: &MountPlan) -> Result<u8> {
+    let task = Task::own(args.script_log.as_deref());
+    if !task.begin()? {
+        return Ok(0);
+    }
+    let holder = args.until_pid.map(ProcessId::of).transpose();
+    match holder.and_then(|holder| task.serve(plan, holder, &Progress::default())) {
+        Ok(()) => Ok(0),
+        Err(error) => {
+            term::show_error(&error);
+            let status = exit::of(&error);
+            Ok(if task.fail(status) { 0 } else { status })
+        }
+    }
+}
+
+/// Serves in this process.
+fn serve_in_foreground(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<u8> {
+    // The caller watches a foreground process, so only `--until-pid` names a holder.
+    let holder = args.until_pid.map(ProcessId::of).transpose()?;
+    let progress = Arc::new(Progress::default());
+    let bar = opening_bar(plan, &progress);
+    lifecycle::serve_in_foreground(plan, holder, ready, &progress, || drop(bar))?;
+    Ok(0)
+}
+
+/// Mounts by a job step, or starts a daemon in the background.
+fn launch(args: &Args, plan: MountPlan, ready: &mut Ready) -> Result<u8> {
+    crate::log::start(plan.verbosity, None);
     let holder_choice = match (args.keep || args.mount_helper, args.until_pid) {
         (true, _) => HolderChoice::Keep,
         (false, Some(pid)) => HolderChoice::UntilPid(pid),
         (false, None) => HolderChoice::Default,
     };
-    if args.step_task {
-        return serve_in_step(args, &plan, &progress);
-    }
-    if args.foreground {
-        // The caller watches a foreground process, so only `--until-pid` names a holder.
-        let holder = match holder_choice {
-            HolderChoice::Default | HolderChoice::Keep => None,
-            HolderChoice::UntilPid(pid) => Some(ProcessId::of(pid)?),
-        };
-        let bar = bar();
-        lifecycle::serve_in_foreground(&plan, holder, ready, &progress, || drop(bar))?;
-        return Ok(0);
-    }
-    crate::log::start(plan.verbosity, None);
     let holder = lifecycle::choose_holder(holder_choice)?;
     let plan = lifecycle::resolve_descriptors(plan)?;
     let warning = match mount_by_step(args, &plan, ready)? {
-        Ok(status) => return Ok(status),
-        Err(warning) => warning,
+        StepMount::Exit(status) => return Ok(status),
+        StepMount::NoStep(warning) => warning,
     };
     let is_warned = warning.is_some();
     if let Some(why) = warning {
@@ -174,6 +202,7 @@ fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
             "use `exec archfs run`",
         );
     }
+    let quiet = plan.verbosity == Verbosity::Quiet;
     let arguments = |source| daemon_arguments(&plan, source);
     let caller = lifecycle::Caller { holder, ready };
     let mounted =
@@ -199,15 +228,18 @@ fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Mounts by a job step and returns the exit status. If there is no step, returns the reason if the
-/// user should know it.
-fn mount_by_step(
-    args: &Args,
-    plan: &lifecycle::MountPlan,
-    ready: &mut Ready,
-) -> Result<std::result::Result<u8, Option<String>>> {
+/// The result of mounting by a job step.
+enum StepMount {
+    /// The step has mounted or failed, with this exit status.
+    Exit(u8),
+    /// There is no step. The reason is given if the user should know it.
+    NoStep(Option<String>),
+}
+
+/// Mounts by a job step, if there can be one.
+fn mount_by_step(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<StepMount> {
     if args.mount_helper {
-        return Ok(Err(None));
+        return Ok(StepMount::NoStep(None));
     }
     let choice = match (args.all_nodes, args.job_step) {
         (true, JobStepName::Never) => {
@@ -216,7 +248,7 @@ fn mount_by_step(
         }
         (true, _) | (false, JobStepName::Always) => JobStepChoice::Always,
         (false, JobStepName::Auto) => JobStepChoice::Auto,
-        (false, JobStepName::Never) => return Ok(Err(None)),
+        (false, JobStepName::Never) => return Ok(StepMount::NoStep(None)),
     };
     let nodes = if args.all_nodes { Nodes::All } else { Nodes::This };
     let arguments = |script_log: Option<String>| {
@@ -230,7 +262,9 @@ fn mount_by_step(
     let archives_text = describe_archives(archives);
     let mount_point = mountpoint.display();
     match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, ready)? {
-        StepOutcome::NoStep(why) => Ok(Err(why.map(|why| format!("no job step: {why}")))),
+        StepOutcome::NoStep(why) => {
+            Ok(StepMount::NoStep(why.map(|why| format!("no job step: {why}"))))
+        }
         StepOutcome::Failed { status, failed, nodes } => {
             if args.all_nodes {
                 let (count, names) = (failed.len(), failed.join(", "));
@@ -238,7 +272,7 @@ fn mount_by_step(
                     "{mount_point}: {count} of {nodes} nodes cannot mount ({names}); the others were unmounted"
                 ));
             }
-            Ok(Ok(status))
+            Ok(StepMount::Exit(status))
         }
         StepOutcome::OnNodes { job, nodes } => {
             if plan.verbosity != Verbosity::Quiet {
@@ -253,25 +287,7 @@ fn mount_by_step(
                 };
                 term::print_note(&format!("mounted {archives_text} at {mount_point}{on} {until}"));
             }
-            Ok(Ok(0))
-        }
-    }
-}
-
-/// Serves as a task of a job step. The task reports to the launcher and not by its exit status,
-/// because Slurm would report a failed job if a task failed.
-fn serve_in_step(args: &Args, plan: &lifecycle::MountPlan, progress: &Progress) -> Result<u8> {
-    let task = Task::own(args.script_log.as_deref());
-    if !task.begin()? {
-        return Ok(0);
-    }
-    let holder = args.until_pid.map(ProcessId::of).transpose();
-    match holder.and_then(|holder| task.serve(plan, holder, progress)) {
-        Ok(()) => Ok(0),
-        Err(error) => {
-            term::show_error(&error);
-            let status = exit::of(&error);
-            Ok(if task.fail(status) { 0 } else { status })
+            Ok(StepMount::Exit(0))
         }
     }
 }
@@ -281,6 +297,11 @@ fn describe_archives(archives: &[PathBuf]) -> String {
         [one] => one.display().to_string(),
         several => format!("{} archives", several.len()),
     }
+}
+
+/// A bar that a terminal shows if opening takes long, unless archfs is quiet.
+fn opening_bar(plan: &MountPlan, progress: &Arc<Progress>) -> Option<Bar> {
+    (plan.verbosity != Verbosity::Quiet).then(|| Bar::watch(progress))
 }
 
 /// A bar for a wait, unless archfs is quiet.
@@ -328,10 +349,7 @@ fn report_mounted(
 }
 
 /// The arguments that make this program the daemon of `plan`.
-pub(super) fn daemon_arguments(
-    plan: &lifecycle::MountPlan,
-    source: ConnectionSource,
-) -> Vec<OsString> {
+pub(super) fn daemon_arguments(plan: &MountPlan, source: ConnectionSource) -> Vec<OsString> {
     let source = match source {
         ConnectionSource::Mount => "--daemon=mount",
         ConnectionSource::Private => "--daemon=private",
