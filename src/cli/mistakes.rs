@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -110,5 +110,17 @@ pub(super) fn misplaced(archives: &[impl AsRef<Path>], mount_point: &Path) -> Op
         let context = format!("{}: no such archive", mount_point.display());
         Error::new(Kind::NotFound, context)
             .with_hint("the last path is the mount point, a directory")
+    })
+}
+
+/// The error for several archives with `--offset` or `--index`, which describe one file.
+pub(super) fn needs_one_archive(
+    archives: &[PathBuf],
+    offset: u64,
+    index: Option<&Path>,
+) -> Option<Error> {
+    (archives.len() > 1 && (offset != 0 || index.is_some())).then(|| {
+        let context = "--offset and --index take one archive, but several are given";
+        Error::new(Kind::Usage, context)
     })
 }

@@ -29,6 +29,7 @@ mod man;
 mod mistakes;
 mod mount;
 mod mount_helper;
+mod mount_plan;
 mod notify;
 mod open_args;
 mod options;

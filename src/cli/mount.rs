@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::{LIFETIME, SLURM};
 use super::bar::Bar;
-use super::{args, exit, term};
+use super::{args, exit, mount_plan, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
     self, ConnectionSource, Holder, HolderChoice, JobStepChoice, MountOutcome, MountPlan, Nodes,
@@ -255,7 +255,7 @@ fn mount_by_step(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<Ste
         let mut arguments = ["mount", "--foreground", "--step-task"].map(OsString::from).to_vec();
         arguments.extend(script_log.map(|log| format!("--script-log={log}").into()));
         arguments.extend(args.until_pid.map(|pid| format!("--until-pid={pid}").into()));
-        arguments.extend(args::render(plan));
+        arguments.extend(mount_plan::render(plan));
         arguments
     };
     let (mountpoint, archives) = args.mount.split_paths()?;
@@ -356,7 +356,7 @@ pub(super) fn daemon_arguments(plan: &MountPlan, source: ConnectionSource) -> Ve
         ConnectionSource::Handed => "--daemon=handed",
     };
     let mut arguments = ["mount", "--foreground", source].map(OsString::from).to_vec();
-    arguments.extend(args::render(plan));
+    arguments.extend(mount_plan::render(plan));
     arguments
 }
 

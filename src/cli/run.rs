@@ -10,7 +10,7 @@ use clap::builder::FalseyValueParser;
 
 use super::args::Summary;
 use super::bar::Bar;
-use super::{args, mistakes, mount, stats};
+use super::{args, mistakes, mount, mount_plan, stats};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Display, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
@@ -71,7 +71,7 @@ const PLACEHOLDER: &[u8] = b"{}";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let (archives, mount_point) = split(&args.mount.paths)?;
-    let mount_point = mount_point.map(args::absolute).transpose()?;
+    let mount_point = mount_point.map(mount_plan::absolute).transpose()?;
     if args.mount.notify_pipe()?.is_some() {
         let context = "-o notify_pipe: only for mount";
         return Err(Error::new(Kind::Usage, context)
@@ -99,7 +99,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let watch = |progress: &Arc<Progress>| -> Box<dyn Any> {
         Box::new((!quiet).then(|| Bar::watch(progress)))
     };
-    let or_extract = args.or_extract.as_ref().map(args::absolute).transpose()?;
+    let or_extract = args.or_extract.as_ref().map(mount_plan::absolute).transpose()?;
     let options = RunOptions { privacy, is_direct: args.direct, or_extract: or_extract.as_deref() };
     let command = |path: &Path| match is_chosen && !args.no_replace {
         true => args.command.iter().map(|word| replaced(word, path)).collect(),

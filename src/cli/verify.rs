@@ -8,10 +8,10 @@ use clap::builder::FalseyValueParser;
 use serde::Serialize;
 
 use super::bar::Bar;
-use super::exit;
 use super::term::{self, name_for_output, written};
 use super::values::{size, threads};
-use crate::error::{Error, Kind, Result};
+use super::{exit, mistakes};
+use crate::error::Result;
 use crate::formats::{self, OpenOptions};
 use crate::log::printable;
 use crate::os::processors;
@@ -101,9 +101,9 @@ struct ArchiveRow<'r> {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    if args.archives.len() > 1 && (args.index.is_some() || args.offset != 0) {
-        let context = "--offset and --index take one archive, but several are given";
-        return Err(Error::new(Kind::Usage, context));
+    let index = args.index.as_deref();
+    if let Some(error) = mistakes::needs_one_archive(&args.archives, args.offset, index) {
+        return Err(error);
     }
     // A warning of a mount is a finding here.
     crate::log::start_without_warnings();
