@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState, RecordSnapshot, Status};
-use crate::os::mountinfo;
+use crate::os::mountinfo::{self, MountEntry};
 use crate::stats::StageCounts;
 
 /// Hint for errors about a path that is not an archfs mount.
@@ -84,6 +84,16 @@ pub fn stats(path: &Path) -> Result<String> {
 
 /// What is wrong with a stale mount.
 pub(super) const STALE: &str = "a stale mount: its daemon has ended";
+
+/// The error for a mount point at which `entry` is mounted, which is no archfs mount of this user.
+pub(super) fn foreign(mount_point: &Path, entry: &MountEntry) -> Error {
+    let context = format!(
+        "{}: {} is mounted here, which is not an archfs mount of yours",
+        mount_point.display(),
+        entry.describe()
+    );
+    Error::new(Kind::NotMounted, context)
+}
 
 /// How to clear the stale mount at `path`.
 pub(super) fn clear(path: &Path) -> String {

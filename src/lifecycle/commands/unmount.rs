@@ -45,32 +45,20 @@ pub enum Unmounted {
 /// `Busy` if it is in use, or if others hold it and the caller does not; `TimedOut`; `Io`.
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
-    let path = mount_point.display();
     match share::mount_state(&mount_point)? {
         MountState::Alive(entry, snapshot, _) => ask(&mount_point, &entry, &snapshot, how),
         MountState::Ending => {
             wait_for_exit(&mount_point, UNMOUNT_TIMEOUT);
-            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
-                .map(|()| Unmounted::Gone)
+            clean_up(&mount_point)
         }
-        MountState::Stale(_) => {
-            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
-                .map(|()| Unmounted::Gone)
-        }
+        MountState::Stale(_) => clean_up(&mount_point),
         MountState::Unrecorded(entry) => {
             attach::detach(&entry, how)?;
-            share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
-                .map(|()| Unmounted::Gone)
+            clean_up(&mount_point)
         }
-        MountState::Foreign(entry) => {
-            let context = format!(
-                "{path}: {} is mounted here, which is not an archfs mount of yours",
-                entry.describe()
-            );
-            Err(Error::new(Kind::NotMounted, context))
-        }
+        MountState::Foreign(entry) => Err(list::foreign(&mount_point, &entry)),
         MountState::Free | MountState::Starting(_) => {
-            let context = format!("{path}: not mounted");
+            let context = format!("{}: not mounted", mount_point.display());
             Err(Error::new(Kind::NotMounted, context).with_hint(list::LIST))
         }
     }
@@ -114,8 +102,7 @@ fn ask(
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
                 }
                 MountState::Alive(entry, ..) => detach_from_outside(&entry),
-                _ => share::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)
-                    .map(|()| Unmounted::Gone),
+                _ => clean_up(mount_point),
             }
         }
         Err(error) if error.kind() == Kind::TimedOut && how == Detach::Lazily => {
@@ -129,6 +116,13 @@ fn ask(
 /// Detaches a mount whose daemon does not answer. If the daemon runs again, it clears up itself.
 fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
     attach::detach(entry, Detach::Lazily)?;
+    Ok(Unmounted::Gone)
+}
+
+/// Removes what the daemon of the mount at `mount_point` has left. Waits at most `EXIT_TIMEOUT`
+/// until it has exited.
+fn clean_up(mount_point: &Path) -> Result<Unmounted> {
+    share::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)?;
     Ok(Unmounted::Gone)
 }
 
@@ -157,24 +151,17 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         Err(Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())))
     };
     let not_held = || not_ours(format!("process {pid} is not a holder"));
-    let cleared = || {
-        share::clean_up_after_exit(&mount_point, Instant::now() + EXIT_TIMEOUT)
-            .map(|()| Unmounted::Gone)
-    };
     let snapshot = match started(&mount_point)? {
         MountState::Alive(_, snapshot, _) => snapshot,
         MountState::Unrecorded(entry) | MountState::Foreign(entry) => {
-            let described = entry.describe();
-            return not_ours(format!(
-                "{described} is mounted here, which is not an archfs mount of yours"
-            ));
+            return Err(list::foreign(&mount_point, &entry));
         }
         _ => return unmount(path, Detach::IfIdle),
     };
     let Some(mut client) = snapshot.connect() else {
         // The daemon was just killed, or is exiting.
         return match wait_for_exit(&mount_point, EXIT_TIMEOUT) {
-            true => cleared(),
+            true => clean_up(&mount_point),
             false => not_ours("the daemon no longer accepts requests".into()),
         };
     };
@@ -183,7 +170,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         Err(error) => return Err(error.within(mount_point.display())),
         // The daemon was just killed, and its mount is stale once it has exited. Or it is exiting.
         Ok(None) => match client.leave()? {
-            MountFate::Lost => return cleared(),
+            MountFate::Lost => return clean_up(&mount_point),
             MountFate::Unmounted(_) | MountFate::Stays => {
                 return not_ours("the daemon no longer accepts requests".into());
             }
@@ -206,7 +193,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         MountFate::Stays if others.is_empty() => Ok(Unmounted::Stays),
         MountFate::Stays => Ok(Unmounted::HeldByOthers(HolderStatus::named(&others))),
         MountFate::Unmounted(_) => Ok(Unmounted::Gone),
-        MountFate::Lost => cleared(),
+        MountFate::Lost => clean_up(&mount_point),
     }
 }
 

@@ -81,14 +81,7 @@ fn look(path: &Path) -> Result<Found> {
         | MountState::Starting(_)
         | MountState::Ending => return Ok(Found::Nothing),
         MountState::Stale(_) => return Ok(Found::Stale),
-        MountState::Foreign(entry) => {
-            let context = format!(
-                "{}: {} is mounted here, which is not an archfs mount of yours",
-                mount_point.display(),
-                entry.describe()
-            );
-            return Err(Error::new(Kind::NotMounted, context));
-        }
+        MountState::Foreign(entry) => return Err(list::foreign(&mount_point, &entry)),
     };
     Ok(match probe::of(&mount_point, &entry, CHECK_INTERVAL) {
         Some(Ok(())) => Found::Answers,
