@@ -121,8 +121,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// Mounts in the mode that the arguments choose, and returns the exit status.
 fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
     let plan = args.mount.plan()?;
-    if args.mount.is_squashfuse && is_missing(&plan.mountpoint) {
-        let context = format!("{}: no such directory", plan.mountpoint.display());
+    if args.mount.is_squashfuse && is_missing(&plan.mount_point) {
+        let context = format!("{}: no such directory", plan.mount_point.display());
         return Err(Error::new(Kind::NotFound, context));
     }
     if let Some(source) = args.daemon {
@@ -197,7 +197,7 @@ fn launch(args: &Args, plan: MountPlan, ready: &mut Ready) -> Result<u8> {
         crate::log::warn(
             format_args!(
                 "{}: {why}: Slurm kills the daemon when the script ends, which may leave a stale mount",
-                plan.mountpoint.display()
+                plan.mount_point.display()
             ),
             "use `exec archfs run`",
         );
@@ -215,7 +215,7 @@ fn launch(args: &Args, plan: MountPlan, ready: &mut Ready) -> Result<u8> {
         // A user who names a holder knows the choices.
         let hint = holder.hint().filter(|_| holder_choice == HolderChoice::Default);
         report_mounted(args.mount.split_paths()?, mounted, (holder, hint), is_warned);
-        if std::env::current_dir().is_ok_and(|current| current.starts_with(&plan.mountpoint)) {
+        if std::env::current_dir().is_ok_and(|current| current.starts_with(&plan.mount_point)) {
             // The working directory of a process stays the directory below the mount.
             term::print_note("the shell's working directory is the mount point");
             term::print_hint("run `cd .` in it to see the files");
@@ -258,9 +258,9 @@ fn mount_by_step(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<Ste
         arguments.extend(mount_plan::render(plan));
         arguments
     };
-    let (mountpoint, archives) = args.mount.split_paths()?;
+    let (mount_point, archives) = args.mount.split_paths()?;
     let archives_text = describe_archives(archives);
-    let mount_point = mountpoint.display();
+    let mount_point = mount_point.display();
     match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, ready)? {
         StepOutcome::NoStep(why) => {
             Ok(StepMount::NoStep(why.map(|why| format!("no job step: {why}"))))
@@ -310,13 +310,13 @@ pub(super) fn wait_bar(message: &str, quiet: bool) -> Box<dyn Any> {
 }
 
 fn report_mounted(
-    (mountpoint, archives): (&PathBuf, &[PathBuf]),
+    (mount_point, archives): (&PathBuf, &[PathBuf]),
     mounted: MountOutcome,
     (holder, hint): (Holder, Option<&str>),
     is_warned: bool,
 ) {
     let archives_text = describe_archives(archives);
-    let mount_point = mountpoint.display();
+    let mount_point = mount_point.display();
     match mounted {
         MountOutcome::New => {
             term::print_note(&format!("mounted {archives_text} at {mount_point} {holder}"));

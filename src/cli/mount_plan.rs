@@ -33,15 +33,15 @@ impl MountArgs {
     /// # Errors
     /// `Usage` if they contradict each other; `Io` if there is no working directory.
     pub(super) fn plan(&self) -> Result<MountPlan> {
-        let (mountpoint, archives) = self.split_paths()?;
-        self.plan_of(archives, absolute(mountpoint)?)
+        let (mount_point, archives) = self.split_paths()?;
+        self.plan_of(archives, absolute(mount_point)?)
     }
 
-    /// The plan to mount `archives` on `mountpoint`, an absolute path, with these options.
+    /// The plan to mount `archives` on `mount_point`, an absolute path, with these options.
     ///
     /// # Errors
     /// As `plan`.
-    pub(super) fn plan_of(&self, archives: &[PathBuf], mountpoint: PathBuf) -> Result<MountPlan> {
+    pub(super) fn plan_of(&self, archives: &[PathBuf], mount_point: PathBuf) -> Result<MountPlan> {
         let options = MountOptions::parse(&self.options)?;
         if self.verbose {
             for (option, reason) in &options.without_effect {
@@ -52,7 +52,7 @@ impl MountArgs {
         if let Some(error) = mistakes::needs_one_archive(archives, offset, self.index.as_deref()) {
             return Err(error.with_hint("run `archfs index` to save an index beside each archive"));
         }
-        if let Some(error) = mistakes::misplaced(archives, &mountpoint) {
+        if let Some(error) = mistakes::misplaced(archives, &mount_point) {
             return Err(error);
         }
         if let Some(twice) = named_twice(archives) {
@@ -68,7 +68,7 @@ impl MountArgs {
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
             archives: archives.iter().map(absolute).collect::<Result<_>>()?,
-            mountpoint,
+            mount_point,
             offset,
             recursive: self.recursive,
             partial: self.partial,
@@ -118,7 +118,7 @@ impl MountArgs {
     /// `Usage` if there are fewer than two paths.
     pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
         match self.paths.split_last() {
-            Some((mountpoint, archives)) if !archives.is_empty() => Ok((mountpoint, archives)),
+            Some((mount_point, archives)) if !archives.is_empty() => Ok((mount_point, archives)),
             _ => {
                 let error = Error::new(Kind::Usage, "no mount point");
                 Err(error.with_hint("archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT"))
@@ -144,7 +144,7 @@ fn named_twice(archives: &[PathBuf]) -> Option<&PathBuf> {
 pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     let MountPlan {
         archives,
-        mountpoint,
+        mount_point,
         offset,
         recursive,
         partial,
@@ -235,7 +235,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     }
     arguments.push("--".into());
     arguments.extend(archives.iter().map(OsString::from));
-    arguments.push(mountpoint.into());
+    arguments.push(mount_point.into());
     arguments
 }
 
@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn a_plan_rendered_and_parsed_is_the_same_plan() {
-        let mountpoint = OsString::from_vec(b"/m\xff\\".to_vec()).into();
-        let minimal = MountPlan::without_options("/a b,c/-x=\n.sqfs".into(), mountpoint);
+        let mount_point = OsString::from_vec(b"/m\xff\\".to_vec()).into();
+        let minimal = MountPlan::without_options("/a b,c/-x=\n.sqfs".into(), mount_point);
         let full = MountPlan {
             offset: u64::MAX,
             recursive: true,
@@ -332,6 +332,6 @@ mod tests {
         let words = ["-ooffset=1,subdir=x", "--offset=2K", "--subdir=y", "a", "b"];
         let plan = parse(words.map(OsString::from).to_vec());
         assert_eq!((plan.offset, plan.view.subdir), (2048, Some(b"y".to_vec())));
-        assert!(plan.archives[0].is_absolute() && plan.mountpoint.is_absolute());
+        assert!(plan.archives[0].is_absolute() && plan.mount_point.is_absolute());
     }
 }

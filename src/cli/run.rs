@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         return Err(Error::new(Kind::Usage, context).with_hint(hint));
     }
     if is_chosen {
-        plan.mountpoint = lifecycle::choose_mount_point(&plan)?;
+        plan.mount_point = lifecycle::choose_mount_point(&plan)?;
     }
     let quiet = plan.verbosity == Verbosity::Quiet;
     let has_chart = args.mount.stats == Summary::Chart && !quiet;

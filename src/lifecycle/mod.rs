@@ -68,7 +68,7 @@ pub struct MountPlan {
     /// Archives, shown as one tree. If two have a file with the same path, the later archive wins.
     pub archives: Vec<PathBuf>,
     /// Mount point.
-    pub mountpoint: PathBuf,
+    pub mount_point: PathBuf,
     /// Offset of the archive in its file, bytes.
     pub offset: u64,
     /// Whether archives inside an archive are shown as directories.
@@ -130,12 +130,12 @@ impl MountPlan {
         Restrictions { access: self.access, no_exec: self.no_exec }
     }
 
-    /// A plan for tests: `archive` at `mountpoint`, without any option.
+    /// A plan for tests: `archive` at `mount_point`, without any option.
     #[cfg(test)]
-    pub(crate) fn without_options(archive: PathBuf, mountpoint: PathBuf) -> Self {
+    pub(crate) fn without_options(archive: PathBuf, mount_point: PathBuf) -> Self {
         Self {
             archives: vec![archive],
-            mountpoint,
+            mount_point,
             offset: 0,
             recursive: false,
             partial: false,

@@ -58,7 +58,7 @@ pub fn mount(
     mut caller: Caller<'_>,
     show: Show<'_>,
 ) -> Result<Started<MountOutcome>> {
-    if let Some(number) = inherited::number(&plan.mountpoint) {
+    if let Some(number) = inherited::number(&plan.mount_point) {
         let connection = inherited::connection(number)?;
         let mut launched = Launched::start(&arguments(ConnectionSource::Handed), None)?;
         if let Err(status) = launched.wait_until_opened()? {
@@ -68,7 +68,7 @@ pub fn mount(
         return match launched.wait_until_ready()? {
             Ok(mut client) => match caller.announce_and_hold(&mut client)? {
                 true => Ok(Ok(MountOutcome::New)),
-                false => Err(ended(&plan.mountpoint)),
+                false => Err(ended(&plan.mount_point)),
             },
             Err(status) => Ok(Err(status)),
         };
@@ -85,13 +85,13 @@ pub fn mount(
             // The mount ended on behalf of another process, so this one tries again like a new
             // caller.
             Ok(false) if mounted != MountOutcome::New => continue,
-            Ok(false) => ended(&plan.mountpoint),
+            Ok(false) => ended(&plan.mount_point),
             Err(error) => error,
         };
         // A killed daemon leaves its mount behind.
         let _ = client.leave();
         share::clean_up_after_exit(
-            &mount_point::locate(&plan.mountpoint)?,
+            &mount_point::locate(&plan.mount_point)?,
             Instant::now() + share::EXIT_TIMEOUT,
         )?;
         return Err(error);
@@ -112,7 +112,7 @@ pub(in crate::lifecycle) fn obtain(
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     show: Show<'_>,
 ) -> Result<Started<(Client, Option<Record>)>> {
-    let mount_point = mount_point::locate(&plan.mountpoint)?;
+    let mount_point = mount_point::locate(&plan.mount_point)?;
     // The daemon shows a progress bar of its own.
     let shown = show(&format!("waiting to mount at {}", mount_point.display()));
     let entry = share::join_or_lock(&mount_point, plan);

@@ -53,7 +53,7 @@ pub(super) fn obtain(
     privacy: Privacy,
     show: Show<'_>,
 ) -> Result<Started<MountLease>> {
-    let mount_point = &mount_point::locate(&plan.mountpoint)?;
+    let mount_point = &mount_point::locate(&plan.mount_point)?;
     if privacy == Privacy::Private {
         return mount_privately(mount_point, plan, arguments);
     }

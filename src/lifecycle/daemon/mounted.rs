@@ -16,7 +16,8 @@ use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::mount::mount_point::{Mountpoint, taken};
+use crate::lifecycle::mount::mount_point;
+use crate::lifecycle::mount::owned_directory::OwnedDirectory;
 use crate::lifecycle::share::{MountLock, Peers, Record};
 use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
@@ -42,7 +43,8 @@ struct Parts {
     reserve: Vec<File>,
     /// `None` if another process mounted. That process also unmounts.
     attached: Option<Attached>,
-    mountpoint: Option<Mountpoint>,
+    /// `None` if another program prepared it, or if a private mount covers another mount.
+    directory: Option<OwnedDirectory>,
     /// `None` if no other process can use the mount.
     lock: Option<(MountLock, Record)>,
     /// Tells processes that read directly that the mount has ended.
@@ -58,9 +60,9 @@ impl Mounted {
         mut record: Record,
     ) -> Result<(Arc<Self>, OwnedFd)> {
         if let Some(entry) = lock.detach_stale(mount_point)? {
-            return Err(taken(mount_point, &entry));
+            return Err(mount_point::taken(mount_point, &entry));
         }
-        let mountpoint = Mountpoint::prepare(mount_point, &mut || {
+        let directory = mount_point::prepare(mount_point, &mut || {
             record.creates_directory = true;
             lock.write(&record)
         })?;
@@ -73,22 +75,22 @@ impl Mounted {
         let (attached, connection) = attached?;
         record.mount = Some(MountId::of(attached.entry()));
         lock.write(&record)?;
-        let (attached, mountpoint) = (Some(attached), Some(mountpoint));
+        let (attached, directory) = (Some(attached), Some(directory));
         let lock = Some((lock, record));
-        let parts = Parts { reserve: reserve(), attached, mountpoint, lock, direct: None };
+        let parts = Parts { reserve: reserve(), attached, directory, lock, direct: None };
         let mount_point = mount_point.to_owned();
         Ok((Arc::new(Self { mount_point, parts: Mutex::new(Some(parts)) }), connection))
     }
 
-    /// A mount that another process made. `mountpoint` is the directory to remove, if this process
+    /// A mount that another process made. `directory` is the directory to remove, if this process
     /// created it, and `lock` holds its record.
     pub(in crate::lifecycle) fn by_another_process(
         plan: &MountPlan,
-        mountpoint: Option<Mountpoint>,
+        directory: Option<OwnedDirectory>,
         lock: Option<(MountLock, Record)>,
     ) -> Arc<Self> {
-        let parts = Parts { reserve: reserve(), attached: None, mountpoint, lock, direct: None };
-        Arc::new(Self { mount_point: plan.mountpoint.clone(), parts: Mutex::new(Some(parts)) })
+        let parts = Parts { reserve: reserve(), attached: None, directory, lock, direct: None };
+        Arc::new(Self { mount_point: plan.mount_point.clone(), parts: Mutex::new(Some(parts)) })
     }
 
     /// Mount point.
@@ -224,11 +226,11 @@ impl Parts {
         // First: if another process has unmounted, the device number may be in use again.
         self.direct.as_deref().map(State::end);
         self.note_ending(true);
-        let Self { reserve, attached, mountpoint, lock, direct: _ } = self;
+        let Self { reserve, attached, directory, lock, direct: _ } = self;
         drop(reserve);
         // First: this process may be killed before it can do the rest.
         drop(attached);
-        drop(mountpoint);
+        drop(directory);
         // Last, because it shows other processes that the mount point is free.
         if let Some((lock, _)) = lock {
             lock.remove();

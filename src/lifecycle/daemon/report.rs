@@ -33,8 +33,8 @@ impl Report {
     /// The report of a mount that serves from now on. Checks at once whether the file can be
     /// written: when the mount ends there may be no terminal to warn on.
     pub(in crate::lifecycle) fn begin(plan: &MountPlan, stats: Arc<Stats>) -> Self {
-        let (archives, mountpoint) = (plan.archives.clone(), plan.mountpoint.clone());
-        let served = Served { archives, mountpoint, since: Instant::now() };
+        let (archives, mount_point) = (plan.archives.clone(), plan.mount_point.clone());
+        let served = Served { archives, mount_point, since: Instant::now() };
         let file = plan.stats_json.clone();
         let is_summarised = plan.is_summarised();
         let has_log_file = plan.log_file.is_some();
@@ -134,7 +134,7 @@ mod tests {
 
     fn snapshot() -> Snapshot {
         let served =
-            Served { archives: vec!["/a".into()], mountpoint: "/m".into(), since: Instant::now() };
+            Served { archives: vec!["/a".into()], mount_point: "/m".into(), since: Instant::now() };
         Snapshot::take(&served, &Stats::default())
     }
 

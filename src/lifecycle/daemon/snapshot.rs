@@ -19,7 +19,7 @@ use crate::units::{counted, format_duration, format_size};
 #[derive(Clone, Debug)]
 pub(in crate::lifecycle) struct Served {
     pub(in crate::lifecycle) archives: Vec<PathBuf>,
-    pub(in crate::lifecycle) mountpoint: PathBuf,
+    pub(in crate::lifecycle) mount_point: PathBuf,
     pub(in crate::lifecycle) since: Instant,
 }
 
@@ -81,7 +81,7 @@ impl Snapshot {
         let by_operation = Operation::ALL.map(|one| (one.name(), totals.requests(one)));
         let text = |path: &Path| path.to_string_lossy().into_owned();
         Self {
-            mountpoint: text(&served.mountpoint),
+            mountpoint: text(&served.mount_point),
             archives: served.archives.iter().map(|archive| text(archive)).collect(),
             started_seconds: rounded(started.saturating_sub(uptime)),
             uptime_seconds: rounded(uptime),
@@ -189,7 +189,7 @@ mod tests {
 
     fn served(archives: &[&str]) -> Served {
         let archives = archives.iter().map(PathBuf::from).collect();
-        Served { archives, mountpoint: "/dev/shm/data".into(), since: Instant::now() }
+        Served { archives, mount_point: "/dev/shm/data".into(), since: Instant::now() }
     }
 
     /// The keys of an object and of the objects in it, joined by dots.

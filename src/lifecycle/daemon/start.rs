@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags};
 use crate::cache::Budget;
 use crate::error::Result;
 use crate::formats::{self, Acls, Contents, OpenOptions};
-use crate::lifecycle::mount::mount_point::{self, Mountpoint};
-use crate::lifecycle::mount::{descriptor_path, inherited};
+use crate::lifecycle::mount::owned_directory::OwnedDirectory;
+use crate::lifecycle::mount::{descriptor_path, inherited, mount_point};
 use crate::lifecycle::ready::Ready;
 use crate::lifecycle::share::{self, Client, JoinOutcome, Leases, MountLock, Record};
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
@@ -54,7 +54,7 @@ pub fn serve_in_background(
     // connection.
     let mount_point = match source {
         ConnectionSource::Mount | ConnectionSource::Private => {
-            Some(mount_point::locate(&plan.mountpoint)?)
+            Some(mount_point::locate(&plan.mount_point)?)
         }
         ConnectionSource::Handed => None,
     };
@@ -83,11 +83,11 @@ pub fn serve_in_background(
             (mount, connection, Some(listener))
         }
         (_, mount_point) => {
-            let (mountpoint, lock) = match mount_point {
-                Some(mount_point) => private_mountpoint(&mount_point, plan)?,
+            let (directory, lock) = match mount_point {
+                Some(mount_point) => private_directory(&mount_point, plan)?,
                 None => (None, None),
             };
-            let mount = Mounted::by_another_process(plan, mountpoint, lock);
+            let mount = Mounted::by_another_process(plan, directory, lock);
             match launcher.connection() {
                 Ok(Some(connection)) => (mount, connection, None),
                 not_mounted => {
@@ -123,11 +123,11 @@ impl Reserved {
 }
 
 /// A prepared directory, and its record.
-type PrivateMountpoint = (Option<Mountpoint>, Option<(MountLock, Record)>);
+type PrivateDirectory = (Option<OwnedDirectory>, Option<(MountLock, Record)>);
 
-/// The mount point of a private mount, and its record. If the daemon is killed, `gc` finds the
+/// The directory of a private mount, and its record. If the daemon is killed, `gc` finds the
 /// directory by the record. If no record can be written, archfs mounts without one.
-fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMountpoint> {
+fn private_directory(mount_point: &Path, plan: &MountPlan) -> Result<PrivateDirectory> {
     let mut record = share::first_record(mount_point, plan)?;
     share::remove_ended_records(mount_point);
     let lock = MountLock::acquire_private(&record)
@@ -135,12 +135,12 @@ fn private_mountpoint(mount_point: &Path, plan: &MountPlan) -> Result<PrivateMou
             log::info!("{}: mounting without a record: {error}", mount_point.display());
         })
         .ok();
-    let mountpoint = Mountpoint::within_namespace(mount_point, &mut || {
+    let directory = mount_point::prepare_in_namespace(mount_point, &mut || {
         record.creates_directory = true;
         lock.as_ref().map_or(Ok(()), |lock| lock.write(&record))
     });
-    match (mountpoint, lock) {
-        (Ok(mountpoint), lock) => Ok((Some(mountpoint), lock.map(|lock| (lock, record)))),
+    match (directory, lock) {
+        (Ok(directory), lock) => Ok((directory, lock.map(|lock| (lock, record)))),
         (Err(error), lock) => {
             // No other process knows of the record and would remove it.
             if let Some(lock) = lock {
@@ -165,7 +165,7 @@ pub fn serve_in_foreground(
     opened: impl FnOnce(),
 ) -> Result<()> {
     set_up_process(plan)?;
-    if let Some(number) = inherited::number(&plan.mountpoint) {
+    if let Some(number) = inherited::number(&plan.mount_point) {
         let connection = inherited::connection(number)?;
         let archive = open(plan, progress)?;
         opened();
@@ -176,7 +176,7 @@ pub fn serve_in_foreground(
         ready.announce()?;
         return daemon.serve();
     }
-    let mount_point = mount_point::locate(&plan.mountpoint)?;
+    let mount_point = mount_point::locate(&plan.mount_point)?;
     let lock = match share::join_or_lock(&mount_point, plan)? {
         JoinOutcome::Locked(lock) => lock,
         JoinOutcome::Joined(client, _) => {
@@ -287,7 +287,7 @@ const INNER_ARCHIVES_READ: usize = 4;
 
 /// Says what is unusual about the files of the archives. An error is reported when they are read.
 fn report_contents(plan: &MountPlan, tree: &dyn Tree) {
-    let name = plan.mountpoint.display();
+    let name = plan.mount_point.display();
     match formats::contents(tree, INNER_ARCHIVES_READ) {
         Ok(Contents::NoFiles) => log::warn!("{name}: there is no file in the archive"),
         Ok(Contents::OnlyArchives) if !plan.recursive => {

@@ -103,7 +103,7 @@ pub fn mount(
         return Err(Error::new(Kind::CannotMount, context));
     }
     // A mount that is already here is shared, or is an error, as without a step.
-    let mount_point = mount_point::locate(&plan.mountpoint)?;
+    let mount_point = mount_point::locate(&plan.mount_point)?;
     if nodes == Nodes::This && share::mount_state(&mount_point)?.is_mounted() {
         return Ok(Outcome::NoStep(None));
     }
@@ -140,8 +140,8 @@ pub fn unmount(arguments: &[OsString]) -> Result<Option<(Vec<String>, u8)>> {
 
 /// A path of `plan` that means something else in another process, if there is one.
 fn process_local_path(plan: &MountPlan) -> Option<&PathBuf> {
-    if inherited::number(&plan.mountpoint).is_some() {
-        return Some(&plan.mountpoint);
+    if inherited::number(&plan.mount_point).is_some() {
+        return Some(&plan.mount_point);
     }
     let is_local = |path: &&PathBuf| path.starts_with("/proc") || path.starts_with("/dev/fd");
     plan.archives.iter().find(is_local)

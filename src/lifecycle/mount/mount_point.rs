@@ -19,53 +19,44 @@ use crate::os::trust;
 /// The maximum number of symbolic links to follow, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
-/// A directory that archfs may mount on. Dropping it removes the directory if archfs created it.
-#[derive(Debug)]
-pub(in crate::lifecycle) struct Mountpoint {
-    /// `None` if something is mounted there already, which only a private namespace may cover.
-    _directory: Option<OwnedDirectory>,
+/// Checks the directory `mount_point`, and creates it if it is missing. Calls `before` before it
+/// creates it.
+///
+/// # Errors
+/// `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is missing;
+/// `Io`; any error of `before`.
+pub(in crate::lifecycle) fn prepare(
+    mount_point: &Path,
+    before: &mut dyn FnMut() -> Result<()>,
+) -> Result<OwnedDirectory> {
+    check_or_create(mount_point, AllowedOwner::Own, before)
 }
 
-impl Mountpoint {
-    /// Checks the directory `mount_point`, and creates it if it is missing. Calls `before` before
-    /// it creates it.
-    ///
-    /// # Errors
-    /// `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is missing;
-    /// `Io`; any error of `before`.
-    pub(in crate::lifecycle) fn prepare(
-        mount_point: &Path,
-        before: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Self> {
-        Self::check_or_create(mount_point, AllowedOwner::Own, before)
+/// Like `prepare`, for a mount in a private namespace. Only such a mount may cover another mount:
+/// then there is no directory to check or to remove, and the result is `None`.
+///
+/// # Errors
+/// As `prepare`.
+pub(in crate::lifecycle) fn prepare_in_namespace(
+    mount_point: &Path,
+    before: &mut dyn FnMut() -> Result<()>,
+) -> Result<Option<OwnedDirectory>> {
+    if mountinfo::topmost(mount_point)?.is_some() {
+        return Ok(None);
     }
+    check_or_create(mount_point, AllowedOwner::Any, before).map(Some)
+}
 
-    /// Like `prepare`, for a mount in a private namespace. It may cover a mount of the outer
-    /// namespace. Calls `before` before it creates the directory.
-    ///
-    /// # Errors
-    /// As `prepare`.
-    pub(in crate::lifecycle) fn within_namespace(
-        mount_point: &Path,
-        before: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Self> {
-        if mountinfo::topmost(mount_point)?.is_some() {
-            return Ok(Self { _directory: None });
-        }
-        Self::check_or_create(mount_point, AllowedOwner::Any, before)
+fn check_or_create(
+    mount_point: &Path,
+    allowed: AllowedOwner,
+    before: &mut dyn FnMut() -> Result<()>,
+) -> Result<OwnedDirectory> {
+    let (directory, is_new) = OwnedDirectory::create_or_use(mount_point, before)?;
+    if !is_new {
+        check_existing(mount_point, allowed)?;
     }
-
-    fn check_or_create(
-        mount_point: &Path,
-        allowed: AllowedOwner,
-        before: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Self> {
-        let (directory, is_new) = OwnedDirectory::create_or_use(mount_point, before)?;
-        if !is_new {
-            check_existing(mount_point, allowed)?;
-        }
-        Ok(Self { _directory: Some(directory) })
-    }
+    Ok(directory)
 }
 
 /// Whose directories may be the mount point.
@@ -236,9 +227,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kind = |path: &Path| {
             let mut ignored = || Ok(());
-            let prepared = locate(path).and_then(|located| {
-                Mountpoint::check_or_create(&located, AllowedOwner::Own, &mut ignored)
-            });
+            let prepared = locate(path)
+                .and_then(|located| check_or_create(&located, AllowedOwner::Own, &mut ignored));
             prepared.unwrap_err().kind()
         };
         fs::write(directory.path().join("file"), "x").unwrap();

@@ -130,11 +130,11 @@ mod tests {
     }
 
     fn ask(plan: &MountPlan, snapshot: &RecordSnapshot) -> Result<LeaseAnswer> {
-        ask_for_lease(&plan.mountpoint, None, snapshot, plan, &mut || {})
+        ask_for_lease(&plan.mount_point, None, snapshot, plan, &mut || {})
     }
 
     fn snapshot(plan: &MountPlan) -> RecordSnapshot {
-        RecordSnapshot::of(&plan.mountpoint, geteuid().as_raw()).unwrap()
+        RecordSnapshot::of(&plan.mount_point, geteuid().as_raw()).unwrap()
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
         let plan = plan(work.path().join("mount"));
         let other = Record {
             identity: "other".to_owned(),
-            ..first_record(&plan.mountpoint, &plan).unwrap()
+            ..first_record(&plan.mount_point, &plan).unwrap()
         };
         let lock = MountLock::try_acquire(&other).unwrap().unwrap();
         let snapshot = snapshot(&plan);
@@ -158,7 +158,7 @@ mod tests {
     fn compares_with_the_record_of_the_daemon_that_is_connected() {
         let work = tempfile::tempdir().unwrap();
         let plan = plan(work.path().join("mount"));
-        let same = first_record(&plan.mountpoint, &plan).unwrap();
+        let same = first_record(&plan.mount_point, &plan).unwrap();
         let lock = MountLock::try_acquire(&same).unwrap().unwrap();
         let snapshot = snapshot(&plan);
         // Another process mounts another archive before this one connects. The daemon has exited
