@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use ureq::Body;
+use ureq::http::response::Parts;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
 use super::Version;
@@ -34,45 +35,67 @@ pub(super) fn read(
     buffer: &mut [u8],
 ) -> Result<Answer, Failure> {
     let (head, body) = response.into_parts();
-    let headers = &head.headers;
-    let version = version(headers);
-    let is_other = opened.is_some_and(|(opened, _)| differs(opened, &version));
-    let status = head.status;
+    let version = version(&head.headers);
+    match check_status(&head, &version, request, opened)? {
+        AnswerKind::Range => {}
+        AnswerKind::EmptyFile => return Ok(Answer { len: 0, version }),
+        AnswerKind::NoFile => return Err(no_file(body, opened.is_some())),
+        AnswerKind::Denial => return Err(Failure::Denied(Box::new(denial(&head, body, request)))),
+    }
+    check_encoding(&head.headers, range)?;
+    let len = check_range(&head.headers, range, opened.map(|(_, len)| len))?;
+    read_body(body, buffer)?;
+    Ok(Answer { len, version })
+}
+
+/// What an answer contains, according to its status.
+enum AnswerKind {
+    /// A range of the file.
+    Range,
+    /// Nothing, because the file is empty.
+    EmptyFile,
+    /// The server has no such file.
+    NoFile,
+    /// The server does not accept the request as it is.
+    Denial,
+}
+
+/// What an answer of `version` contains. `opened` is as in `read`.
+///
+/// # Errors
+/// If the status alone says what is wrong.
+fn check_status(
+    head: &Parts,
+    version: &Version,
+    request: &Request,
+    opened: Option<(&Version, u64)>,
+) -> Result<AnswerKind, Failure> {
+    let (status, headers) = (head.status, &head.headers);
+    let is_other = opened.is_some_and(|(opened, _)| differs(opened, version));
     match status {
-        StatusCode::PARTIAL_CONTENT | StatusCode::OK if is_other => return Err(Failure::changed()),
-        StatusCode::PARTIAL_CONTENT => {}
+        StatusCode::PARTIAL_CONTENT | StatusCode::OK if is_other => Err(Failure::changed()),
+        StatusCode::PARTIAL_CONTENT => Ok(AnswerKind::Range),
         // `rclone serve s3` sends a part with this status.
-        StatusCode::OK if content_range(headers).is_some() => {}
-        StatusCode::OK => {
-            return Err(Failure::unsupported(
-                "the server sends only whole files".to_owned(),
-                "download it, or use a server that answers requests for ranges",
-            ));
-        }
-        StatusCode::PRECONDITION_FAILED if opened.is_some() => return Err(Failure::changed()),
-        StatusCode::RANGE_NOT_SATISFIABLE => {
-            return match opened {
-                // Of an empty file there is no first byte.
-                None if content_range(headers) == Some((None, 0)) => Ok(Answer { len: 0, version }),
-                None => Err(unexpected(status)),
-                Some(_) => Err(Failure::changed()),
-            };
-        }
+        StatusCode::OK if content_range(headers).is_some() => Ok(AnswerKind::Range),
+        StatusCode::OK => Err(Failure::unsupported(
+            "the server sends only whole files".to_owned(),
+            "download it, or use a server that answers requests for ranges",
+        )),
+        StatusCode::PRECONDITION_FAILED if opened.is_some() => Err(Failure::changed()),
+        StatusCode::RANGE_NOT_SATISFIABLE => match opened {
+            // Of an empty file there is no first byte.
+            None if content_range(headers) == Some((None, 0)) => Ok(AnswerKind::EmptyFile),
+            None => Err(unexpected(status)),
+            Some(_) => Err(Failure::changed()),
+        },
         StatusCode::NOT_FOUND | StatusCode::GONE if !request.is_redirected => {
-            let code = element(&start_of(body), "Code")
-                .map(|code| format!(" ({code})"))
-                .unwrap_or_default();
-            let (kind, context) = match opened {
-                None => (Kind::NotFound, format!("no such file on the server{code}")),
-                Some(_) => (Kind::Io, format!("not on the server any more{code}")),
-            };
-            return Err(Failure::Final(Error::new(kind, context)));
+            Ok(AnswerKind::NoFile)
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
-            return Err(busy(status, headers));
+            Err(busy(status, headers))
         }
         _ if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
-            return Err(busy(status, headers));
+            Err(busy(status, headers))
         }
         StatusCode::NOT_FOUND
         | StatusCode::GONE
@@ -83,49 +106,71 @@ pub(super) fn read(
         | StatusCode::FOUND
         | StatusCode::SEE_OTHER
         | StatusCode::TEMPORARY_REDIRECT
-        | StatusCode::PERMANENT_REDIRECT => {
-            let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.to_owned());
-            let (location, region) = (text("location"), text("x-amz-bucket-region"));
-            let (url, generation) = (request.url.clone(), request.generation);
-            let date = text("date").and_then(|date| rfc2822::parse(&date).ok());
-            let date = date.map(|date| date.timestamp());
-            let body = start_of(body);
-            let code = element(&body, "Code");
-            let region = region.or_else(|| element(&body, "Region"));
-            return Err(Failure::Denied(Box::new(Denial {
-                url,
-                generation,
-                status,
-                code,
-                location,
-                region,
-                date,
-            })));
-        }
-        _ => return Err(unexpected(status)),
+        | StatusCode::PERMANENT_REDIRECT => Ok(AnswerKind::Denial),
+        _ => Err(unexpected(status)),
     }
+}
+
+/// The failure if the server has no such file. `was_opened` says that it once had one.
+fn no_file(body: Body, was_opened: bool) -> Failure {
+    let code = element(&start_of(body), "Code").map(|code| format!(" ({code})"));
+    let code = code.unwrap_or_default();
+    let (kind, context) = match was_opened {
+        false => (Kind::NotFound, format!("no such file on the server{code}")),
+        true => (Kind::Io, format!("not on the server any more{code}")),
+    };
+    Failure::Final(Error::new(kind, context))
+}
+
+/// What the server says about a `request` that it does not accept.
+fn denial(head: &Parts, body: Body, request: &Request) -> Denial {
+    let text = |name: &str| Some(head.headers.get(name)?.to_str().ok()?.to_owned());
+    let body = start_of(body);
+    let date = text("date").and_then(|date| rfc2822::parse(&date).ok());
+    Denial {
+        url: request.url.clone(),
+        generation: request.generation,
+        status: head.status,
+        code: element(&body, "Code"),
+        location: text("location"),
+        region: text("x-amz-bucket-region").or_else(|| element(&body, "Region")),
+        date: date.map(|date| date.timestamp()),
+    }
+}
+
+/// Fails if the server compresses the `range` that it sends.
+fn check_encoding(headers: &HeaderMap, range: &Range<u64>) -> Result<(), Failure> {
     // Some servers name the format of a compressed file in this way, and send it as it is.
     let wanted_len = range.end.saturating_sub(range.start).to_string();
     let is_as_long = headers.get("content-length").is_some_and(|len| *len == *wanted_len);
     let encoding = headers.get("content-encoding").filter(|it| *it != "identity");
-    if let Some(encoding) = encoding.filter(|_| !is_as_long) {
-        let encoding = encoding.to_str().unwrap_or("?");
-        return Err(Failure::unsupported(
-            format!("the server compresses what it sends ({encoding})"),
-            "switch off compression of this file at the server",
-        ));
-    }
+    let Some(encoding) = encoding.filter(|_| !is_as_long) else {
+        return Ok(());
+    };
+    let encoding = encoding.to_str().unwrap_or("?");
+    Err(Failure::unsupported(
+        format!("the server compresses what it sends ({encoding})"),
+        "switch off compression of this file at the server",
+    ))
+}
+
+/// Fails unless the server sends the `range` of a file of `opened_len` bytes, if that is known.
+/// Returns the size of the file.
+fn check_range(
+    headers: &HeaderMap,
+    range: &Range<u64>,
+    opened_len: Option<u64>,
+) -> Result<u64, Failure> {
     let Some((Some(sent), len)) = content_range(headers) else {
         return Err(Failure::passing("the server does not say which part it sends"));
     };
-    if opened.is_some_and(|(_, opened)| opened != len) {
+    if opened_len.is_some_and(|opened_len| opened_len != len) {
         return Err(Failure::changed());
     }
     if sent != *range {
         return Err(Failure::passing("the server sends another part than archfs asked for"));
     }
-    read_body(body, buffer)?;
-    Ok(Answer { len, version })
+    Ok(len)
 }
 
 /// The lowest rate of a body, in bytes per second. A server that sends less is asked again.
