@@ -4,9 +4,9 @@
 //! what the parsers accept. `formats::fuzzing` walks the whole tree.
 
 use super::acl::Acls;
-use super::chain::Nesting;
 use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header};
+use super::member::Nesting;
 use super::open::Bytes;
 use super::options::TarOptions;
 use super::segments::Grain;

@@ -1,6 +1,6 @@
 //! One 512-byte header block of a tar archive (POSIX.1-1988 ustar, and GNU and v7 before it).
 //!
-//! `chain` combines blocks that belong together (pax records, long names, sparse maps).
+//! `chain` and `member` combine blocks that belong together (pax records, long names, sparse maps).
 //!
 //! Invariant: a `Header` has the right checksum, so a tar program wrote its fields.
 
@@ -16,10 +16,17 @@ pub(super) const BLOCK_LEN: u64 = 512;
 /// One block of a tar archive.
 pub(super) type Block = [u8; BLOCK];
 
-/// The type of a member, from its type flag (POSIX.1-2017, pax, "ustar Interchange Format", and
+/// What a header describes, from its type flag (POSIX.1-2017, pax, "ustar Interchange Format", and
 /// letters of GNU tar).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
+    Member(MemberType),
+    Extension(ExtensionType),
+}
+
+/// The type of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemberType {
     /// '0', NUL, '7' and every unknown letter. POSIX says to treat those as regular files.
     Regular,
     /// '1': another name of an earlier member.
@@ -32,6 +39,14 @@ pub(super) enum Type {
     Fifo,
     /// 'S': a sparse file in the old GNU format.
     GnuSparse,
+    /// 'V' a volume label, 'M' the rest of a file from another volume, 'N' a list of renamings, 'A'
+    /// an access control list of Sun: nothing that can be shown as a file.
+    Other,
+}
+
+/// The type of a header that extends others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtensionType {
     /// 'L' and 'K': the name of the next member, or the target of its link.
     LongName,
     LongLink,
@@ -39,9 +54,6 @@ pub(super) enum Type {
     Pax,
     /// 'g': records for all members that follow.
     PaxGlobal,
-    /// 'V' a volume label, 'M' the rest of a file from another volume, 'N' a list of renamings, 'A'
-    /// an access control list of Sun: nothing that can be shown as a file.
-    Other,
 }
 
 /// The format of a header, as far as it changes the meaning of fields.
@@ -113,21 +125,22 @@ impl<'b> Header<'b> {
     }
 
     pub(super) fn kind(self) -> Type {
-        match self.field::<156, 1>() {
-            b"1" => Type::HardLink,
-            b"2" => Type::Symlink,
-            b"3" => Type::CharDevice,
-            b"4" => Type::BlockDevice,
-            b"5" | b"D" => Type::Directory,
-            b"6" => Type::Fifo,
-            b"S" => Type::GnuSparse,
-            b"L" => Type::LongName,
-            b"K" => Type::LongLink,
-            b"x" | b"X" => Type::Pax,
-            b"g" => Type::PaxGlobal,
-            b"V" | b"M" | b"N" | b"A" => Type::Other,
-            _ => Type::Regular,
-        }
+        let member = match self.field::<156, 1>() {
+            b"L" => return Type::Extension(ExtensionType::LongName),
+            b"K" => return Type::Extension(ExtensionType::LongLink),
+            b"x" | b"X" => return Type::Extension(ExtensionType::Pax),
+            b"g" => return Type::Extension(ExtensionType::PaxGlobal),
+            b"1" => MemberType::HardLink,
+            b"2" => MemberType::Symlink,
+            b"3" => MemberType::CharDevice,
+            b"4" => MemberType::BlockDevice,
+            b"5" | b"D" => MemberType::Directory,
+            b"6" => MemberType::Fifo,
+            b"S" => MemberType::GnuSparse,
+            b"V" | b"M" | b"N" | b"A" => MemberType::Other,
+            _ => MemberType::Regular,
+        };
+        Type::Member(member)
     }
 
     /// Whether the type is that of a plain file, '0' or NUL, and no letter that archfs does not
@@ -141,11 +154,16 @@ impl<'b> Header<'b> {
     /// allows data after a hard link (`pax -o linkdata`). Here it counts as damage and is skipped.
     pub(super) fn has_data(self) -> bool {
         match self.kind() {
-            Type::Directory => self.field::<156, 1>() == b"D",
-            Type::HardLink | Type::Symlink | Type::CharDevice | Type::BlockDevice | Type::Fifo => {
-                false
-            }
-            _ => true,
+            Type::Member(MemberType::Directory) => self.field::<156, 1>() == b"D",
+            Type::Member(
+                MemberType::HardLink
+                | MemberType::Symlink
+                | MemberType::CharDevice
+                | MemberType::BlockDevice
+                | MemberType::Fifo,
+            ) => false,
+            Type::Member(MemberType::Regular | MemberType::GnuSparse | MemberType::Other)
+            | Type::Extension(_) => true,
         }
     }
 

@@ -1,9 +1,10 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, compressed or not.
 //!
 //! This file answers requests from an index. `open` and `compressed_tar` get the index: a saved
-//! one, or a new one from a scan (`index_source`, `saved`). In a scan, `chain` decodes a member
-//! (`header`, `pax`, `extensions`, `sparse`), and `walk` goes from one to the next. `scan` and
-//! `segments` say where, for a stream `unpack`. `formats/index` makes a tree of the members.
+//! one, or a new one from a scan (`index_source`, `saved`). In a scan, `chain` reads a header
+//! and its extensions (`header`, `pax`, `extensions`), and `member` decodes the member (`sparse`).
+//! `walk` goes from one to the next. `scan` and `segments` say where, for a stream `unpack`.
+//! `formats/index` makes a tree of the members.
 //!
 //! Invariants: opening reads headers, but not the data of large members. A read goes straight from
 //! the archive into the answer, with no lock and no copy in between.
@@ -28,6 +29,7 @@ pub(super) mod fuzzing;
 mod header;
 mod index_source;
 mod info;
+mod member;
 mod open;
 mod options;
 mod pax;
@@ -37,6 +39,7 @@ mod segments;
 mod source;
 mod sparse;
 mod sparse_records;
+mod step;
 mod unpack;
 mod walk;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::acl::Acls;
-use super::chain::Nesting;
+use super::member::Nesting;
 use crate::formats::index::Allowance;
 use crate::progress::Progress;
 use crate::storage::FileStorage;

@@ -8,7 +8,7 @@
 use std::mem;
 use std::ops::ControlFlow;
 
-use super::chain::Nesting;
+use super::member::Nesting;
 use super::segments::{self, Grain, THREADS};
 use super::source::{Source, Windowed};
 use super::walk::Walk;

@@ -21,9 +21,11 @@
 
 use std::ops::ControlFlow;
 
-use super::chain::{Chain, Nesting, Step};
+use super::chain::Chain;
 use super::header::{BLOCK, BLOCK_LEN, Dialect, Header};
+use super::member::Nesting;
 use super::source::{Source, Windowed};
+use super::step::Step;
 use super::walk::Walk;
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;

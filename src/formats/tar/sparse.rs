@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 
-use super::header::{self, BLOCK, BLOCK_LEN, Header, Type};
+use super::header::{self, BLOCK, BLOCK_LEN, Header, MemberType, Type};
 use super::pax;
 use super::source::{self, Source};
 use super::sparse_records::{SparseRecords, check_count};
@@ -41,7 +41,7 @@ pub(super) fn read(
     source: &mut dyn Source,
     reached: &mut u64,
 ) -> Result<Option<Sparse>> {
-    if header.kind() == Type::GnuSparse {
+    if header.kind() == Type::Member(MemberType::GnuSparse) {
         return read_old(header, data, stored, limit, source, reached).map(Some);
     }
     // A record of the size alone means a file without holes.

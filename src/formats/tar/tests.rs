@@ -5,8 +5,8 @@
 
 use std::ops::ControlFlow;
 
-use super::chain::Nesting;
 use super::header::{BLOCK, BLOCK_LEN};
+use super::member::Nesting;
 use super::scan::{forward, uncompressed, uncompressed_with_grain};
 use super::segments::Grain;
 use super::source::Windowed;

@@ -3,9 +3,11 @@
 
 use std::cmp::Ordering;
 
-use super::chain::{Chain, Nesting, Skip, Step};
+use super::chain::Chain;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Dialect, Header};
+use super::member::Nesting;
 use super::source::Source;
+use super::step::{Skip, Step};
 use crate::error::{Error, Result};
 use crate::formats::index::members::Members;
 use crate::formats::index::notes::Notes;
