@@ -15,7 +15,7 @@ use super::inside::{self, NestedFile};
 use super::limits::{CHUNK_MAX, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
 use super::slow_reads::SlowReads;
 use super::squashfs::{Shared, SquashFs};
-use super::tar::{self, Bytes, CompressedTar, SavedIndex, Tar, TarOptions};
+use super::tar::{self, Bytes, CompressedTar, SavedIndexOptions, Tar, TarOptions};
 use super::zip::{self, LargeMembers, Zip, ZipOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::Room;
@@ -187,7 +187,7 @@ impl Opening<'_> {
         // A range of a file has no modification time and no name to store an index under.
         let path = self.options.index.as_deref();
         let use_index = offset == 0 && policy != IndexPolicy::Ignore;
-        let saved = use_index.then_some(SavedIndex { file, path, policy });
+        let saved = use_index.then_some(SavedIndexOptions { file, path, policy });
         self.progress.expect(storage.len());
         let start = Instant::now();
         let parts = self.open_storage(&name, storage, saved, 0)?;
@@ -211,7 +211,7 @@ impl Opening<'_> {
         &self,
         name: &str,
         storage: Arc<dyn Storage>,
-        saved: Option<SavedIndex<'_>>,
+        saved: Option<SavedIndexOptions<'_>>,
         depth: u32,
     ) -> Result<Vec<Part>> {
         let mut head = [0; tar::HEAD];

@@ -49,7 +49,7 @@ pub(super) fn open(
     tar: CompressedTar,
     options: &TarOptions<'_>,
 ) -> Result<OpenedCompressed> {
-    let source = IndexSource::new(name, options)?;
+    let source = IndexSource::new(name, options);
     let fit = |file: IndexFile| Ok((seek_index(&file, tar.storage.len())?, file.index));
     if let Some((seek_index, index)) = source.load(fit) {
         let decompressed = tar.decompressed(name, seek_index, None, options)?;

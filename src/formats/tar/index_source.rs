@@ -3,8 +3,8 @@
 //!
 //! Invariant: a saved index that does not match the archive costs a scan, never a wrong tree.
 
-use super::options::{IndexPolicy, SavedIndex, TarOptions};
-use super::saved::{New, Saved};
+use super::options::{IndexPolicy, SavedIndexOptions, TarOptions};
+use super::saved_index::{New, SavedIndex};
 use crate::error::Result;
 use crate::formats::index::{FinishedTree, Index, IndexFile, IndexOptions, unsaved};
 use crate::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct IndexSource<'o> {
     name: &'o str,
     options: &'o TarOptions<'o>,
     /// `None` if the archive is not a file of its own.
-    saved: Option<(&'o SavedIndex<'o>, Saved)>,
+    saved: Option<(&'o SavedIndexOptions<'o>, SavedIndex)>,
 }
 
 /// A new index.
@@ -32,23 +32,19 @@ pub(super) struct NewIndex {
 
 impl<'o> IndexSource<'o> {
     /// The index of the archive `name`.
-    ///
-    /// # Errors
-    /// As `Saved::new`.
-    pub(super) fn new(name: &'o str, options: &'o TarOptions<'o>) -> Result<Self> {
-        let with_saved = |saved_index: &'o SavedIndex<'o>| {
-            let &SavedIndex { file, path, .. } = saved_index;
-            Saved::new(file, path, options.recursive).map(|saved| (saved_index, saved))
+    pub(super) fn new(name: &'o str, options: &'o TarOptions<'o>) -> Self {
+        let with_index = |saved: &'o SavedIndexOptions<'o>| {
+            (saved, SavedIndex::new(saved.file, saved.path, options.recursive))
         };
-        Ok(Self { name, options, saved: options.saved.as_ref().map(with_saved).transpose()? })
+        Self { name, options, saved: options.saved.as_ref().map(with_index) }
     }
 
     /// The result of `fit` for the saved index, if there is one and the policy is to use it.
     pub(super) fn load<T>(&self, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
-        let (saved_index, saved) = self.saved.as_ref()?;
-        match saved_index.policy {
+        let (saved, saved_index) = self.saved.as_ref()?;
+        match saved.policy {
             IndexPolicy::SaveIfWorthwhile => {
-                saved.load(saved_index.file, self.options.indexes, fit)
+                saved_index.load(saved.file, self.options.indexes, fit)
             }
             IndexPolicy::Save | IndexPolicy::Compare | IndexPolicy::Ignore => None,
         }
@@ -71,17 +67,17 @@ impl<'o> IndexSource<'o> {
             log::info!("{name}: index made, not saved");
             Ok(NewIndex { index: unsaved(finished)?, is_saved: false })
         };
-        let Some((saved_index, saved)) = saved else {
+        let Some((saved, saved_index)) = saved else {
             return not_saved(finished);
         };
-        if saved_index.policy == IndexPolicy::Compare {
+        if saved.policy == IndexPolicy::Compare {
             let seek_points = finished.seek_points.clone();
             let mut index = unsaved(finished)?;
-            let findings = saved.compare(saved_index.file, &index, &seek_points, options.indexes);
+            let findings = saved_index.compare(saved.file, &index, &seek_points, options.indexes);
             index.findings.extend(findings);
             return Ok(NewIndex { index, is_saved: false });
         }
-        match save(&finished, archive_len, offsets, (saved_index, saved), options)? {
+        match save(&finished, archive_len, offsets, (saved, saved_index), options)? {
             Some(index) => {
                 Ok(NewIndex { index: index.with_findings(finished.findings), is_saved: true })
             }
@@ -98,20 +94,20 @@ fn save(
     finished: &FinishedTree,
     archive_len: u64,
     offsets: &[u64],
-    (saved_index, saved): (&SavedIndex<'_>, &Saved),
+    (saved, saved_index): (&SavedIndexOptions<'_>, &SavedIndex),
     options: &TarOptions<'_>,
 ) -> Result<Option<Index>> {
-    let &SavedIndex { file, policy, .. } = saved_index;
-    let key = saved.key(file, offsets)?;
+    let &SavedIndexOptions { file, policy, .. } = saved;
+    let key = saved_index.key(file, offsets)?;
     let is_slow_to_make = !finished.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
     let worthwhile = finished.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
-    if policy == IndexPolicy::SaveIfWorthwhile && !worthwhile && !saved.is_named() {
+    if policy == IndexPolicy::SaveIfWorthwhile && !worthwhile && !saved_index.is_named() {
         return Ok(None);
     }
     let new = New { finished, key: &key, archive_len };
-    match saved.save(file, &new, policy == IndexPolicy::Save) {
+    match saved_index.save(file, &new, policy == IndexPolicy::Save) {
         Ok((path, file)) => {
-            let (archive, index) = (saved.archive().display(), path.display());
+            let (archive, index) = (saved_index.archive().display(), path.display());
             match policy {
                 IndexPolicy::Save => {
                     crate::log::note(format_args!("{archive}: index saved as {index}"));

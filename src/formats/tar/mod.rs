@@ -1,7 +1,7 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, compressed or not.
 //!
 //! This file answers requests from an index. `open` and `compressed_tar` get the index: a saved
-//! one, or a new one from a scan (`index_source`, `saved`). In a scan, `chain` reads a header
+//! one, or a new one from a scan (`index_source`, `saved_index`). In a scan, `chain` reads a header
 //! and its extensions (`header`, `pax`, `extensions`), and `member` decodes the member (`sparse`).
 //! `walk` goes from one to the next. `scan` and `segments` say where, for a stream `unpack`.
 //! `formats/index` makes a tree of the members.
@@ -27,13 +27,14 @@ mod extensions;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod header;
+mod index_location;
 mod index_source;
 mod info;
 mod member;
 mod open;
 mod options;
 mod pax;
-mod saved;
+mod saved_index;
 mod scan;
 mod segments;
 mod source;
@@ -58,7 +59,7 @@ pub use acl::Acls;
 pub(in crate::formats) use compressed_tar::CompressedTar;
 pub(in crate::formats) use open::Bytes;
 pub use options::IndexPolicy;
-pub(in crate::formats) use options::{SavedIndex, TarOptions};
+pub(in crate::formats) use options::{SavedIndexOptions, TarOptions};
 
 /// Bytes of a file that show whether it is a tar or another format: two blocks.
 pub(in crate::formats) const HEAD: usize = 2 * BLOCK;

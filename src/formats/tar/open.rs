@@ -5,7 +5,7 @@ use super::empty::{is_empty_tar, no_empty_tar, only_zeros};
 use super::header::{self, BLOCK, BLOCK_LEN};
 use super::index_source::{IndexSource, NewIndex};
 use super::options::TarOptions;
-use super::saved::SAMPLES;
+use super::saved_index::SAMPLES;
 use super::scan;
 use crate::error::{Error, Result};
 use crate::formats::compressed::Compressed;
@@ -54,7 +54,7 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
             true => {}
         }
     }
-    let source = IndexSource::new(name, options)?;
+    let source = IndexSource::new(name, options);
     let fit = |file: IndexFile| match file.seek_points.is_empty() {
         true if file.archive_len == storage.len() => Ok(file.index),
         _ => Err(Error::corrupt("not used: it belongs to a compressed archive")),

@@ -14,7 +14,7 @@ pub(crate) struct TarOptions<'o> {
     /// Whether archives in it are shown as directories.
     pub(crate) recursive: bool,
     /// Where to find and save an index. `None` if the archive is not a file of its own.
-    pub(crate) saved: Option<SavedIndex<'o>>,
+    pub(crate) saved: Option<SavedIndexOptions<'o>>,
     pub(crate) progress: &'o Progress,
     /// Whether a tar with missing members is opened. Otherwise that is an error.
     pub(crate) partial: bool,
@@ -34,7 +34,7 @@ impl TarOptions<'_> {
 }
 
 /// Where a saved index may be, and what to do with it.
-pub(crate) struct SavedIndex<'o> {
+pub(crate) struct SavedIndexOptions<'o> {
     /// The archive.
     pub(crate) file: &'o FileStorage,
     /// The path of the index that the user gave. Then no other path is tried.

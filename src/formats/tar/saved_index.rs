@@ -1,5 +1,5 @@
-//! The saved index of an archive: where to find it, when to trust it, and how to replace it.
-//! `index::file` has its format.
+//! The saved index of an archive: when to trust it, and how to replace it. `index_location` says
+//! where it may be, `index::file` has its format.
 //!
 //! Invariant: the tree is right with and without an index, which only saves time.
 //!
@@ -19,41 +19,37 @@
 //! the owner of the archive can create files. An archive can be copied together with such an index.
 //!
 //! Any number of processes on any number of nodes may do this at once. Each writes its own file and
-//! renames it, so a reader sees one complete index or another, and each is right. The directory of
-//! the archive is opened once. If an attacker replaces it with a link during the scan, the index
-//! still goes into the directory that was opened.
+//! renames it, so a reader sees one complete index or another, and each is right.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Permissions};
-use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::ErrorKind::NotFound;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
+use super::index_location::{IndexLocation, LocationKind};
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::{
     Allowance, FileKey, FinishedTree, Hash, Index, IndexFile, IndexOptions, Key, MAGIC,
 };
-use crate::os::base_directory::base_directory;
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
 use crate::os::trust;
 use crate::storage::{FileStorage, Identity, Origin, Storage};
 use crate::sync::Arc;
-use crate::url;
 use crate::vfs::{Finding, Location};
 
 /// Samples of an archive. Opening a saved index reads each once.
 pub(super) const SAMPLES: usize = 16;
 
-/// Where the index of an archive may be, and what it must match.
-pub(super) struct Saved {
-    candidates: Vec<Candidate>,
+/// The saved index of an archive, in any of the locations where it may be.
+pub(super) struct SavedIndex {
+    locations: Vec<IndexLocation>,
     /// Whether the user gave the path of the index.
     is_named: bool,
     recursive: bool,
@@ -69,31 +65,9 @@ pub(super) struct New<'n> {
     pub(super) archive_len: u64,
 }
 
-/// A path where an index may be.
-struct Candidate {
-    kind: CandidateKind,
-    /// `None` if it cannot be opened or does not exist yet.
-    directory: Option<Directory>,
-    name: OsString,
-    /// For messages.
-    path: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CandidateKind {
-    /// In the directory of the archive.
-    Beside,
-    /// In the user's cache directory.
-    Cached,
-    /// At the path that the user gave.
-    Named,
-    /// Beside the archive at its server.
-    AtServer,
-}
-
 /// What an index must match, besides the bytes of the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
+enum Requirement {
     /// Nothing else.
     Bytes,
     /// Its time.
@@ -102,69 +76,15 @@ enum Bound {
     File,
 }
 
-impl Candidate {
-    fn beside(file: &FileStorage, suffix: &str) -> Option<Self> {
-        // On FUSE, the daemon can report any owner for an index.
-        if file.is_remote() || file.origin().is_served_by_process() {
-            return None;
-        }
-        let (directory, mut name, path) = Directory::of(file.path(), file.identity().inode)?;
-        name.push(suffix);
-        let path = path.with_file_name(&name);
-        Some(Self { kind: CandidateKind::Beside, directory: Some(directory), name, path })
-    }
-
-    fn at_server(file: &FileStorage, suffix: &str) -> Option<Self> {
-        let path = file.is_remote().then(|| url::beside(file.path(), suffix))??;
-        let name = OsString::new();
-        Some(Self { kind: CandidateKind::AtServer, directory: None, name, path })
-    }
-
-    fn cached(file: &FileStorage, suffix: &str) -> Option<Self> {
-        let cache_directory = cache_directory()?;
-        let name = cached_name(file.path(), suffix);
-        let path = cache_directory.join(&name);
-        let directory = Directory::open(&cache_directory).ok();
-        Some(Self { kind: CandidateKind::Cached, directory, name, path })
-    }
-
-    fn named(path: &Path) -> Self {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = Directory::open(parent.unwrap_or(Path::new("."))).ok();
-        let name = path.file_name().unwrap_or_default().to_owned();
-        Self { kind: CandidateKind::Named, directory, name, path: path.to_owned() }
-    }
-
-    /// The file at this path, if it exists.
-    fn open(&self) -> std::io::Result<Option<File>> {
-        let Some(directory) = &self.directory else {
-            return Ok(None);
-        };
-        match directory.open_file(&self.name) {
-            Ok(file) => Ok(Some(file)),
-            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl Saved {
-    /// The possible paths for the index of `file`: `index` alone, if the user gave it.
-    pub(super) fn new(file: &FileStorage, index: Option<&Path>, recursive: bool) -> Result<Self> {
-        let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
-        let candidates = match index {
-            Some(index) => vec![Candidate::named(index)],
-            None => {
-                let candidates = [
-                    Candidate::beside(file, suffix),
-                    Candidate::cached(file, suffix),
-                    Candidate::at_server(file, suffix),
-                ];
-                candidates.into_iter().flatten().collect()
-            }
+impl SavedIndex {
+    /// The index of `file`: only the one at the path `index`, if the user gave that.
+    pub(super) fn new(file: &FileStorage, index: Option<&Path>, recursive: bool) -> Self {
+        let locations = match index {
+            Some(index) => vec![IndexLocation::named(index)],
+            None => IndexLocation::usual(file, recursive),
         };
         let (archive, identity, origin) = (file.path().to_owned(), file.identity(), file.origin());
-        Ok(Self { candidates, is_named: index.is_some(), recursive, archive, identity, origin })
+        Self { locations, is_named: index.is_some(), recursive, archive, identity, origin }
     }
 
     /// The result of `fit` for the first saved index that can be trusted. If there is none, logs
@@ -176,51 +96,50 @@ impl Saved {
         fit: impl Fn(IndexFile) -> Result<T>,
     ) -> Option<T> {
         let mut rejected = Vec::new();
-        for candidate in &self.candidates {
-            let found = self.load_from(candidate, archive, allowance);
+        for location in &self.locations {
+            let found = self.load_from(location, archive, allowance);
             match found.and_then(|found| found.map(&fit).transpose()) {
                 Ok(Some(found)) => {
-                    let (archive, index) = (self.archive.display(), candidate.path.display());
+                    let (archive, index) = (self.archive.display(), location.path.display());
                     log::info!("{archive}: using the index {index}");
                     return Some(found);
                 }
                 Ok(None) => {}
-                Err(error) => rejected.push((candidate, error)),
+                Err(error) => rejected.push((location, error)),
             }
         }
-        for (candidate, error) in rejected {
+        for (location, error) in rejected {
             let error = crate::log::text_of(&error);
-            log::warn!("{}: {error}; made again", candidate.path.display());
+            log::warn!("{}: {error}; made again", location.path.display());
         }
         None
     }
 
     fn load_from(
         &self,
-        candidate: &Candidate,
+        location: &IndexLocation,
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
     ) -> Result<Option<IndexFile>> {
-        let fits = |is_bound: Bound| move |key: &Key| self.check_key(archive, key, is_bound);
-        let open = |file: FileStorage, bound: Bound| {
-            let name = candidate.path.display().to_string();
-            IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &fits(bound))
-                .map(Some)
+        let open = |file: FileStorage, requirement: Requirement| {
+            let name = location.path.display().to_string();
+            let check = |key: &Key| self.check_key(archive, key, requirement);
+            IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &check).map(Some)
         };
-        if candidate.kind == CandidateKind::AtServer {
-            return match archive.fetched(&candidate.path)? {
-                Some(file) => open(file, Bound::Bytes),
+        if location.kind == LocationKind::AtServer {
+            return match archive.fetched(&location.path)? {
+                Some(file) => open(file, Requirement::Bytes),
                 None => Ok(None),
             };
         }
         let failed = |error| Error::io("cannot be read", error);
-        let opened = match candidate.open() {
+        let opened = match location.open() {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
                 return stale("a symbolic link");
             }
             opened => opened.map_err(failed)?,
         };
-        let Some((file, directory)) = opened.zip(candidate.directory.as_ref()) else {
+        let Some((file, directory)) = opened.zip(location.directory.as_ref()) else {
             return Ok(None);
         };
         let found = file.metadata().map_err(failed)?;
@@ -233,7 +152,7 @@ impl Saved {
         // The owner of the archive may also say what is in it, unless a daemon reports the owner.
         let owner = Some(self.identity.owner)
             .filter(|_| {
-                candidate.kind != CandidateKind::Cached && !self.origin.is_served_by_process()
+                location.kind != LocationKind::Cached && !self.origin.is_served_by_process()
             })
             .filter(|owner| !trust::is_unmapped(*owner));
         if !trust::is_trusted(&found) && owner != Some(found.uid()) {
@@ -242,23 +161,23 @@ impl Saved {
         if found.mode() & 0o022 != 0 {
             return stale("other users may write to it");
         }
-        let is_unbound =
-            candidate.kind == CandidateKind::Beside && directory.is_written_only_by_us(owner);
-        let bound = if is_unbound { Bound::Version } else { Bound::File };
-        open(archive.with(file, candidate.path.clone()).map_err(failed)?, bound)
+        let is_protected =
+            location.kind == LocationKind::Beside && directory.is_written_only_by_us(owner);
+        let requirement = if is_protected { Requirement::Version } else { Requirement::File };
+        open(archive.with(file, location.path.clone()).map_err(failed)?, requirement)
     }
 
     /// Fails unless `key` is that of the archive.
-    fn check_key(&self, archive: &FileStorage, key: &Key, bound: Bound) -> Result<()> {
+    fn check_key(&self, archive: &FileStorage, key: &Key, requirement: Requirement) -> Result<()> {
         let Key { recursive, len, modified, file, samples } = key;
         if *recursive != self.recursive {
             return stale("made with another choice of --nested");
         }
-        let is_version = bound == Bound::Bytes || *modified == self.identity.modified;
+        let is_version = requirement == Requirement::Bytes || *modified == self.identity.modified;
         if *len != self.identity.len || !is_version {
             return stale("the archive has changed since it was indexed");
         }
-        if bound == Bound::File && *file != self.file_key() {
+        if requirement == Requirement::File && *file != self.file_key() {
             return stale("made of another file, or the archive has changed since it was indexed");
         }
         // On storage that is far away, each takes a while.
@@ -290,9 +209,9 @@ impl Saved {
         allowance: &Arc<Allowance>,
     ) -> Vec<Finding> {
         let mut findings = Vec::new();
-        for candidate in &self.candidates {
-            let shown = candidate.path.display();
-            let found = match self.load_from(candidate, archive, allowance) {
+        for location in &self.locations {
+            let shown = location.path.display();
+            let found = match self.load_from(location, archive, allowance) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
@@ -342,11 +261,11 @@ impl Saved {
     ) -> Result<(&Path, FileStorage)> {
         let mut outcome =
             Err(Error::new(Kind::Io, "no directory for the index: set HOME or --index"));
-        for candidate in
-            self.candidates.iter().filter(|candidate| self.may_be_written(candidate, is_demanded))
+        for location in
+            self.locations.iter().filter(|location| self.may_be_written(location, is_demanded))
         {
             outcome =
-                self.save_to(candidate, archive, new).map(|file| (candidate.path.as_path(), file));
+                self.save_to(location, archive, new).map(|file| (location.path.as_path(), file));
             if outcome.is_ok() {
                 break;
             }
@@ -356,16 +275,16 @@ impl Saved {
 
     /// Whether an index may be written there. If others can rename it, they can put it beside
     /// another archive, where it would be trusted as this user's.
-    fn may_be_written(&self, candidate: &Candidate, is_demanded: bool) -> bool {
-        let Some(directory) = &candidate.directory else {
-            return candidate.kind != CandidateKind::AtServer;
+    fn may_be_written(&self, location: &IndexLocation, is_demanded: bool) -> bool {
+        let Some(directory) = &location.directory else {
+            return location.kind != LocationKind::AtServer;
         };
-        match candidate.kind {
-            CandidateKind::Cached | CandidateKind::Named => true,
-            CandidateKind::AtServer => false,
+        match location.kind {
+            LocationKind::Cached | LocationKind::Named => true,
+            LocationKind::AtServer => false,
             // A user who shares a directory with a group and asks for an index shares it with the
             // group.
-            CandidateKind::Beside => {
+            LocationKind::Beside => {
                 let is_own = self.identity.owner == geteuid().as_raw();
                 directory.is_written_only_by_us(None)
                     || (is_demanded && is_own && !directory.is_open_to_all())
@@ -375,36 +294,31 @@ impl Saved {
 
     fn save_to(
         &self,
-        candidate: &Candidate,
+        location: &IndexLocation,
         archive: &FileStorage,
         new: &New<'_>,
     ) -> Result<FileStorage> {
-        let shown = candidate.path.display();
+        let shown = location.path.display();
         let failed = |error| Error::io(format!("{shown}: cannot write"), error);
-        let cache;
-        let directory = match (candidate.kind, &candidate.directory, candidate.path.parent()) {
-            (CandidateKind::Cached, _, Some(parent)) => {
-                cache = open_cache(parent).map_err(failed)?;
-                &cache
-            }
-            (_, Some(directory), _) => directory,
-            _ => return Err(failed(NotFound.into())),
+        let created = location.create_directory().map_err(failed)?;
+        let Some(directory) = created.as_ref().or(location.directory.as_ref()) else {
+            return Err(failed(NotFound.into()));
         };
-        if self.is_named && !may_be_replaced(directory, &candidate.name).map_err(failed)? {
+        if self.is_named && !may_be_replaced(directory, &location.name).map_err(failed)? {
             let context = format!("{shown}: not overwritten, because it is not an index of archfs");
             return Err(Error::new(Kind::InvalidInput, context));
         }
         // An index beside the archive has the read permissions of the archive.
-        let mode = match candidate.kind {
-            CandidateKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
-            CandidateKind::Beside => self.identity.mode & 0o040,
-            CandidateKind::Cached | CandidateKind::Named | CandidateKind::AtServer => 0,
+        let mode = match location.kind {
+            LocationKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
+            LocationKind::Beside => self.identity.mode & 0o040,
+            LocationKind::Cached | LocationKind::Named | LocationKind::AtServer => 0,
         };
         let readers = Readers { group: self.origin.group, mode };
         let New { finished, key, archive_len } = new;
         let write = &mut |file: &mut File| finished.write(key, *archive_len, file);
-        let file = NewFile::replace(directory, &candidate.name, readers, write).map_err(failed)?;
-        archive.with(file, candidate.path.clone()).map_err(failed)
+        let file = NewFile::replace(directory, &location.name, readers, write).map_err(failed)?;
+        archive.with(file, location.path.clone()).map_err(failed)
     }
 
     /// The path of the archive.
@@ -443,56 +357,4 @@ fn sample(archive: &dyn Storage, offset: u64) -> Result<Hash> {
     let mut block = [0; BLOCK];
     archive.read_contents_at(&mut block, offset)?;
     Ok(*blake3::hash(&block).as_bytes())
-}
-
-/// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.
-fn cache_directory() -> Option<PathBuf> {
-    base_directory("XDG_CACHE_HOME", ".cache").map(|parent| parent.join("archfs"))
-}
-
-/// Opens the cache directory. Creates it if needed, and denies others access. Rejects a directory
-/// that another user owns or that is reached through another user's directory, for example in /tmp
-/// or in the home of a user who ran sudo. Its owner could redirect it to any directory of this
-/// user.
-fn open_cache(path: &Path) -> std::io::Result<Directory> {
-    let rejected =
-        |part: &Path| std::io::Error::other(format!("{} belongs to another user", part.display()));
-    let check = |part: &Path, found: &fs::Metadata| match trust::is_trusted(found) {
-        true => Ok(()),
-        false => Err(rejected(part)),
-    };
-    // Checked before anything is created in the directory of another user.
-    let existing = path.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
-    if let Some((part, found)) = existing {
-        check(part, &found)?;
-    }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    for part in path.ancestors().take(2) {
-        check(part, &fs::symlink_metadata(part)?)?;
-    }
-    let found = fs::metadata(path)?;
-    if found.uid() == geteuid().as_raw() && found.mode() & 0o077 != 0 {
-        // It contains the names of archives.
-        fs::set_permissions(path, Permissions::from_mode(0o700))?;
-    }
-    let directory = Directory::open(path)?;
-    match directory.is_written_only_by_us(None) {
-        true => Ok(directory),
-        false => Err(rejected(path)),
-    }
-}
-
-/// The file name of the archive's index in the cache: a hash of the archive's whole path, then its
-/// own name for people to read.
-fn cached_name(path: &Path, suffix: &str) -> OsString {
-    let absolute_path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut name =
-        OsString::from(blake3::hash(absolute_path.as_os_str().as_bytes()).to_hex().as_str());
-    name.push("-");
-    let file_name = path.file_name().unwrap_or_default().as_bytes();
-    // A file name has at most 255 bytes.
-    let file_name = file_name.get(file_name.len().saturating_sub(150)..).unwrap_or_default();
-    name.push(OsStr::from_bytes(file_name));
-    name.push(suffix);
-    name
 }

@@ -1,0 +1,158 @@
+//! Where the index of an archive may be: beside it, in the user's cache directory, at the path that
+//! the user gave, or beside it at its server.
+//!
+//! The directory of the archive is opened once. If an attacker replaces it with a link during the
+//! scan, the index still goes into the directory that was opened.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+
+use crate::os::base_directory::base_directory;
+use crate::os::directory::Directory;
+use crate::os::trust;
+use crate::storage::FileStorage;
+use crate::url;
+
+/// A path where an index may be.
+pub(super) struct IndexLocation {
+    pub(super) kind: LocationKind,
+    /// `None` if it cannot be opened or does not exist yet.
+    pub(super) directory: Option<Directory>,
+    pub(super) name: OsString,
+    /// For messages.
+    pub(super) path: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LocationKind {
+    /// In the directory of the archive.
+    Beside,
+    /// In the user's cache directory.
+    Cached,
+    /// At the path that the user gave.
+    Named,
+    /// Beside the archive at its server.
+    AtServer,
+}
+
+impl IndexLocation {
+    /// The paths for the index of `file` if the user gave none, in the order to try them.
+    pub(super) fn usual(file: &FileStorage, recursive: bool) -> Vec<Self> {
+        let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
+        let locations =
+            [Self::beside(file, suffix), Self::cached(file, suffix), Self::at_server(file, suffix)];
+        locations.into_iter().flatten().collect()
+    }
+
+    /// The path that the user gave.
+    pub(super) fn named(path: &Path) -> Self {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = Directory::open(parent.unwrap_or(Path::new("."))).ok();
+        let name = path.file_name().unwrap_or_default().to_owned();
+        Self { kind: LocationKind::Named, directory, name, path: path.to_owned() }
+    }
+
+    fn beside(file: &FileStorage, suffix: &str) -> Option<Self> {
+        // On FUSE, the daemon can report any owner for an index.
+        if file.is_remote() || file.origin().is_served_by_process() {
+            return None;
+        }
+        let (directory, mut name, path) = Directory::of(file.path(), file.identity().inode)?;
+        name.push(suffix);
+        let path = path.with_file_name(&name);
+        Some(Self { kind: LocationKind::Beside, directory: Some(directory), name, path })
+    }
+
+    fn at_server(file: &FileStorage, suffix: &str) -> Option<Self> {
+        let path = file.is_remote().then(|| url::beside(file.path(), suffix))??;
+        let name = OsString::new();
+        Some(Self { kind: LocationKind::AtServer, directory: None, name, path })
+    }
+
+    fn cached(file: &FileStorage, suffix: &str) -> Option<Self> {
+        let cache_directory = cache_directory()?;
+        let name = cached_name(file.path(), suffix);
+        let path = cache_directory.join(&name);
+        let directory = Directory::open(&cache_directory).ok();
+        Some(Self { kind: LocationKind::Cached, directory, name, path })
+    }
+
+    /// The file at this path, if it exists.
+    pub(super) fn open(&self) -> io::Result<Option<File>> {
+        let Some(directory) = &self.directory else {
+            return Ok(None);
+        };
+        match directory.open_file(&self.name) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Creates and opens the directory if it is the user's cache directory. Others must exist.
+    pub(super) fn create_directory(&self) -> io::Result<Option<Directory>> {
+        match (self.kind, self.path.parent()) {
+            (LocationKind::Cached, Some(parent)) => create_cache(parent).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.
+fn cache_directory() -> Option<PathBuf> {
+    base_directory("XDG_CACHE_HOME", ".cache").map(|parent| parent.join("archfs"))
+}
+
+/// Opens the cache directory. Creates it if needed, and denies others access. Rejects a directory
+/// that another user owns or that is reached through another user's directory, for example in /tmp
+/// or in the home of a user who ran sudo. Its owner could redirect it to any directory of this
+/// user.
+fn create_cache(path: &Path) -> io::Result<Directory> {
+    let rejected =
+        |part: &Path| io::Error::other(format!("{} belongs to another user", part.display()));
+    let check = |part: &Path, found: &fs::Metadata| match trust::is_trusted(found) {
+        true => Ok(()),
+        false => Err(rejected(part)),
+    };
+    // Checked before anything is created in the directory of another user.
+    let existing = path.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
+    if let Some((part, found)) = existing {
+        check(part, &found)?;
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    for part in path.ancestors().take(2) {
+        check(part, &fs::symlink_metadata(part)?)?;
+    }
+    let found = fs::metadata(path)?;
+    if found.uid() == geteuid().as_raw() && found.mode() & 0o077 != 0 {
+        // It contains the names of archives.
+        fs::set_permissions(path, Permissions::from_mode(0o700))?;
+    }
+    let directory = Directory::open(path)?;
+    match directory.is_written_only_by_us(None) {
+        true => Ok(directory),
+        false => Err(rejected(path)),
+    }
+}
+
+/// The file name of the archive's index in the cache: a hash of the archive's whole path, then its
+/// own name for people to read.
+fn cached_name(path: &Path, suffix: &str) -> OsString {
+    let absolute_path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut name =
+        OsString::from(blake3::hash(absolute_path.as_os_str().as_bytes()).to_hex().as_str());
+    name.push("-");
+    let file_name = path.file_name().unwrap_or_default().as_bytes();
+    // A file name has at most 255 bytes.
+    let file_name = file_name.get(file_name.len().saturating_sub(150)..).unwrap_or_default();
+    name.push(OsStr::from_bytes(file_name));
+    name.push(suffix);
+    name
+}
