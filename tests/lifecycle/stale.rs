@@ -510,14 +510,14 @@ fn a_daemon_that_cannot_start_fusermount_tries_again() {
     assert!(mounted.status.success(), "{}", said(&mounted));
     let daemon = daemon_of(&user);
     let limit = |processes: &str| {
-        let pid = format!("--pid={daemon}");
-        run(Command::new("prlimit").args([pid, format!("--nproc={processes}")]));
+        let output = user.runs(&format!("prlimit --pid={daemon} --nproc={processes}:"));
+        assert!(output.status.success(), "{}", said(&output));
     };
-    limit("1:4096");
+    limit("1");
     kill_process(daemon, Signal::TERM).unwrap();
     thread::sleep(Duration::from_millis(500));
     assert!(is_mounted(&user.mount_point) && !has_ended(daemon), "it cannot start a process");
-    limit("4096:4096");
+    limit("1000");
     wait_until("the daemon has ended", || has_ended(daemon));
     assert!(!is_mounted(&user.mount_point));
     wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
