@@ -38,14 +38,19 @@ class _Positions(NamedTuple):
     tail: int
 
 
+def _mapped(table: int) -> mmap.mmap:
+    """Maps a sealed table. Before Linux 6.7, a file that is sealed against writing cannot be mapped shared."""
+    return mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+
 class DirectReads:
     """The tables and the archives. May be used by several threads, and after a fork."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         paths, positions, *self._archives = descriptors
         try:
-            self._paths = mmap.mmap(paths, 0, access=mmap.ACCESS_READ)
-            self._positions = mmap.mmap(positions, 0, access=mmap.ACCESS_READ)
+            self._paths = _mapped(paths)
+            self._positions = _mapped(positions)
         finally:
             os.close(paths)
             os.close(positions)

@@ -524,10 +524,11 @@ static void close_passed(struct answer *answer)
     answer->count = 0;
 }
 
-static void *map(int fd, u64 size, int protection)
+enum sharing { SHARED = 1, PRIVATE = 2 };
+
+static void *map(int fd, u64 size, int protection, enum sharing sharing)
 {
-    enum { SHARED = 1 };
-    long address = CALL(NR_MMAP, 0, size, protection, SHARED, fd, 0);
+    long address = CALL(NR_MMAP, 0, size, protection, sharing, fd, 0);
     return address < 0 && address > -4096 ? 0 : (void *)address;
 }
 
@@ -547,7 +548,8 @@ static const struct table *map_table(int fd, u64 device, u64 passed)
         return 0;
     if (status_of(fd, &status, MAY_SYNC) != 0 || status.size < sizeof(struct table))
         return 0;
-    const struct table *table = map(fd, status.size, READABLE);
+    /* Before Linux 6.7, a file that is sealed against writing cannot be mapped shared, not even for reading. */
+    const struct table *table = map(fd, status.size, READABLE, PRIVATE);
     if (!table)
         return 0;
     if (equal(table->magic, "ARCHFSD1", 8) && table->device == device
@@ -567,7 +569,7 @@ static const u64 *map_granules(int fd, const struct table *table)
     if (table->granule == 0 || table->granules < 64 || status_of(fd, &status, MAY_SYNC) != 0
         || table->granules / 8 > status.size)
         return 0;
-    return map(fd, status.size, READABLE);
+    return map(fd, status.size, READABLE, SHARED);
 }
 
 static struct state *map_state(int fd)
@@ -576,7 +578,7 @@ static struct state *map_state(int fd)
     struct status status;
     if (status_of(fd, &status, MAY_SYNC) != 0 || status.size < STATE_SIZE)
         return 0;
-    return map(fd, STATE_SIZE, READ_AND_WRITE);
+    return map(fd, STATE_SIZE, READ_AND_WRITE, SHARED);
 }
 
 /*
