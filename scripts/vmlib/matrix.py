@@ -15,7 +15,6 @@ TESTS = kernels.PROJECT / "tests"
 # What the node runs besides archfs.
 SCRIPTS = [TESTS / "kernels" / "node", TESTS / "direct" / "read-all", pathlib.Path(__file__).with_name("nfs_server.py")]
 
-
 # How often to start a machine that ends before its first check: kernels sometimes panic while they start in a virtual
 # machine of a virtual machine.
 STARTS = 2
@@ -63,13 +62,15 @@ def run(title, machine_name, program, processors, is_long):
         machine = Machine(kernel, Architecture(machine_name), processors=processors, share=shared, **foreign)
         words = [shared / "node", shared / "archfs", shared, *(["--long"] if is_long else [])]
         start = time.monotonic()
-        for _ in range(STARTS):
+        for nth in range(STARTS):
             try:
                 column.status = machine.run(shlex.join(str(word) for word in words), column.take)
-            except Ended as ended:
-                print(f"FAILED  {column.title}: {ended}", flush=True)
-            if column.status is not None or column.results:
                 break
+            except Ended as ended:
+                is_last = column.results or nth + 1 == STARTS
+                print(f"{'FAILED' if is_last else 'again':8}{column.title}: {ended}", flush=True)
+                if is_last:
+                    break
     column.facts["minutes"] = f"{(time.monotonic() - start) / 60:.0f}"
     return column
 

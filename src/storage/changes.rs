@@ -80,18 +80,13 @@ impl Version {
         if self.has_changed.load(Ordering::Relaxed) {
             return self.check_seen(path);
         }
-        let opened = (self.len, self.modified);
-        let known = if self.is_sync_due() { refreshed(file) } else { cached(file) };
-        let now = match known {
-            // What the kernel knows may be older or less exact than what was opened.
-            Some(known) if known != opened => refreshed(file),
-            known => known,
-        };
-        match now {
-            Some((len, modified)) => self.compare(len, modified, path),
-            // The read succeeded, and nothing indicates a change.
-            None => Ok(()),
+        let is_opened = |known| known == (self.len, self.modified);
+        // If the kernel knows nothing, nothing indicates a change: the read succeeded.
+        if !self.is_sync_due() && cached(file).is_none_or(is_opened) {
+            return Ok(());
         }
+        // Also because what the kernel knows may be older or less exact than what was opened.
+        self.check_now(file, path)
     }
 
     /// Like `check`, but asks the file system itself.
