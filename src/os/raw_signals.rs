@@ -4,11 +4,13 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
 use std::thread;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Pid;
 
 /// A set of blocked signals.
@@ -53,6 +55,47 @@ impl Mask {
         }
     }
 
+    /// The signals that are pending for this thread: sent to it or to the process, and blocked.
+    fn pending() -> Self {
+        let mut set = MaybeUninit::zeroed();
+        // SAFETY: the pointer is to a set in this stack frame. If the call fails, zeros are a valid
+        // set.
+        unsafe {
+            libc::sigpending(set.as_mut_ptr());
+            Self(set.assume_init())
+        }
+    }
+
+    /// A descriptor that is readable while one of these signals is pending for the thread that
+    /// polls it.
+    fn pending_descriptor(self) -> io::Result<OwnedFd> {
+        // SAFETY: the pointer is to a valid set, and a new descriptor belongs to this process.
+        unsafe {
+            match libc::signalfd(-1, &self.0, libc::SFD_CLOEXEC) {
+                -1 => Err(io::Error::last_os_error()),
+                descriptor => Ok(OwnedFd::from_raw_fd(descriptor)),
+            }
+        }
+    }
+
+    /// Whether the mask blocks `signal`.
+    fn has(self, signal: i32) -> bool {
+        // SAFETY: the pointer is to a valid set.
+        unsafe { libc::sigismember(&self.0, signal) == 1 }
+    }
+
+    /// Handles `signal` once if it is pending for this thread. The thread has these signals
+    /// blocked, and blocks the same ones again before the handler has returned.
+    fn handle_once(mut self, signal: i32) {
+        let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointers are to a valid set and to a value in this stack frame, and no
+        // descriptor is polled.
+        unsafe {
+            libc::sigdelset(&mut self.0, signal);
+            libc::ppoll(ptr::null_mut(), 0, &no_time, &self.0);
+        }
+    }
+
     /// Makes `command` start with this mask; by default it inherits that of the thread that starts
     /// it. That one is not changed, not even for a moment, because the thread could then receive a
     /// signal.
@@ -71,19 +114,33 @@ impl Mask {
 }
 
 /// Starts a thread that receives the `signals` to this process; this thread, and those that it
-/// starts later, have them blocked. So the handlers run in the order in which the signals were
-/// sent, or SIGCONT first. Programs inherit the mask (`Mask::pass_to`). Does nothing if no thread
-/// can be started.
-pub(crate) fn receive_in_one_thread(signals: &[i32]) {
-    let wait_for_signals = || {
-        Mask::clear();
+/// starts later, have them blocked. Programs inherit the mask (`Mask::pass_to`). Does nothing if
+/// the system refuses.
+///
+/// If SIGCONT is sent before another signal, its handler returns before that of the other one
+/// starts. Unblocked signals have no such order: the handler of a signal may run in another thread,
+/// or interrupt that of SIGCONT before its first instruction. So this thread has them blocked as
+/// well. It waits until some are pending, and then handles SIGCONT, and after it each of those that
+/// were pending before.
+pub(crate) fn receive_in_one_thread(signals: &'static [i32]) {
+    let blocked = Mask::of(signals);
+    let Ok(any_pending) = blocked.pending_descriptor() else {
+        return;
+    };
+    let receive = move || {
         loop {
-            // SAFETY: the call has no arguments, and returns after a handler.
-            unsafe { libc::pause() };
+            let mut polled = [PollFd::new(&any_pending, PollFlags::IN)];
+            // The handler of another signal interrupts the wait, which counts as its end.
+            let _ = poll(&mut polled, None);
+            let pending = Mask::pending();
+            blocked.handle_once(libc::SIGCONT);
+            signals.iter().filter(|signal| pending.has(**signal)).for_each(|signal| {
+                blocked.handle_once(*signal);
+            });
         }
     };
-    let before = Mask::of(signals).replace();
-    if thread::Builder::new().name("signals".into()).spawn(wait_for_signals).is_err() {
+    let before = blocked.replace();
+    if thread::Builder::new().name("signals".into()).spawn(receive).is_err() {
         before.replace();
     }
 }
@@ -106,4 +163,69 @@ pub(crate) fn restore_default(signal: i32) {
 pub(crate) fn send(process: Pid, signal: i32) {
     // SAFETY: the call accesses no memory of this process.
     unsafe { libc::kill(process.as_raw_nonzero().get(), signal) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::hint;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicI32;
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::time::{Duration, Instant};
+
+    use signal_hook::consts::{SIGCONT, SIGUSR2};
+    use signal_hook::low_level::register;
+
+    use super::*;
+
+    /// The thread that receives signals.
+    fn receiving_thread() -> i32 {
+        let is_it = |id: &i32| {
+            let name = fs::read_to_string(format!("/proc/self/task/{id}/comm"));
+            name.is_ok_and(|name| name.trim() == "signals")
+        };
+        loop {
+            let threads = fs::read_dir("/proc/self/task").unwrap();
+            let mut ids = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
+            if let Some(id) = ids.find_map(|id| id.parse().ok().filter(is_it)) {
+                return id;
+            }
+        }
+    }
+
+    /// Like Slurm's SIGCONT and SIGTERM at the end of a job. The delays between the two let the
+    /// second arrive at each point of the handling of the first.
+    #[test]
+    fn sigcont_is_handled_before_a_signal_sent_after_it() {
+        // The handled signals, as pairs of decimal digits.
+        let handled = Arc::new(AtomicI32::new(0));
+        for signal in [SIGCONT, SIGUSR2] {
+            let handled = Arc::clone(&handled);
+            let add = move || handled.store(handled.load(SeqCst) * 100 + signal, SeqCst);
+            // SAFETY: the handler only accesses an atomic integer.
+            unsafe { register(signal, add) }.unwrap();
+        }
+        receive_in_one_thread(&[SIGUSR2, SIGCONT]);
+        let thread = receiving_thread();
+        // To the thread, because the process has other threads, of other tests.
+        let send = |signal| {
+            // SAFETY: the call accesses no memory of this process.
+            let sent = unsafe { libc::tgkill(libc::getpid(), thread, signal) };
+            assert_eq!(sent, 0);
+        };
+        for round in 0..20_000 {
+            handled.store(0, SeqCst);
+            send(SIGCONT);
+            for _ in 0..round % 1_000 {
+                hint::spin_loop();
+            }
+            send(SIGUSR2);
+            let start = Instant::now();
+            while handled.load(SeqCst) < 100 && start.elapsed() < Duration::from_secs(5) {
+                hint::spin_loop();
+            }
+            assert_eq!(handled.load(SeqCst), SIGCONT * 100 + SIGUSR2, "round {round}");
+        }
+    }
 }

@@ -8,7 +8,7 @@
 //! process that comes after the signal must not get a lease on a mount that is ending. So the
 //! signal also sets a flag, before the daemon's loop continues. SIGTERM and SIGHUP start a grace
 //! period, so they use another pipe. In a Slurm job SIGINT and SIGCONT use that pipe as well,
-//! because their senders and their order matter there (`slurm_end`), and one thread receives them
+//! because their senders and their order matter there (`slurm_end`), and one thread handles them
 //! (`receive_in_order`).
 //!
 //! All other signals that would end a process are ignored (`ignore_others`). A batch system sends
