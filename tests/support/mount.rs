@@ -2,6 +2,7 @@
 //! ends.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -50,17 +51,22 @@ impl Mounted {
         mounted
     }
 
-    /// With ARCHFS_TEST_DIRECT, reads everything by `run --direct`, which compares each direct read
-    /// with the mount. So all tests that read a mount also show that it can be read directly.
+    /// If ARCHFS_TEST_DIRECT names a file, reads everything by `run --direct`, which compares each
+    /// direct read with a mount of its own, and appends the number of direct reads to that file. So
+    /// all tests that read a mount also show that its archives can be read directly.
     fn check_direct_reads(&self, archives: &[PathBuf], options: &[&str]) {
-        if std::env::var_os("ARCHFS_TEST_DIRECT").is_none() {
-            return;
-        }
+        let Some(counts) = std::env::var_os("ARCHFS_TEST_DIRECT") else { return };
         let read_all = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/read-all");
+        let work = super::work_directory();
+        let (mount_point, stats) = (work.path().join("mount"), work.path().join("stats"));
         let mut command = archfs();
-        command.args(["run", "--direct", "--quiet"]).args(options).args(archives);
-        command.arg(&self.mount_point).arg("--").arg(read_all).arg(&self.mount_point);
-        run(command.env("ARCHFS_DIRECT", "check"));
+        command.args(["run", "--direct", "--quiet", "--stats-json"]).arg(&stats);
+        command.args(options).args(archives).arg(&mount_point);
+        run(command.arg("--").arg(read_all).arg(&mount_point).env("ARCHFS_DIRECT", "check"));
+        let stats: serde_json::Value = serde_json::from_slice(&fs::read(&stats).unwrap()).unwrap();
+        let line = format!("{}\n", stats["direct_reads"].as_u64().unwrap());
+        let mut counts = fs::File::options().append(true).open(counts).unwrap();
+        counts.write_all(line.as_bytes()).unwrap();
     }
 
     /// The PID of the daemon.

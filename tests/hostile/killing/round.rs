@@ -62,6 +62,8 @@ pub(crate) struct Seen {
     pub(crate) hits: usize,
     /// Whether anything was read before the end.
     pub(crate) was_read: bool,
+    /// Whether a reader of a first holder read directly.
+    pub(crate) was_read_directly: bool,
     /// Whether the mount was stale after all processes had exited.
     pub(crate) dead: bool,
     pub(crate) reads: u64,
@@ -413,6 +415,7 @@ impl Round<'_> {
             }
         }
         seen.was_read = self.has("a", "begun");
+        seen.was_read_directly = self.has("a", "direct");
         let said = fs::read_to_string(self.directory.join("said")).unwrap_or_default();
         if seen.was_read
             && plan.variant == Variant::RunInNamespace

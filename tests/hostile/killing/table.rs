@@ -23,6 +23,7 @@ struct Row {
     /// Rounds in which a process got the signal; in the others it was sent too early or too late.
     hits: u64,
     mounted: u64,
+    direct: u64,
     dead: u64,
     reads: u64,
     errors: u64,
@@ -38,6 +39,7 @@ impl Table {
         row.rounds += 1;
         row.hits += u64::from(seen.hits > 0);
         row.mounted += u64::from(seen.was_read);
+        row.direct += u64::from(seen.was_read_directly);
         row.dead += u64::from(seen.dead);
         row.reads += seen.reads;
         row.errors += seen.errors;
@@ -55,17 +57,18 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "variant         rounds  hit  read from  dead mounts    reads  errors  \
+            "variant         rounds  hit  read from  directly  dead mounts    reads  errors  \
              gone after the last holder within  all ended within"
         )?;
         for (variant, row) in &self.variants {
             writeln!(
                 f,
-                "{:<16}{:>6}{:>5}{:>11}{:>13}{:>9}{:>8}{:>32} ms{:>15} ms",
+                "{:<16}{:>6}{:>5}{:>11}{:>10}{:>13}{:>9}{:>8}{:>32} ms{:>15} ms",
                 format!("{variant:?}"),
                 row.rounds,
                 row.hits,
                 row.mounted,
+                row.direct,
                 row.dead,
                 row.reads,
                 row.errors,
