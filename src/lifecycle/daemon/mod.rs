@@ -209,9 +209,19 @@ impl Daemon {
     /// Serves until the mount ends, then unmounts.
     fn serve(mut self) -> Result<()> {
         loop {
+            // Signals are taken after requests are received, and before these are answered. So a
+            // client that connects after a signal gets no lease on a mount that is ending.
+            self.leases.receive_requests();
+            if self.take_events() {
+                return self.end();
+            }
+            if self.mount.was_unmounted_by_others() {
+                // First: the kernel may give the device number to another mount now.
+                self.mount.end_direct_reads();
+                self.unmount();
+                self.policy.note_unmounted();
+            }
             if self.policy.is_over(Instant::now()) {
-                // Before any client is answered, so that no client gets a lease on a mount that is
-                // ending.
                 self.leases.admit_none();
             }
             let mut answers = Answers {
@@ -220,7 +230,7 @@ impl Daemon {
                 direct: &mut self.direct,
                 name_readahead: &mut self.name_readahead,
             };
-            self.leases.serve_requests(self.policy.lingers(), &mut answers);
+            self.leases.answer_requests(self.policy.lingers(), &mut answers);
             while let Some((client, request)) = self.leases.take_unmount_request() {
                 self.unmount_for(client, &request);
             }
@@ -242,15 +252,7 @@ impl Daemon {
                     let until = [until, share, release, archive_cache, names, refresh];
                     let until = until.into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
-                    if self.wait(limit)? {
-                        return self.end();
-                    }
-                    if self.mount.was_unmounted_by_others() {
-                        // First: the kernel may give the device number to another mount now.
-                        self.mount.end_direct_reads();
-                        self.unmount();
-                        self.policy.note_unmounted();
-                    }
+                    self.wait(limit)?;
                 }
                 Step::UnmountIfIdle => match self.unmount_if_idle() {
                     Ok(()) => self.policy.note_unmounted(),
@@ -258,9 +260,7 @@ impl Daemon {
                 },
                 // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
-                    if self.wait(Some(UNMOUNT_RETRY_INTERVAL))? {
-                        return self.end();
-                    }
+                    self.wait(Some(UNMOUNT_RETRY_INTERVAL))?;
                 }
                 Step::Unmount => {
                     self.unmount();
@@ -374,8 +374,8 @@ impl Daemon {
         }
     }
 
-    /// Waits until something happens, at most `limit`; returns whether the session has ended.
-    fn wait(&mut self, limit: Option<Duration>) -> Result<bool> {
+    /// Waits until something happens, at most `limit`.
+    fn wait(&self, limit: Option<Duration>) -> Result<()> {
         let poll_interval = self.leases.needs_timer().then_some(ASK_AGAIN);
         let mut watched = self.leases.watched();
         watched.extend(self.wakes.watched());
@@ -383,7 +383,11 @@ impl Daemon {
         watched.extend(self.share.watched());
         watched.extend(self.name_readahead.watched());
         wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())
-            .map_err(|error| error.within(self.mount.mount_point().display()))?;
+            .map_err(|error| error.within(self.mount.mount_point().display()))
+    }
+
+    /// Tells the policy which signals arrived; returns whether the session has ended.
+    fn take_events(&mut self) -> bool {
         let events = self.wakes.take(Script::of(self.script));
         if let Some(kill_wait) = self.kill_wait.get() {
             self.policy.limit_default_grace(kill_wait);
@@ -395,7 +399,7 @@ impl Daemon {
         if events.end_now {
             self.policy.request_end_now();
         }
-        Ok(events.session_ended)
+        events.session_ended
     }
 }
 

@@ -151,8 +151,8 @@ impl Leases {
         self.lease_requests_granted
     }
 
-    /// Whether `serve_requests` has to be called periodically, because poll(2) cannot report every
-    /// change.
+    /// Whether `receive_requests` has to be called periodically, because poll(2) cannot report
+    /// every change.
     pub(in crate::lifecycle) fn needs_timer(&self) -> bool {
         self.accept_failed || self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
     }
@@ -214,18 +214,31 @@ impl Leases {
             .collect()
     }
 
-    /// Answers all requests, and drops the leases of processes that have ended. `lingers` is
-    /// whether the mount stays for a while without leases; `responder` answers what is not about
-    /// leases.
+    /// Receives all requests and answers them, as `receive_requests` and `answer_requests` do.
     pub(in crate::lifecycle) fn serve_requests(
         &mut self,
         lingers: bool,
         responder: &mut dyn Responder,
     ) {
+        self.receive_requests();
+        self.answer_requests(lingers, responder);
+    }
+
+    /// Receives requests, and drops the leases of processes that have ended.
+    pub(in crate::lifecycle) fn receive_requests(&mut self) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
+        self.clients.iter_mut().for_each(Connection::receive);
+    }
+
+    /// Answers the requests received so far. `lingers` is whether the mount stays for a while
+    /// without leases; `responder` answers what is not about leases.
+    pub(in crate::lifecycle) fn answer_requests(
+        &mut self,
+        lingers: bool,
+        responder: &mut dyn Responder,
+    ) {
         for index in 0..self.clients.len() {
-            self.clients[index].receive();
             while self.clients[index].is_open
                 && let Some(line) = self.clients[index].next_line()
             {
@@ -458,5 +471,19 @@ mod tests {
         client.write_all(b"hold\n").unwrap();
         leases.serve_requests(false, &mut ());
         assert_eq!(leases.lease_requests_granted(), 2);
+    }
+    /// Like a signal that arrives between the two calls.
+    #[test]
+    fn a_request_that_was_received_is_answered_by_what_holds_then() {
+        let mut leases = Leases::new(None).unwrap();
+        let (mut client, daemon) = UnixStream::pair().unwrap();
+        daemon.set_nonblocking(true).unwrap();
+        leases.add(daemon, None, LeaseState::None);
+        client.write_all(b"hold\n").unwrap();
+        leases.receive_requests();
+        leases.admit_only_holders();
+        leases.answer_requests(false, &mut ());
+        assert!(!leases.has_lease());
+        assert_eq!(leases.lease_requests_granted(), 0);
     }
 }
