@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::support::mount::is_mounted;
 use crate::support::stage::processes_about;
-use crate::support::tar::slow_archive;
+use crate::support::tar::slower_archive;
 use crate::support::{archfs, run, skip_without_mounts, wait_until, work_directory};
 
 fn pid(child: &Child) -> Pid {
@@ -26,7 +26,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
     }
     let work = work_directory();
     // Opening takes a minute or more, so only a signal ends it within ten seconds.
-    let archive = slow_archive(work.path(), 200);
+    let archive = slower_archive(work.path(), 200);
     let name = archive.to_str().unwrap().to_owned();
     let mount_point = work.path().join("mount");
     let mount = |word: &str| {
@@ -76,7 +76,7 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
 #[test]
 fn the_progress_bar_appears_only_on_a_terminal() {
     let work = work_directory();
-    let archive = slow_archive(work.path(), 40);
+    let archive = slower_archive(work.path(), 8);
     let output = run(archfs().arg("index").arg(&archive));
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(!stderr.contains(['\r', '\x1b']), "{stderr}");

@@ -13,15 +13,26 @@ pub fn pack(archive: &Path, directory: &Path) {
     run(Command::new("sh").args(["-c", script, "sh"]).arg(directory).arg(archive));
 }
 
-/// A tar.gz that takes seconds to open: one member of zeros, `times` times 256 MiB.
+/// A tar.gz that takes some time to open: one member of zeros, `times` times 256 MiB.
 pub fn slow_archive(directory: &Path, times: usize) -> PathBuf {
-    let path = directory.join("slow.tar.gz");
-    let script = "cd \"$1\"; truncate -s $((268435456 * $2)) zeros; tar -cf - zeros | head -c 512 | gzip > head.gz; \
-                  head -c 268435456 /dev/zero | gzip -1 > piece.gz; rm zeros";
-    run(Command::new("sh").args(["-c", script, "sh"]).arg(directory).arg(times.to_string()));
+    compressed_zeros(directory, "slow.tar.gz", "gzip -1", times)
+}
+
+/// The same as a tar.bz2, which takes some ten times as long for each 256 MiB, and is small.
+pub fn slower_archive(directory: &Path, times: usize) -> PathBuf {
+    compressed_zeros(directory, "slow.tar.bz2", "bzip2", times)
+}
+
+/// The tar ends after its member, without an end mark.
+fn compressed_zeros(directory: &Path, name: &str, compress: &str, times: usize) -> PathBuf {
+    let path = directory.join(name);
+    let script = "cd \"$1\"; truncate -s $((268435456 * $3)) zeros; tar -cf - zeros | head -c 512 | $2 > head; \
+                  head -c 268435456 /dev/zero | $2 > piece; rm zeros";
+    let mut make = Command::new("sh");
+    run(make.args(["-c", script, "sh"]).arg(directory).args([compress, &times.to_string()]));
     let mut out = File::create(&path).unwrap();
-    out.write_all(&fs::read(directory.join("head.gz")).unwrap()).unwrap();
-    let piece = fs::read(directory.join("piece.gz")).unwrap();
+    out.write_all(&fs::read(directory.join("head")).unwrap()).unwrap();
+    let piece = fs::read(directory.join("piece")).unwrap();
     for _ in 0..times {
         out.write_all(&piece).unwrap();
     }
