@@ -577,7 +577,10 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
             assert_eq!(output.stdout, b"hello, world\n");
             assert_eq!(said.contains("archfs: warning: --preload: "), says.is_some(), "{said}");
             assert!(said.contains(says.unwrap_or_default()), "{said}");
-            assert!(preloaded.contains(&pages()), "{left}: {} of {len}", pages());
+            // A kernel with DAMON reclaims a few idle pages at any time.
+            let least = preloaded.start() * 95 / 100;
+            let pages = pages();
+            assert!((least..=*preloaded.end()).contains(&pages), "{left}: {pages} of {len}");
         }
     }
 }

@@ -319,7 +319,8 @@ impl Round<'_> {
                 // If it is killed after mounting and before passing on the connection, nothing
                 // knows of the mount.
                 Role::Helper => true,
-                _ => false,
+                // A copy of `run` in the list of processes may have become the daemon since.
+                _ => victim == Victim::All && signal == Signal::KILL,
             };
         }
     }
