@@ -304,6 +304,7 @@ struct mount {
     char socket[SOCKET_PATH];
     u32 phase;
     i64 not_before, pause; /* milliseconds */
+    u32 unanswered; /* requests to the daemon that it did not answer in time */
     /* Written before the phase is READY, and constant from then on. */
     const struct table *table;
     struct state *state;
@@ -447,8 +448,18 @@ static long receive(int fd, struct answer *answer)
     return message.flags & TRUNCATED ? -1 : result;
 }
 
-/* Sends the request on a connected socket and receives the answer. Returns whether a whole line came. */
-static int exchange(int fd, struct answer *answer)
+enum reply {
+    NONE,
+    LATER,
+    UNANSWERED, /* within the time limit */
+    GIVEN,
+};
+
+/*
+ * Sends the request on a connected socket and receives the answer: GIVEN if a whole line came, whatever it
+ * says.
+ */
+static enum reply exchange(int fd, struct answer *answer)
 {
     enum { SOCKET_LEVEL = 1, PEER_CREDENTIALS = 17, NO_SIGNAL = 0x4000, TIME_LIMIT = 1000 };
     static const char request[] = "direct 1\n";
@@ -457,23 +468,23 @@ static int exchange(int fd, struct answer *answer)
     i64 limit = now() + TIME_LIMIT;
 
     if (CALL(NR_GETSOCKOPT, fd, SOCKET_LEVEL, PEER_CREDENTIALS, &peer, &peer_length) != 0)
-        return 0;
+        return NONE;
     if (peer.user != 0 && peer.user != (u32)CALL(NR_GETEUID, 0))
-        return 0;
+        return NONE;
     if (CALL(NR_SENDTO, fd, request, sizeof request - 1, NO_SIGNAL, 0, 0) != sizeof request - 1)
-        return 0;
+        return NONE;
     while (answer->length < LINE) {
         if (!wait_readable(fd, limit))
-            return 0;
+            return UNANSWERED;
         long result = receive(fd, answer);
         if (result == -ERROR_INTERRUPTED || result == -ERROR_AGAIN)
             continue;
         if (result <= 0)
-            return 0;
+            return NONE;
         if (answer->line[answer->length - 1] == '\n')
-            return 1;
+            return GIVEN;
     }
-    return 0;
+    return NONE;
 }
 
 /* Whether the line is "direct ", and then the word or the number. */
@@ -486,8 +497,6 @@ static int is_line(const struct answer *answer, const char *word, u64 number)
     length = append(line, length, "\n");
     return answer->length == length && equal(answer->line, line, length);
 }
-
-enum reply { NONE, LATER, GIVEN };
 
 /* Asks the daemon. The caller closes the descriptors in `answer`, whatever the reply. */
 static enum reply ask(const struct mount *mount, struct answer *answer)
@@ -502,13 +511,13 @@ static enum reply ask(const struct mount *mount, struct answer *answer)
     if (fd < 0 || (fd = move_up(fd)) < 0)
         return NONE;
     long connected = CALL(NR_CONNECT, fd, &address, sizeof address);
-    int whole = connected == 0 && exchange(fd, answer);
+    enum reply reply = connected == 0 ? exchange(fd, answer) : NONE;
     close_descriptor(fd);
     /* The queue of connections is full. */
     if (connected == -ERROR_AGAIN)
         return LATER;
-    if (!whole)
-        return NONE;
+    if (reply != GIVEN)
+        return reply;
     static const char too_many[] = "too many clients\n";
     if (is_line(answer, "later", 0)
         || (answer->length == sizeof too_many - 1 && equal(answer->line, too_many, sizeof too_many - 1)))
@@ -744,11 +753,15 @@ static void give_up(struct mount *mount)
 /* Asks the daemon for a mount's table if it is time to. The caller has begun a conversation. */
 static void request_table(struct mount *mount)
 {
-    enum { FIRST_PAUSE = 100, LONGEST_PAUSE = 1600 };
+    enum { FIRST_PAUSE = 100, LONGEST_PAUSE = 1600, UNANSWERED_PAUSE = 10000, MOST_UNANSWERED = 6 };
     struct answer answer;
     enum reply reply = ask(mount, &answer);
     if (reply == GIVEN && take(mount, &answer)) {
         STORE(&mount->phase, READY);
+    } else if (reply == UNANSWERED && ++mount->unanswered < MOST_UNANSWERED) {
+        /* It is stopped, or the node is busy. A long pause, because each of these requests takes a second. */
+        STORE(&mount->not_before, now() + UNANSWERED_PAUSE);
+        STORE(&mount->pause, UNANSWERED_PAUSE);
     } else if (reply == LATER) {
         i64 pause = mount->pause == 0 ? FIRST_PAUSE : (i64)smaller((u64)mount->pause * 2, LONGEST_PAUSE);
         STORE(&mount->not_before, now() + pause);
