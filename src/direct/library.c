@@ -602,7 +602,7 @@ static struct state *map_state(int fd)
  * of that thread, because a child that is forked in that time has only a copy of the word.
  *
  * Each archive has two. Around a file that is read in random order, the kernel's readahead would read
- * other files, which may be dropped from memory before somebody wants them. So a read of RANDOM_MIN bytes
+ * other files, which may be dropped from memory before they are read. So a read of RANDOM_MIN bytes
  * or more uses `random`, which is open with POSIX_FADV_RANDOM. Storage takes about as long to deliver a
  * few pages as RANDOM_MIN bytes, so shorter reads use `ordered`, with readahead. FileStorage has the same
  * rule.
@@ -1075,7 +1075,7 @@ static long read_at(int fd, const struct file *file, const struct buffers *buffe
 
 /*
  * Reads at the position. Threads and processes may share it, so a read first moves it over the bytes
- * that it wants: nobody else gets these. It reads them, and then moves the position back by the number
+ * that it wants: no other read gets these. It reads them, and then moves the position back by the number
  * of bytes that it did not get.
  */
 static long read_next(int fd, const struct file *file, const struct buffers *buffers)

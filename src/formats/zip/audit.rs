@@ -1,9 +1,9 @@
 //! Compares the local headers and the data descriptors with the central directory. No reader needs
 //! them to agree, but programs that read an archive as a stream see what the local headers say.
 
-use super::directory_walk::DirectoryWalk;
-use super::end::Directory;
+use super::end::CentralDirectory;
 use super::entry::Entry;
+use super::entry_walk::EntryWalk;
 use super::local::{FIXED, LocalHeader, Packed};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, length};
@@ -21,10 +21,10 @@ const DESCRIPTOR_MAX: u64 = 24;
 /// Reports each member whose local header or data descriptor contradicts its entry.
 pub(super) fn compare(
     storage: &Arc<dyn Storage>,
-    directory: Directory,
+    directory: CentralDirectory,
     found: &mut dyn FnMut(Finding),
 ) {
-    let mut walk = DirectoryWalk::new(storage, directory);
+    let mut walk = EntryWalk::new(storage, directory);
     loop {
         match walk.next() {
             Ok(None) => break,
@@ -51,7 +51,7 @@ pub(super) fn compare(
 /// What differs between `entry` and the local header of its data `packed`.
 fn difference(
     storage: &dyn Storage,
-    directory: &Directory,
+    directory: &CentralDirectory,
     packed: Packed,
     entry: &Entry<'_>,
 ) -> Result<Option<&'static str>> {
@@ -80,7 +80,7 @@ fn difference(
 /// What differs between `entry` and the data descriptor at `at`.
 fn descriptor_difference(
     storage: &dyn Storage,
-    directory: &Directory,
+    directory: &CentralDirectory,
     at: u64,
     entry: &Entry<'_>,
 ) -> Result<Option<&'static str>> {

@@ -39,7 +39,7 @@ pub(in crate::formats) fn recognises(head: &[u8]) -> bool {
 
 /// The central directory of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Directory {
+pub(super) struct CentralDirectory {
     /// Where it starts and ends, bytes.
     pub(super) start: u64,
     pub(super) end: u64,
@@ -66,7 +66,7 @@ struct End {
 /// # Errors
 /// `Io` if it cannot be read.
 pub(in crate::formats) fn has_directory(storage: &dyn Storage) -> Result<bool> {
-    match Directory::find(storage) {
+    match CentralDirectory::find(storage) {
         Ok(directory) => Ok(directory.start < directory.end),
         Err(error) if error.kind() == Kind::Io => Err(error),
         // A split archive: opening it explains that.
@@ -75,7 +75,7 @@ pub(in crate::formats) fn has_directory(storage: &dyn Storage) -> Result<bool> {
     }
 }
 
-impl Directory {
+impl CentralDirectory {
     /// Finds the central directory of the archive in `storage`.
     ///
     /// # Errors

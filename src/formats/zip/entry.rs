@@ -4,7 +4,7 @@
 //! attributes, as Info-ZIP writes them.
 
 use super::dos_time::DosTime;
-use super::end::{Directory, ENTRY};
+use super::end::{CentralDirectory, ENTRY};
 use super::extra::Extra;
 use super::local::{self, Packed};
 use super::method::Method;
@@ -227,7 +227,7 @@ impl<'e> Entry<'e> {
     ///
     /// # Errors
     /// `Corrupt` if its header and data do not fit before the central directory.
-    pub(super) fn header_offset(&self, directory: &Directory) -> Result<u64> {
+    pub(super) fn header_offset(&self, directory: &CentralDirectory) -> Result<u64> {
         let offset = directory.header_offset(self.recorded_offset);
         offset
             .filter(|offset| {
@@ -246,7 +246,7 @@ impl<'e> Entry<'e> {
     ///
     /// # Errors
     /// As `header_offset`.
-    pub(super) fn packed(&self, directory: &Directory) -> Result<Packed> {
+    pub(super) fn packed(&self, directory: &CentralDirectory) -> Result<Packed> {
         let header = self.header_offset(directory)?;
         Ok(Packed { header, method: self.method, len: self.compressed })
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 // Not the model checker's atomics: nothing is decided by their order.
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::end::Directory;
+use super::end::CentralDirectory;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
@@ -52,7 +52,7 @@ impl LocalHeader {
     ///
     /// # Errors
     /// `Corrupt` if the header contradicts the entry, or the data does not end before `directory`.
-    pub(super) fn data_end(&self, packed: Packed, directory: &Directory) -> Result<u64> {
+    pub(super) fn data_end(&self, packed: Packed, directory: &CentralDirectory) -> Result<u64> {
         if self.method != packed.method {
             return Err(Error::corrupt("its local header has another compression method"));
         }
@@ -81,13 +81,13 @@ pub(super) struct Packed {
 
 /// Reads local headers and data.
 pub(super) struct Locals {
-    directory: Directory,
+    directory: CentralDirectory,
     /// Length of the last header that was read, bytes.
     last: AtomicU16,
 }
 
 impl Locals {
-    pub(super) fn new(directory: Directory) -> Self {
+    pub(super) fn new(directory: CentralDirectory) -> Self {
         Self { directory, last: AtomicU16::new(0) }
     }
 

@@ -1,6 +1,6 @@
 //! ZIP archives as a `Tree`.
 //!
-//! `end` finds the central directory, `directory_walk` reads its entries (`entry`, `extra`,
+//! `end` finds the central directory, `entry_walk` reads its entries (`entry`, `extra`,
 //! `names`, `dos_time`), and `scan` makes an index of them. Local headers (`local`) are read with
 //! the data of their members. `packed` decodes compressed members, by `method`.
 //!
@@ -25,10 +25,10 @@ use crate::vfs::{
 };
 
 mod audit;
-mod directory_walk;
 mod dos_time;
 mod end;
 mod entry;
+mod entry_walk;
 mod extra;
 mod framed;
 #[cfg(any(test, fuzzing))]
@@ -45,9 +45,9 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
-use directory_walk::DirectoryWalk;
-use end::Directory;
+use end::CentralDirectory;
 use entry::{Entry, FIXED, Lengths};
+use entry_walk::EntryWalk;
 use local::{HeaderLens, Locals, Packed};
 use method::Method;
 use packed::{Decoder, Described};
@@ -79,7 +79,7 @@ pub(crate) struct Zip {
     /// Its name, for errors.
     name: String,
     storage: Arc<dyn Storage>,
-    directory: Directory,
+    directory: CentralDirectory,
     index: Index,
     methods: Methods,
     stored: StoredReads,
@@ -110,7 +110,7 @@ impl Zip {
         storage: Arc<dyn Storage>,
         options: &ZipOptions<'_>,
     ) -> Result<Self> {
-        let directory = Directory::find(storage.as_ref())?;
+        let directory = CentralDirectory::find(storage.as_ref())?;
         let owner = rustix::process::geteuid().as_raw();
         let owner = (owner, rustix::process::getegid().as_raw());
         let scanned = scan::scan(&storage, directory, owner, options.partial, options.progress)?;
@@ -237,7 +237,7 @@ impl Zip {
             return Ok(checksums);
         }
         let mut checksums = Vec::new();
-        let mut walk = DirectoryWalk::new(&self.storage, self.directory);
+        let mut walk = EntryWalk::new(&self.storage, self.directory);
         while let Some((_, entry)) = walk.next()? {
             if Method::from_code(entry.method) == Some(Method::Stored)
                 && let Ok(header) = entry.header_offset(&self.directory)

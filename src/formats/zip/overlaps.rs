@@ -8,9 +8,9 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use super::directory_walk::DirectoryWalk;
-use super::end::Directory;
+use super::end::CentralDirectory;
 use super::entry::Entry;
+use super::entry_walk::EntryWalk;
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 use crate::storage::Storage;
@@ -35,7 +35,11 @@ impl Order {
     ///
     /// # Errors
     /// `Corrupt` if they do; `Io`.
-    pub(super) fn check(self, storage: &Arc<dyn Storage>, directory: Directory) -> Result<()> {
+    pub(super) fn check(
+        self,
+        storage: &Arc<dyn Storage>,
+        directory: CentralDirectory,
+    ) -> Result<()> {
         if self.is_broken { check_all(storage, directory) } else { Ok(()) }
     }
 }
@@ -43,9 +47,9 @@ impl Order {
 /// The bytes of a member, and a hash of its name, by a random key.
 type Extent = (u64, u64, u64);
 
-fn check_all(storage: &Arc<dyn Storage>, directory: Directory) -> Result<()> {
+fn check_all(storage: &Arc<dyn Storage>, directory: CentralDirectory) -> Result<()> {
     let (mut extents, hasher) = (Vec::new(), RandomState::new());
-    let mut walk = DirectoryWalk::new(storage, directory);
+    let mut walk = EntryWalk::new(storage, directory);
     while let Some((_, entry)) = walk.next()? {
         extents.extend(extent_of(&entry, &directory, &hasher));
     }
@@ -69,7 +73,11 @@ fn check_all(storage: &Arc<dyn Storage>, directory: Directory) -> Result<()> {
 }
 
 /// `None` for a member that is left out.
-fn extent_of(entry: &Entry<'_>, directory: &Directory, hasher: &RandomState) -> Option<Extent> {
+fn extent_of(
+    entry: &Entry<'_>,
+    directory: &CentralDirectory,
+    hasher: &RandomState,
+) -> Option<Extent> {
     let start = entry.header_offset(directory).ok().filter(|_| entry.unreadable().is_none())?;
     Some((start, start.saturating_add(entry.least_len()), hasher.hash_one(entry.name)))
 }

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use super::directory_walk::DirectoryWalk;
 use super::dos_time::DosTime;
-use super::end::Directory;
+use super::end::CentralDirectory;
 use super::entry::{Entry, EntryKind};
+use super::entry_walk::EntryWalk;
 use super::method::{Method, most_compressed};
 use super::overlaps::Order;
 use crate::error::{Error, Kind, Result};
@@ -42,7 +42,7 @@ pub(super) struct Share {
 
 /// A scan in progress.
 struct Scan {
-    directory: Directory,
+    directory: CentralDirectory,
     dos: DosTime,
     /// Who owns members without an owner.
     owner: (u32, u32),
@@ -62,7 +62,7 @@ struct Scan {
 /// names, or, unless `partial` is set, members that archfs cannot read; `Io`.
 pub(super) fn scan(
     storage: &Arc<dyn Storage>,
-    directory: Directory,
+    directory: CentralDirectory,
     owner: (u32, u32),
     partial: bool,
     progress: &Progress,
@@ -78,7 +78,7 @@ pub(super) fn scan(
         unreadable: None,
         unreadable_count: 0,
     };
-    let mut walk = DirectoryWalk::new(storage, directory);
+    let mut walk = EntryWalk::new(storage, directory);
     let mut count = 0_u64;
     let mut reported = directory.start;
     while let Some((at, entry)) = walk.next()? {
@@ -183,7 +183,7 @@ impl Scan {
 
     /// Adds the members to the tree.
     fn flush(&mut self) -> Result<()> {
-        let Directory { start, end, .. } = self.directory;
+        let CentralDirectory { start, end, .. } = self.directory;
         let archive = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start, end };
         self.tree.add(archive, &self.members, &mut Vec::new())?;
         self.members.clear();
@@ -191,7 +191,7 @@ impl Scan {
     }
 
     fn check_count(&mut self, found: u64) {
-        let Directory { entries, is_modulo, .. } = self.directory;
+        let CentralDirectory { entries, is_modulo, .. } = self.directory;
         let same = match is_modulo {
             true => found & 0xffff == entries & 0xffff,
             false => found == entries,

@@ -1,6 +1,6 @@
 //! Goes through the entries of a central directory, in their order.
 
-use super::end::Directory;
+use super::end::CentralDirectory;
 use super::entry::{Entry, FIXED, Lengths};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
@@ -12,15 +12,15 @@ use crate::sync::Arc;
 const READ_SIZE: usize = 1 << 20;
 
 /// The entries of a central directory.
-pub(super) struct DirectoryWalk {
+pub(super) struct EntryWalk {
     cursor: Cursor,
-    directory: Directory,
+    directory: CentralDirectory,
     /// Length of the entry that was returned last, bytes.
     len: usize,
 }
 
-impl DirectoryWalk {
-    pub(super) fn new(storage: &Arc<dyn Storage>, directory: Directory) -> Self {
+impl EntryWalk {
+    pub(super) fn new(storage: &Arc<dyn Storage>, directory: CentralDirectory) -> Self {
         let cursor = Cursor::new(Arc::clone(storage), directory.start, READ_SIZE);
         Self { cursor, directory, len: 0 }
     }
