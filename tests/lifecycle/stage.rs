@@ -567,20 +567,22 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
         (CACHE, Some("preloading nothing"), 0..=4 << 20),
     ] {
         for groups in limits(work.path(), left) {
-            if !forget(&archive) {
-                skip(&format!("{} keeps files in memory", work.path().display()));
-                return;
+            let mut seen = Vec::new();
+            // A kernel with DAMON may reclaim a few idle pages in between.
+            while seen.len() < 10 && !seen.last().is_some_and(|pages| preloaded.contains(pages)) {
+                if !forget(&archive) {
+                    skip(&format!("{} keeps files in memory", work.path().display()));
+                    return;
+                }
+                let output = limited_after("1", &groups, &archive, &mount_point, &["--preload"]);
+                let said = stderr(&output);
+                assert!(output.status.success(), "{left}: {said}");
+                assert_eq!(output.stdout, b"hello, world\n");
+                assert_eq!(said.contains("archfs: warning: --preload: "), says.is_some(), "{said}");
+                assert!(said.contains(says.unwrap_or_default()), "{said}");
+                seen.push(pages());
             }
-            let output = limited_after("1", &groups, &archive, &mount_point, &["--preload"]);
-            let said = stderr(&output);
-            assert!(output.status.success(), "{left}: {said}");
-            assert_eq!(output.stdout, b"hello, world\n");
-            assert_eq!(said.contains("archfs: warning: --preload: "), says.is_some(), "{said}");
-            assert!(said.contains(says.unwrap_or_default()), "{said}");
-            // A kernel with DAMON reclaims a few idle pages at any time.
-            let least = preloaded.start() * 95 / 100;
-            let pages = pages();
-            assert!((least..=*preloaded.end()).contains(&pages), "{left}: {pages} of {len}");
+            assert!(preloaded.contains(seen.last().unwrap()), "{left}: {seen:?} of {len}");
         }
     }
 }
