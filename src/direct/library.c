@@ -758,12 +758,11 @@ static void request_table(struct mount *mount)
     enum reply reply = ask(mount, &answer);
     if (reply == GIVEN && take(mount, &answer)) {
         STORE(&mount->phase, READY);
-    } else if (reply == UNANSWERED && ++mount->unanswered < MOST_UNANSWERED) {
-        /* It is stopped, or the node is busy. A long pause, because each of these requests takes a second. */
-        STORE(&mount->not_before, now() + UNANSWERED_PAUSE);
-        STORE(&mount->pause, UNANSWERED_PAUSE);
-    } else if (reply == LATER) {
+    } else if (reply == LATER || (reply == UNANSWERED && ++mount->unanswered < MOST_UNANSWERED)) {
         i64 pause = mount->pause == 0 ? FIRST_PAUSE : (i64)smaller((u64)mount->pause * 2, LONGEST_PAUSE);
+        /* It is stopped, or the node is busy. Each of these requests takes the whole time limit. */
+        if (reply == UNANSWERED)
+            pause = UNANSWERED_PAUSE;
         STORE(&mount->not_before, now() + pause);
         STORE(&mount->pause, pause);
     } else {

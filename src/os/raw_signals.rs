@@ -134,9 +134,11 @@ pub(crate) fn receive_in_one_thread(signals: &'static [i32]) {
             let _ = poll(&mut polled, None);
             let pending = Mask::pending();
             blocked.handle_once(libc::SIGCONT);
-            signals.iter().filter(|signal| pending.has(**signal)).for_each(|signal| {
-                blocked.handle_once(*signal);
-            });
+            for &signal in signals {
+                if pending.has(signal) {
+                    blocked.handle_once(signal);
+                }
+            }
         }
     };
     let before = blocked.replace();

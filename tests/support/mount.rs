@@ -30,7 +30,7 @@ impl Mounted {
             .arg(image)
             .arg(mount_point));
         let mounted = Self { mount_point: mount_point.to_owned(), how: How::Archfs };
-        mounted.check_direct_reads(&[image.to_owned()], options);
+        check_direct_reads(&[image.to_owned()], options);
         mounted
     }
 
@@ -46,27 +46,9 @@ impl Mounted {
         run(Command::new(words[0]).args(&words[1..]).args(options).args(archives).arg(mount_point));
         let mounted = Self { mount_point: mount_point.to_owned(), how: How::Archfs };
         if before.is_empty() {
-            mounted.check_direct_reads(archives, options);
+            check_direct_reads(archives, options);
         }
         mounted
-    }
-
-    /// If ARCHFS_TEST_DIRECT names a file, reads everything by `run --direct`, which compares each
-    /// direct read with a mount of its own, and appends the number of direct reads to that file. So
-    /// all tests that read a mount also show that its archives can be read directly.
-    fn check_direct_reads(&self, archives: &[PathBuf], options: &[&str]) {
-        let Some(counts) = std::env::var_os("ARCHFS_TEST_DIRECT") else { return };
-        let read_all = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/read-all");
-        let work = super::work_directory();
-        let (mount_point, stats) = (work.path().join("mount"), work.path().join("stats"));
-        let mut command = archfs();
-        command.args(["run", "--direct", "--quiet", "--stats-json"]).arg(&stats);
-        command.args(options).args(archives).arg(&mount_point);
-        run(command.arg("--").arg(read_all).arg(&mount_point).env("ARCHFS_DIRECT", "check"));
-        let stats: serde_json::Value = serde_json::from_slice(&fs::read(&stats).unwrap()).unwrap();
-        let line = format!("{}\n", stats["direct_reads"].as_u64().unwrap());
-        let mut counts = fs::File::options().append(true).open(counts).unwrap();
-        counts.write_all(line.as_bytes()).unwrap();
     }
 
     /// The PID of the daemon.
@@ -90,6 +72,24 @@ impl Mounted {
     pub fn path(&self) -> &Path {
         &self.mount_point
     }
+}
+
+/// If ARCHFS_TEST_DIRECT names a file, reads everything by `run --direct`, which compares each
+/// direct read with a mount of its own, and appends the number of direct reads to that file. So
+/// all tests that read a mount also show that its archives can be read directly.
+fn check_direct_reads(archives: &[PathBuf], options: &[&str]) {
+    let Some(counts) = std::env::var_os("ARCHFS_TEST_DIRECT") else { return };
+    let read_all = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/direct/read-all");
+    let work = super::work_directory();
+    let (mount_point, stats) = (work.path().join("mount"), work.path().join("stats"));
+    let mut command = archfs();
+    command.args(["run", "--direct", "--quiet", "--stats-json"]).arg(&stats);
+    command.args(options).args(archives).arg(&mount_point);
+    run(command.arg("--").arg(read_all).arg(&mount_point).env("ARCHFS_DIRECT", "check"));
+    let stats: serde_json::Value = serde_json::from_slice(&fs::read(&stats).unwrap()).unwrap();
+    let line = format!("{}\n", stats["direct_reads"].as_u64().unwrap());
+    let mut counts = fs::File::options().append(true).open(counts).unwrap();
+    counts.write_all(line.as_bytes()).unwrap();
 }
 
 impl Drop for Mounted {

@@ -123,10 +123,8 @@ pub fn ignore_others() {
     Mask::clear();
 }
 
-/// In a Slurm job, makes this process handle the signals whose order matters in the order in which
-/// they were sent. Call this before any thread is started that lives as long as the mount.
-///
-/// Otherwise, of two signals that arrive together, two threads may handle one each, in any order.
+/// In a Slurm job, makes this process handle SIGCONT before a signal that was sent after it. Call
+/// this before any thread is started that lives as long as the mount.
 pub fn receive_in_order() {
     if SlurmEnd::is_in_job() {
         raw_signals::receive_in_one_thread(&SENT_BY_SLURM);

@@ -472,6 +472,7 @@ mod tests {
         leases.serve_requests(false, &mut ());
         assert_eq!(leases.lease_requests_granted(), 2);
     }
+
     /// Like a signal that arrives between the two calls.
     #[test]
     fn a_request_that_was_received_is_answered_by_what_holds_then() {
