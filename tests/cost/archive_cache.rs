@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::cgroup::{Bound, Group};
 use crate::support::mount::{CleanUp, Mounted, unmount};
-use crate::support::page_cache::{PAGE, forget, resident_pages};
+use crate::support::page_cache::{IdlePagesStay, PAGE, forget, resident_pages};
 use crate::support::skip::skip;
 use crate::support::{
     archfs, image, run, skip_without_mounts, source, tar, wait_until, work_directory,
@@ -396,6 +396,7 @@ fn a_staged_copy_on_a_disk_leaves_the_page_cache() {
 
 #[test]
 fn preloaded_pages_leave_when_they_were_served() {
+    let _idle_pages_stay = IdlePagesStay::new();
     let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let mount_point = work.path().join("mount");

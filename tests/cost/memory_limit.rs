@@ -363,7 +363,7 @@ fn an_index_larger_than_the_job_is_refused() {
             assert_eq!(is_told, !fits, "{limit}: {stderr}");
             if fits {
                 let found = group.run(&format!("find {} | wc -l", mount_point.display()));
-                assert_eq!(found.stdout, b"400101\n", "{limit}");
+                assert_eq!(found.stdout, b"400101\n", "{limit}: {}", said(&found));
                 assert_eq!(group.killed(), 0, "{limit}: find");
                 unmount(&mount_point);
             }

@@ -58,7 +58,10 @@ fn mount_reports_a_daemon_that_panics_at_the_first_request() {
 fn assert_went_loudly(stage: &Stage, thread: &str) {
     wait_until("the mount is gone", || stage.is_gone());
     wait_until("no record is left", || listed(&stage.mount_point).is_none());
-    let log = fs::read_to_string(stage.work.path().join("log")).unwrap();
+    let read_log = || fs::read_to_string(stage.work.path().join("log")).unwrap();
+    // The daemon unmounts first.
+    wait_until("the log has the reason", || read_log().contains("internal error in archfs"));
+    let log = read_log();
     let reports: Vec<_> =
         log.lines().filter(|line| line.contains("internal error in archfs")).collect();
     assert_eq!(reports.len(), 1, "{log}");

@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::support::mount::{CleanUp, Mounted, is_mounted, listed, unmount};
-use crate::support::page_cache::{PAGE, forget, resident_pages};
+use crate::support::page_cache::{IdlePagesStay, PAGE, forget, resident_pages};
 use crate::support::skip::skip;
 use crate::support::snapshot::{Depth, assert_same, take};
 use crate::support::stage::{end, processes_about, shell, stop, tell};
@@ -553,6 +553,7 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
         return;
     }
     const FITS: u64 = 20 << 20;
+    let _idle_pages_stay = IdlePagesStay::new();
     let work = work_directory();
     let archive = work.path().join("data.tar");
     let contents = source::noise(1, 3 * FITS as usize / 2);
@@ -567,22 +568,18 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
         (CACHE, Some("preloading nothing"), 0..=4 << 20),
     ] {
         for groups in limits(work.path(), left) {
-            let mut seen = Vec::new();
-            // A kernel with DAMON may reclaim a few idle pages in between.
-            while seen.len() < 10 && !seen.last().is_some_and(|pages| preloaded.contains(pages)) {
-                if !forget(&archive) {
-                    skip(&format!("{} keeps files in memory", work.path().display()));
-                    return;
-                }
-                let output = limited_after("1", &groups, &archive, &mount_point, &["--preload"]);
-                let said = stderr(&output);
-                assert!(output.status.success(), "{left}: {said}");
-                assert_eq!(output.stdout, b"hello, world\n");
-                assert_eq!(said.contains("archfs: warning: --preload: "), says.is_some(), "{said}");
-                assert!(said.contains(says.unwrap_or_default()), "{said}");
-                seen.push(pages());
+            if !forget(&archive) {
+                skip(&format!("{} keeps files in memory", work.path().display()));
+                return;
             }
-            assert!(preloaded.contains(seen.last().unwrap()), "{left}: {seen:?} of {len}");
+            let output = limited_after("1", &groups, &archive, &mount_point, &["--preload"]);
+            let said = stderr(&output);
+            assert!(output.status.success(), "{left}: {said}");
+            assert_eq!(output.stdout, b"hello, world\n");
+            assert_eq!(said.contains("archfs: warning: --preload: "), says.is_some(), "{said}");
+            assert!(said.contains(says.unwrap_or_default()), "{said}");
+            let pages = pages();
+            assert!(preloaded.contains(&pages), "{left}: {pages} of {len}");
         }
     }
 }
@@ -639,6 +636,7 @@ fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
     if skip_without_mounts() {
         return;
     }
+    let _idle_pages_stay = IdlePagesStay::new();
     let work = work_directory();
     let archives: Vec<_> = ["a", "b"]
         .map(|name| {
@@ -656,33 +654,22 @@ fn preload_fills_the_page_cache_and_stage_leaves_it_as_it_was() {
     let tmpfs = Tmpfs::new(work.path().join("near"), 128 << 20);
     drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option(), WAIT]));
     assert_eq!(archives.iter().map(|path| resident_pages(path)).sum::<u64>(), 0);
-    // Another process uses one of the files. A kernel that reclaims memory early may have loaded
-    // some pages again at times; archfs would load them every time.
-    let staged = [(); 5].map(|()| {
-        assert!(forget(&archives[0]));
-        fs::read(&archives[1]).unwrap();
-        drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option(), WAIT]));
-        [0, 1].map(|number| resident_pages(&archives[number]))
-    });
-    assert!(staged.contains(&[0, pages]), "{staged:?} of {pages}");
+    // Another process uses one of the files.
+    fs::read(&archives[1]).unwrap();
+    drop(Mounted::several(&[], &archives, &mount_point, &[&tmpfs.option(), WAIT]));
+    let resident = || [0, 1].map(|number| resident_pages(&archives[number]));
+    let [other, used] = resident();
+    assert_eq!(used, pages);
     if has_cachestat() {
-        assert!(staged.iter().all(|[other, _]| *other == 0), "{staged:?}");
+        assert_eq!(other, 0);
     }
 
     for _ in 0..2 {
-        // Another test may drop the pages of all files in between.
-        assert!((0..5).any(|_| is_preloaded(&archives, &mount_point, pages)));
+        assert!(archives.iter().all(|path| forget(path)));
+        let preload = ["env", "ARCHFS_PRELOAD=1"];
+        let _mounted = Mounted::several(&preload, &archives, &mount_point, &[]);
+        wait_until("all is in memory", || resident() == [pages; 2]);
     }
-}
-
-/// Whether a mount with `--preload` has all `pages` of each archive in memory within five seconds.
-fn is_preloaded(archives: &[PathBuf], mount_point: &Path, pages: u64) -> bool {
-    assert!(archives.iter().all(|path| forget(path)));
-    let _mounted = Mounted::several(&["env", "ARCHFS_PRELOAD=1"], archives, mount_point, &[]);
-    (0..500).any(|_| {
-        thread::sleep(Duration::from_millis(10));
-        archives.iter().all(|path| resident_pages(path) == pages)
-    })
 }
 
 #[test]

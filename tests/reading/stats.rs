@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -150,11 +150,13 @@ fn the_bottleneck_is_what_readers_wait_for() {
     let storage = Faulty::new(&stage.archive, &stage.work.path().join("storage"));
     let hung = stage.work.path().join("hung");
     let _clean_up = CleanUp(hung.clone());
+    let begun = Instant::now();
     run(archfs().args(["mount", "--keep", "-q"]).arg(storage.file()).arg(&hung));
     storage.set(Fault::Hanging);
     let path = hung.join("5");
     let reader = thread::spawn(move || fs::read(path).unwrap().len());
-    thread::sleep(Duration::from_secs(3));
+    // Longer than all else took, however busy the machine is.
+    thread::sleep(begun.elapsed() * 4 + Duration::from_secs(1));
     storage.set(Fault::None);
     assert_eq!(reader.join().unwrap(), SIZES[5]);
     let text = stats_of(&hung, &[]);
