@@ -124,12 +124,15 @@ fn no_file(body: Body, was_opened: bool) -> Failure {
 
 /// What the server says about a `request` that it does not accept.
 fn denial(head: &Parts, body: Body, request: &Request) -> Denial {
-    let text = |name: &str| Some(head.headers.get(name)?.to_str().ok()?.to_owned());
+    // Some servers send UTF-8.
+    let text =
+        |name: &str| Some(String::from_utf8_lossy(head.headers.get(name)?.as_bytes()).into_owned());
     let body = start_of(body);
     let date = text("date").and_then(|date| rfc2822::parse(&date).ok());
     Denial {
         url: request.url.clone(),
         generation: request.generation,
+        is_redirected: request.is_redirected,
         status: head.status,
         code: element(&body, "Code"),
         location: text("location"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use ureq::http::StatusCode;
 
+use super::address::redirected;
 use crate::error::{Error, Kind, reason};
 
 /// Why a request failed.
@@ -24,6 +25,8 @@ pub(super) struct Denial {
     /// What was asked for, and in which state of the server.
     pub(super) url: String,
     pub(super) generation: u64,
+    /// As in `Request`.
+    pub(super) is_redirected: bool,
     pub(super) status: StatusCode,
     /// The code of an S3 server.
     pub(super) code: Option<String>,
@@ -35,7 +38,26 @@ pub(super) struct Denial {
     pub(super) date: Option<Timestamp>,
 }
 
+impl Denial {
+    /// Where a redirect leads, if archfs may follow it.
+    pub(super) fn target(&self) -> Option<String> {
+        redirected(&self.url, self.location.as_deref()?)
+    }
+}
+
 impl Failure {
+    /// The same, with the name of the server that archfs was sent to.
+    pub(super) fn of_redirect_to(self, host: &str) -> Self {
+        let object = format!("redirected to {host}");
+        match self {
+            Self::Passing { why, after } => {
+                Self::Passing { why: format!("{object}: {why}"), after }
+            }
+            Self::Final(error) => Self::Final(error.within(object)),
+            denied @ Self::Denied(_) => denied,
+        }
+    }
+
     pub(super) fn passing(why: impl Into<String>) -> Self {
         Self::Passing { why: why.into(), after: None }
     }

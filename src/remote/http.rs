@@ -71,13 +71,6 @@ impl Request {
     }
 }
 
-/// Scheme and host of `url`; `None` if it is relative.
-pub(super) fn origin(url: &str) -> Option<&str> {
-    let start = url.find("://")? + 3;
-    let rest = url.get(start..)?;
-    url.get(..start + rest.find(['/', '?']).unwrap_or(rest.len()))
-}
-
 /// The right to send a request and to read its answer.
 pub(super) struct Slot;
 

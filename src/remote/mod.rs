@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::{AtomicBool, Ordering};
 use crate::url;
 
+mod address;
 mod answer;
 mod failure;
 mod http;
@@ -176,8 +177,11 @@ fn server_of(name: &Path) -> Result<Server> {
 /// Requests of one read that a server has not accepted, and that were changed.
 const CHANGES_MAX: u32 = 10;
 
-/// Changes that need not wait for anything, such as a redirect.
+/// Changes that need not wait for anything.
 const CHANGES_AT_ONCE: u32 = 4;
+
+/// Redirects that follow each other.
+const REDIRECTS_MAX: u32 = 10;
 
 /// The result of `attempt`, which is repeated after errors that may pass, and with a request that
 /// the server may accept.
@@ -186,7 +190,7 @@ fn attempts<T>(
     outage: &mut Outage<'_>,
     mut attempt: impl FnMut() -> std::result::Result<T, Failure>,
 ) -> Result<T> {
-    let mut changes = 0;
+    let (mut changes, mut redirects) = (0, 0);
     loop {
         let failure = match attempt() {
             Ok(found) => return Ok(found),
@@ -197,17 +201,25 @@ fn attempts<T>(
                 return Err(Error::new(Kind::Interrupted, why));
             }
             Failure::Passing { why, after } => {
+                redirects = 0;
                 log::info!("{}: {why}; trying again", server.name());
                 if !outage.wait(after) {
                     return Err(Error::new(Kind::Io, outage.describe(&why)));
                 }
             }
-            // With other credentials, at another host, or with the time of the server.
+            // At another host, with other credentials, or with the time of the server.
             Failure::Denied(denial) => {
-                changes += 1;
-                let is_changed = changes <= CHANGES_MAX && server.adapt(&denial);
-                let mut may_wait = || changes <= CHANGES_AT_ONCE || outage.wait(None);
+                let is_redirect = denial.status.is_redirection();
+                (changes, redirects) = match is_redirect {
+                    true => (changes, redirects + 1),
+                    false => (changes + 1, 0),
+                };
+                let may_change = changes <= CHANGES_MAX && redirects <= REDIRECTS_MAX;
+                let is_changed = may_change && server.adapt(&denial);
+                let mut may_wait =
+                    || is_redirect || changes <= CHANGES_AT_ONCE || outage.wait(None);
                 if !is_changed || !may_wait() {
+                    server.forget_redirect(denial.generation);
                     return Err(server.denied(*denial));
                 }
             }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ureq::http::StatusCode;
 
 use super::Version;
+use super::address;
 use super::answer::{self, Answer};
 use super::failure::{Denial, Failure};
 use super::http::Slot;
@@ -69,11 +70,33 @@ impl Server {
         let _slot = Slot::take();
         let answer = request.send();
         let answer = answer.and_then(|it| answer::read(it, &request, range, opened, buffer));
-        answer.inspect_err(|failure| {
-            if let (Location::Plain(file), Failure::Passing { .. }) = (&self.file, failure) {
-                file.note_outage(request.generation);
+        answer.map_err(|failure| {
+            if !matches!(failure, Failure::Denied(_)) {
+                self.forget_redirect(request.generation);
+            }
+            match self.redirected_to(&request.url) {
+                Some(host) => failure.of_redirect_to(&host),
+                None => failure,
             }
         })
+    }
+
+    /// The host of `url`, if archfs was sent there from another one.
+    fn redirected_to(&self, url: &str) -> Option<String> {
+        let own = match &self.file {
+            Location::Plain(file) => address::host(file.url()),
+            Location::Object(object) => address::host(&object.endpoint()),
+        };
+        Some(address::host(url)).filter(|host| *host != own)
+    }
+
+    /// Returns to the URL itself in later requests, because what it led to failed in the state with
+    /// this number.
+    pub(super) fn forget_redirect(&self, generation: u64) {
+        match &self.file {
+            Location::Plain(file) => file.forget_redirect(generation),
+            Location::Object(object) => object.forget_redirect(generation),
+        }
     }
 
     /// Changes what the next request will be, since the server did not accept one. Returns whether
@@ -87,17 +110,24 @@ impl Server {
 
     /// The error for a request that was not accepted.
     pub(super) fn denied(&self, denial: Denial) -> Error {
-        let Denial { status, code, .. } = denial;
-        let code = code.map(|code| format!(" ({code})")).unwrap_or_default();
+        let status = denial.status;
+        let code = denial.code.as_ref().map(|code| format!(" ({code})")).unwrap_or_default();
         let context = format!("{}{code}", answer::answers(status));
         let hint = match &self.file {
-            Location::Plain(_) if status.is_redirection() => {
-                "there is no end of it, or it is less safe"
+            _ if status.is_redirection() && denial.target().is_some() => {
+                "there is no end of redirects"
+            }
+            _ if status.is_redirection() => {
+                "archfs follows redirects to http:// and https://, and none from https to http"
             }
             Location::Plain(_) => "a presigned URL may have expired, or a password is missing",
-            Location::Object(object) => object.hint(),
+            Location::Object(object) => object.hint(&denial),
         };
         let kind = if status == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Denied };
-        Error::new(kind, context).with_hint(hint)
+        let error = Error::new(kind, context).with_hint(hint);
+        match self.redirected_to(&denial.url) {
+            Some(host) => error.within(format!("redirected to {host}")),
+            None => error,
+        }
     }
 }

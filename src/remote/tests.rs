@@ -265,7 +265,7 @@ fn a_server_that_cannot_be_reached_is_named() {
     }
 }
 
-/// > A password goes only to the server that the user named.
+/// > A password, a signature or a session token goes only to the server that the user named.
 #[test]
 fn a_password_is_sent_to_its_own_server_only() {
     let other = faulty(|_| None);
@@ -287,9 +287,7 @@ fn a_password_is_sent_to_its_own_server_only() {
     assert_eq!(requests[0].path, "/elsewhere?signature=1");
 }
 
-/// > Redirects are followed, except from https to http.
-///
-/// > If the target of a redirect expires, archfs asks for a new one.
+/// > If the target of a redirect expires or fails, archfs asks for a new one.
 #[test]
 fn redirects_are_followed_and_asked_for_again_when_their_target_expires() {
     for status in [301, 302, 303, 307, 308] {
@@ -312,9 +310,131 @@ fn redirects_are_followed_and_asked_for_again_when_their_target_expires() {
         let expected = ["/d/a", "/d/b?0", "/d/b?0", "/d/b?0", "/d/a", "/d/b?4", "/d/b?4", "/d/b?4"];
         assert_eq!(paths, expected, "{status}");
     }
-    let circle = faulty(|_| Some(Reply::status(302).with("Location", "/a")));
-    assert_eq!(open(&circle, "/a").unwrap_err().kind(), Kind::Denied);
-    assert!((5..20).contains(&circle.requests().len()));
+}
+
+#[test]
+fn a_relative_redirect_leads_where_it_says() {
+    for (location, path) in [
+        ("../plain/a", "/plain/a"),
+        ("./b/../a", "/d/a"),
+        ("../../../a", "/a"),
+        ("?key=1", "/d/redirect?key=1"),
+        ("a b", "/d/a%20b"),
+    ] {
+        let server = faulty(move |request| {
+            let is_first = request.path == "/d/redirect";
+            is_first.then(|| Reply::status(307).with("Location", location))
+        });
+        read(&open(&server, "/d/redirect").unwrap(), 5..60).unwrap();
+        let paths: Vec<_> = server.requests().into_iter().map(|request| request.path).collect();
+        assert_eq!(paths, ["/d/redirect", path, path]);
+    }
+}
+
+#[test]
+fn a_scheme_may_be_in_capitals() {
+    let server = faulty(|_| None);
+    let location = server.url("/b").replace("http", "HTTP");
+    let first = faulty(move |_| Some(Reply::status(302).with("Location", &location)));
+    let url = first.url("/a").replace("http", "Http");
+    let found = Server::with(&url, Environment::of(NO_ENVIRONMENT)).unwrap();
+    read(&RemoteFile::open_at(found, SHORT).unwrap(), 5..60).unwrap();
+    assert_eq!(server.requests().len(), 2);
+}
+
+/// > Up to 10 redirects in a row are followed, to http:// and https://, and none from https to
+/// > http.
+#[test]
+fn ten_redirects_are_followed_and_eleven_are_not() {
+    let chain = |len: usize| {
+        faulty(move |request| {
+            let hop: usize = request.path[1..].parse().unwrap();
+            let next = format!("/{}", hop + 1);
+            (hop < len).then(|| Reply::status(302).with("Location", &next))
+        })
+    };
+    // Without patience, because a redirect need not wait for anything.
+    let open = |server: &TestServer| {
+        let found = Server::with(&server.url("/0"), Environment::of(NO_ENVIRONMENT)).unwrap();
+        RemoteFile::open_at(found, Duration::ZERO)
+    };
+    let server = chain(10);
+    read(&open(&server).unwrap(), 5..60).unwrap();
+    assert_eq!(server.requests().len(), 12);
+    let server = chain(11);
+    let error = open(&server).unwrap_err();
+    assert_eq!(error.kind(), Kind::Denied);
+    assert!(error.hint().unwrap().contains("no end of redirects"), "{error:?}");
+    assert_eq!(server.requests().len(), 11);
+}
+
+#[test]
+fn redirects_to_other_kinds_of_urls_are_refused() {
+    for location in
+        ["file:///etc/passwd", "FILE:/etc/passwd", "ftp://host/a", "s3://b/a", "https://"]
+    {
+        let server = faulty(move |_| Some(Reply::status(302).with("Location", location)));
+        let error = open(&server, "/a").unwrap_err();
+        assert_eq!(error.kind(), Kind::Denied);
+        assert!(error.hint().unwrap().contains("http:// and https://"), "{error:?}");
+        assert_eq!(server.requests().len(), 1, "{location}");
+    }
+}
+
+/// Where nothing listens, at an unknown name, and at a server that refuses.
+#[test]
+fn errors_behind_a_redirect_name_its_host_and_no_secret() {
+    let (closed, denied) = (faulty(|_| None), faulty(|_| Some(Reply::status(403))));
+    let host = closed.host();
+    drop(closed);
+    let refused = format!("redirected to {}: the server answers 403", denied.host());
+    for (host, text) in [
+        (host.clone(), format!("redirected to {host}: cannot connect: ")),
+        ("no-such-host.invalid".into(), "redirected to no-such-host.invalid: the name of".into()),
+        (denied.host(), refused),
+    ] {
+        let location = format!("http://me:SECRET@{host}/SECRET?sig=SECRET");
+        let server = faulty(move |_| Some(Reply::status(307).with("Location", &location)));
+        let plain = Server::with(&server.url("/a"), Environment::of(NO_ENVIRONMENT)).unwrap();
+        let object = Server::with("s3://bucket/a", with_key(&server, &key("first"))).unwrap();
+        for server in [plain, object] {
+            let name = server.name().to_owned();
+            let error = RemoteFile::open_at(server, Duration::from_millis(300)).unwrap_err();
+            let shown = format!("{error:#} {:?}", error.hint());
+            assert!(shown.starts_with(&format!("{name}: {text}")), "{shown}");
+            assert!(!shown.contains("SECRET"), "{shown}");
+        }
+    }
+}
+
+/// > If the target of a redirect expires or fails, archfs asks for a new one.
+#[test]
+fn a_target_that_goes_away_is_replaced() {
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let gone = Arc::clone(&is_gone);
+    let first = faulty(move |request| {
+        let reset = Reply::part(request, &bytes()).sent(Manner::Reset(0));
+        gone.load(Ordering::Relaxed).then_some(reset)
+    });
+    let second = faulty(|_| None);
+    let targets = Arc::new(Mutex::new(first.url("/bucket/a%20b.tar")));
+    let target = Arc::clone(&targets);
+    let store = faulty(move |_| {
+        Some(error_of_s3(307, "TemporaryRedirect").with("Location", &target.lock()))
+    });
+    let plain = open(&store, "/a").unwrap();
+    let object = open_object(&store, &key("first")).unwrap();
+    for file in [&plain, &object] {
+        read(file, 0..10).unwrap();
+    }
+    *targets.lock() = second.url("/bucket/a%20b.tar");
+    is_gone.store(true, Ordering::Relaxed);
+    for file in [&plain, &object] {
+        for range in [0..10, 10..20] {
+            read(file, range).unwrap();
+        }
+    }
+    assert_eq!(second.requests().len(), 4);
 }
 
 /// The environment of a user of `server` as an S3 store, with this key.
@@ -407,13 +527,36 @@ fn a_store_may_name_another_region_or_host() {
     });
     read(&open_object(&server, &key("first")).unwrap(), 0..10).unwrap();
     assert_eq!(server.requests().len(), 3);
+}
+
+/// > A password, a signature or a session token goes only to the server that the user named.
+#[test]
+fn a_store_may_name_another_host_which_gets_no_credentials() {
     let second = faulty(|_| None);
-    let url = second.url("/bucket/a%20b.tar");
+    let url = second.url("/elsewhere/a?X-Amz-Signature=1");
     let first = faulty(move |_| Some(error_of_s3(307, "TemporaryRedirect").with("Location", &url)));
     read(&open_object(&first, &key("first")).unwrap(), 0..10).unwrap();
     assert_eq!((first.requests().len(), second.requests().len()), (1, 2));
-    let last = second.requests().pop().unwrap();
-    assert_eq!((last.header("host"), &*last.path), (&*second.host(), "/bucket/a%20b.tar"));
+    for request in second.requests() {
+        assert_eq!(request.path, "/elsewhere/a?X-Amz-Signature=1");
+        let sent: Vec<_> = request.headers.keys().map(String::as_str).collect();
+        let is_secret = |name: &&str| name.starts_with("x-amz-") || *name == "authorization";
+        assert!(!sent.iter().any(is_secret), "{sent:?}");
+    }
+    assert_eq!(first.requests()[0].header("x-amz-security-token"), "token");
+    let denying = faulty(|_| Some(error_of_s3(403, "AccessDenied")));
+    let url = denying.url("/bucket/a");
+    let first = faulty(move |_| Some(error_of_s3(307, "TemporaryRedirect").with("Location", &url)));
+    let error = open_object(&first, &key("first")).unwrap_err();
+    assert!(error.hint().unwrap().contains("AWS_ENDPOINT_URL"), "{error:?}");
+    assert!(error.to_string().contains(&denying.host()), "{error}");
+    let own = faulty(|request| {
+        let reply = error_of_s3(307, "TemporaryRedirect");
+        (request.number == 0).then(|| reply.with("Location", "/bucket/a%20b.tar?x"))
+    });
+    read(&open_object(&own, &key("first")).unwrap(), 0..10).unwrap();
+    let last = own.requests().pop().unwrap();
+    assert_eq!((last.header("x-amz-security-token"), &*last.path), ("token", "/bucket/a%20b.tar"));
 }
 
 /// A fifth of all answers fails in some way, to eight readers.
