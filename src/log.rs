@@ -20,6 +20,7 @@ use crate::batch_job;
 use crate::error::{Error, reason};
 use crate::sync::{Mutex, OnceLock};
 use crate::units::format_utc;
+use crate::url;
 
 /// How often the same message is logged: a corrupt block may be read a million times.
 const REPEATS: u32 = 3;
@@ -138,14 +139,14 @@ pub fn text_of(error: &Error) -> String {
     if verbosity() == Verbosity::Verbose { format!("{error:#}") } else { error.to_string() }
 }
 
-/// A message as it is printed, with the newline and without errno numbers.
+/// A message as it is printed, with the newline, without errno numbers and secrets of URLs.
 pub fn line(label: Label, text: &str) -> String {
     static PREFIX: OnceLock<String> = OnceLock::new();
     let prefix = PREFIX.get_or_init(|| {
         let node = batch_job::current().map(|_| batch_job::node_name());
         prefix_on(node.as_deref())
     });
-    format!("{prefix}: {}: {}\n", label.word(), printable(&reason(text)))
+    format!("{prefix}: {}: {}\n", label.word(), printable(&url::shown_in(&reason(text))))
 }
 
 /// The start of each line; `node` is given in a batch job.

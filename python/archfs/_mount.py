@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _command, _leases, _scratch
 from ._errors import Error, UsageError, missing
-from ._options import PATHS, MountOptions, PathLike, is_url, mount_words, path, takes
+from ._options import PATHS, MountOptions, PathLike, is_url, mount_words, path, shown, takes
 from ._options import archive as absolute_archive
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ class Mount:
         return str(self._path)
 
     def __repr__(self) -> str:
-        # The query of a URL may be a signature.
-        paths = [name.partition("?")[0] if is_url(name) else name for name in self._archives]
-        names = [repr(os.path.basename(path)) for path in paths]
+        names = [repr(os.path.basename(shown(name))) for name in self._archives]
         archives = names[0] if len(names) == 1 else f"{len(names)} archives"
         state = ", unmounted" if self.closed else ""
         return f"<archfs.Mount of {archives} at {str(self._path)!r}{state}>"

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Callable, Optional, TypedDict, TypeVar, Union
 
@@ -18,6 +19,9 @@ Size = Union[int, str]
 Time = Union[int, float, str]
 """Seconds, or a text such as "90s", "15m" or "2h"."""
 
+
+# A URL, perhaps with a mistyped scheme: archfs hides its secrets only if it gets it as it is.
+_LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -96,12 +100,21 @@ def path(value: PathLike) -> str:
 def archive(value: PathLike) -> str:
     """The name of an archive, which stays valid after os.chdir."""
     text = path(value)
-    return text if is_url(text) else os.path.abspath(text)
+    return text if _LIKE_URL.match(text) else os.path.abspath(text)
 
 
 def is_url(archive: str) -> bool:
     """Whether an archive is at a URL that archfs reads."""
-    return archive.startswith(("https://", "http://", "s3://"))
+    return archive.partition("://")[0].lower() in ("https", "http", "s3") and "://" in archive
+
+
+def shown(archive: str) -> str:
+    """The name of an archive in messages: a URL without user, password and query."""
+    if not _LIKE_URL.match(archive):
+        return archive
+    scheme, _, rest = archive.partition("://")
+    before, _, host = re.split("[?#]", rest)[0].rpartition("@")
+    return f"{scheme}://{'...@' if before else ''}{host}"
 
 
 def mount_words(options: MountOptions) -> list[str]:

@@ -18,7 +18,7 @@ from . import _command
 from ._archive import Entry
 from ._direct import DirectReads
 from ._errors import Error
-from ._options import PathLike, words
+from ._options import PathLike, shown, words
 from ._options import archive as absolute_archive
 
 # Length of the rest, operation, offset, size; the path follows (src/reader/protocol.rs).
@@ -187,7 +187,7 @@ class Reader:
                 return connection
             connection.close()
             break
-        raise Error(f"{self._archives[0]}: cannot connect to the process that reads it")
+        raise Error(f"{shown(self._archives[0])}: cannot connect to the process that reads it")
 
     def _start(self) -> str:
         """Starts a server unless there is one; returns the name of its socket."""
@@ -197,7 +197,7 @@ class Reader:
     def _start_again(self) -> None:
         # The name depends on the identity of the archives.
         if self._start() != self._socket:
-            changed = f"{self._archives[0]}: changed since it was opened"
+            changed = f"{shown(self._archives[0])}: changed since it was opened"
             raise Error(changed, "open it again, for example in a new process")
 
     def __del__(self) -> None:

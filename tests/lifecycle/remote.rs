@@ -188,8 +188,8 @@ fn urls_and_files_are_one_tree() {
     assert_eq!(output.stdout, b"a");
 }
 
-/// > archfs shows, logs and records a URL without user, password and query. Only the user can read
-/// > the whole URL, in the environment of the daemon.
+/// > archfs shows, logs and records a URL without user, password and query, even if the URL is
+/// > mistyped. Only the user can read the whole URL, in the environment of the daemon.
 #[test]
 fn no_secret_of_a_url_can_be_seen() {
     let Some((work, mount_point, _clean_up)) = begin() else { return };
@@ -205,7 +205,10 @@ fn no_secret_of_a_url_can_be_seen() {
         let is_right = is_known && is_signed && !down.load(Ordering::Relaxed);
         (!is_right).then(|| Reply::status(403))
     });
-    let url = server.url("/a.tar?X-Amz-Signature=SIGNATURE").replace("://", "://me:hushhush@");
+    let url = server
+        .url("/a.tar?X-Amz-Signature=SIGNATURE")
+        .replace("http", "HTTP")
+        .replace("://", "://me:hushhush@");
     let log = work.path().join("log");
     let options = ["--keep", "-v", "--log-file", log.to_str().unwrap(), "--stage=/dev/shm"];
     let mut command = archfs_in(work.path());
@@ -249,6 +252,90 @@ fn no_secret_of_a_url_can_be_seen() {
         for secret in ["hushhush", "SIGNATURE", "bWU6"] {
             assert!(!text.contains(secret), "{text}");
         }
+    }
+}
+
+/// > archfs shows, logs and records a URL without user, password and query, even if the URL is
+/// > mistyped.
+#[test]
+fn no_message_has_a_secret_of_a_mistyped_url() {
+    let work = work_directory();
+    let mount_point = work.path().join("m");
+    let _clean_up = CleanUp(mount_point.clone());
+    fs::write(work.path().join("a.tar"), tar::of(&[("a", b"a")])).unwrap();
+    let server = serve(work.path(), |_| Some(Reply::status(404)));
+    let found = server.url("/a.tar?sig=SECRET").replace("http://", "HTTP://me:SECRET@");
+    let urls = [
+        found.as_str(),
+        "htps://me:SECRET@host/a.tar?X-Amz-Signature=SECRET",
+        "https:/me:SECRET@host/a.tar",
+        "s3://KEY:SE/CRET/SECRET@bucket/key",
+    ];
+    let commands = [
+        "URL",
+        "--URL",
+        "ls URL",
+        "ls --index=URL a.tar",
+        "cat URL a",
+        "cat a.tar URL",
+        "info --json URL",
+        "verify --json URL",
+        "index URL",
+        "extract URL x",
+        "pack URL x.sqfs",
+        "pack --compressor=URL a.tar x",
+        "pack --URL a.tar x",
+        "mount URL m",
+        "mount URL URL",
+        "mount a.tar URL",
+        "mount --cache=URL a.tar m",
+        "mount --stage URL a.tar m",
+        "mount -oURL a.tar m",
+        "mount -osubdir=URL a.tar m",
+        "run URL -- true",
+        "run URL true",
+        "run a.tar -- URL",
+        "unmount URL",
+        "wait URL --timeout 0",
+        "list URL",
+        "stats --json URL",
+        "gc URL",
+        "doctor URL",
+        "completions URL",
+        "mount.archfs URL m",
+        "read-server URL",
+    ];
+    for url in urls {
+        for line in commands {
+            let words = line.split(' ').map(|word| word.replace("URL", url));
+            let mut archfs = archfs_in(work.path());
+            archfs.current_dir(work.path()).args(words).stdin(Stdio::null());
+            if line == "ls URL" {
+                archfs.env("ARCHFS_INDEX", url);
+            }
+            let output = archfs.output().unwrap();
+            let text = said(&output) + &String::from_utf8_lossy(&output.stdout);
+            assert!(!text.contains("SECRET"), "{line}: {url}: {text}");
+        }
+    }
+}
+
+#[test]
+fn the_list_of_processes_has_no_secret() {
+    let work = work_directory();
+    let server = serve(work.path(), |_| Some(Reply::status(206).sent(Manner::Never)));
+    let url = server.url("/a.tar?sig=SECRET").replace("http://", "HTTP://me:SECRET@");
+    for index in ["--index=htps://me:SECRET@host/i", "--index=https:/me:SECRET@host?token=SECRET"] {
+        let asked = server.requests().len();
+        let mut archfs = archfs_in(work.path());
+        archfs.args(["ls", index, &url]).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut archfs = archfs.spawn().unwrap();
+        wait_until("it asks the server", || server.requests().len() > asked);
+        let shown = fs::read(format!("/proc/{}/cmdline", archfs.id())).unwrap();
+        archfs.kill().unwrap();
+        archfs.wait().unwrap();
+        let shown = String::from_utf8(shown).unwrap();
+        assert!(shown.contains(&server.url("/a.tar?...")) && !shown.contains("SECRET"), "{shown}");
     }
 }
 
