@@ -53,7 +53,7 @@ impl Address {
 }
 
 /// The URL of a redirect from `from` to `location`. `None` if it is not valid, or if the connection
-/// is less safe: nobody between the server and archfs may change the bytes afterwards.
+/// is less safe, because others could then change the bytes on their way.
 pub(super) fn redirected(from: &str, location: &str) -> Option<String> {
     let from = Url::parse(from).ok()?;
     let url = match Address::of(location) {

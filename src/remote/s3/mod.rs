@@ -84,8 +84,12 @@ impl Object {
         // The bucket becomes part of a host.
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         if bucket.is_empty() || key.is_empty() || !bucket.bytes().all(is_name) {
-            let context = "not a valid URL of an object";
-            return Err(Error::new(Kind::Usage, context).with_hint("write s3://BUCKET/KEY"));
+            let hint = match bucket.contains([':', '@']) {
+                true => "write no keys in it: archfs reads them from variables or a profile of AWS",
+                false => "write s3://BUCKET/KEY",
+            };
+            let error = Error::new(Kind::Usage, "not a valid URL of an object");
+            return Err(error.with_hint(hint));
         }
         let configuration = Configuration::read(&environment)?;
         let skew = SignedDuration::ZERO;
@@ -290,6 +294,14 @@ mod tests {
         assert_eq!(address("data/a", &configuration), "https://lumidata.eu/data/a");
         configuration.endpoint = Some("http://127.0.0.1:9000/prefix".into());
         assert_eq!(address("data/a", &configuration), "http://127.0.0.1:9000/prefix/data/a");
+    }
+
+    #[test]
+    fn keys_in_a_url_are_refused() {
+        for path in ["KEY:secret@bucket/key", "KEY:se/cret@bucket/key", "KEY@bucket/key"] {
+            let error = Object::of(path, Environment::of(|_| None)).unwrap_err();
+            assert!(error.hint().unwrap().contains("no keys in it"), "{error:?}");
+        }
     }
 
     #[test]
