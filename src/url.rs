@@ -204,9 +204,11 @@ pub fn shown_in(text: &str) -> String {
         let (start, end) = (start_of_url(word), &piece[word.len()..]);
         let query = word.find('?').filter(|&at| is_signed(&word[at..]));
         match (start, query) {
-            (Some(start), _) => found.extend([&word[..start], &shown(&word[start..]), end]),
-            (None, Some(at)) => found.extend([&word[..at], "?", HIDDEN, end]),
-            (None, None) => found.push_str(piece),
+            (Some(start), query) if query.is_none_or(|query| start < query) => {
+                found.extend([&word[..start], &shown(&word[start..]), end]);
+            }
+            (_, Some(query)) => found.extend([&word[..query], "?", HIDDEN, end]),
+            _ => found.push_str(piece),
         }
     }
     found
@@ -344,6 +346,7 @@ mod tests {
             ("a.tar?X-Amz-Signature=SECRET: no", "a.tar?...: no"),
             ("/d/htps:/me:SECRET@host/a: no", "/d/htps:/host/a: no"),
             ("htps:/host/a?token=SECRET", "htps:/host/a?..."),
+            ("a.tar?to=https://host/&sig=SECRET", "a.tar?..."),
         ] {
             assert_eq!(shown_in(line), expected);
         }

@@ -5,6 +5,7 @@ import re
 
 import archfs
 from archfs import _options
+from archfs._reader import Reader
 from stage import Stage, run
 
 
@@ -32,6 +33,17 @@ class OptionsTest(Stage):
             known = set(re.findall(r"--[a-z-]+", run(command, "--help")))
             for word in _options.words({name: True for name in options.__annotations__}):
                 self.assertIn(word, known, command)
+
+    def test_no_message_has_a_secret_of_a_url(self):
+        for url in ("htps://me:SECRET@host/a", "HTTPS://me:SECRET@/a?sig=SECRET", "s3://KEY:SECRET@bucket/a"):
+            for call in (archfs.mount, archfs.mount_until_exit, archfs.ls, archfs.info, lambda url: Reader([url], {})):
+                with self.assertRaises(archfs.Error) as raised:
+                    call(url)
+                self.assertNotIn("SECRET", f"{raised.exception} {raised.exception!r}", url)
+            self.assertTrue(_options.shown(url).startswith(url.partition(":")[0] + "://...@"))
+            self.assertNotIn("SECRET", _options.shown(url))
+        for path in ("https://host/a.tar", "a@b:c?d", "/a/http://b@c"):
+            self.assertEqual(_options.shown(path), path)
 
     def test_old_names_work(self):
         self.assertEqual(archfs.ls(self.image, recursive=True), archfs.ls(self.image, nested=True))
