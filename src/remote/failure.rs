@@ -54,7 +54,7 @@ impl Failure {
                 Self::Passing { why: format!("{object}: {why}"), after }
             }
             Self::Final(error) => Self::Final(error.within(object)),
-            denied @ Self::Denied(_) => denied,
+            other => other,
         }
     }
 

@@ -71,7 +71,7 @@ impl Server {
         let answer = request.send();
         let answer = answer.and_then(|it| answer::read(it, &request, range, opened, buffer));
         answer.map_err(|failure| {
-            if !matches!(failure, Failure::Denied(_)) {
+            if matches!(failure, Failure::Passing { .. } | Failure::Final(_)) {
                 self.forget_redirect(request.generation);
             }
             match self.redirected_to(&request.url) {

@@ -260,8 +260,7 @@ fn no_secret_of_a_url_can_be_seen() {
 #[test]
 fn no_message_has_a_secret_of_a_mistyped_url() {
     let work = work_directory();
-    let mount_point = work.path().join("m");
-    let _clean_up = CleanUp(mount_point.clone());
+    let _clean_up = CleanUp(work.path().join("m"));
     fs::write(work.path().join("a.tar"), tar::of(&[("a", b"a")])).unwrap();
     let server = serve(work.path(), |_| Some(Reply::status(404)));
     let found = server.url("/a.tar?sig=SECRET").replace("http://", "HTTP://me:SECRET@");
