@@ -132,6 +132,8 @@ mod unit_tests {
             ),
             ("http://h/a b\u{fc}|", "http://h/a%20b%C3%BC%7C"),
             ("http://[::1]:8/a\r\n", "http://[::1]:8/a"),
+            ("http://xn--mnchen-3ya.de/a", "http://xn--mnchen-3ya.de/a"),
+            ("http://under_score-.host./a", "http://under_score-.host./a"),
             ("http://u:p@[::1]\\a@b", "http://[::1]/%5Ca@b"),
         ] {
             assert_eq!(url(text).as_deref(), Some(expected), "{text}");

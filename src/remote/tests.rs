@@ -399,7 +399,7 @@ fn errors_behind_a_redirect_name_its_host_and_no_secret() {
         let object = Server::with("s3://bucket/a", with_key(&server, &key("first"))).unwrap();
         for server in [plain, object] {
             let name = server.name().to_owned();
-            let error = RemoteFile::open_at(server, Duration::from_millis(300)).unwrap_err();
+            let error = RemoteFile::open_at(server, Duration::from_millis(100)).unwrap_err();
             let shown = format!("{error:#} {:?}", error.hint());
             assert!(shown.starts_with(&format!("{name}: {text}")), "{shown}");
             assert!(!shown.contains("SECRET"), "{shown}");
