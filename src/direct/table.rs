@@ -38,8 +38,8 @@ const GRANULES_OFFSET: usize = FILES_OFFSET + FILES_MAX * FILE;
 /// In place of the nanoseconds of a copy's modification time: times do not count, granules do.
 const FILLED: u64 = u64::MAX;
 
-/// The maximum number of archive files. Each costs the reading process a descriptor. Members of
-/// further archives are read through the mount.
+/// The maximum number of archive files. Each costs the reading process a descriptor or two. Members
+/// of further archives are read through the mount.
 const FILES_MAX: usize = 16;
 
 /// Bits of a location that hold the offset in the archive file; the file number is above them.
@@ -233,7 +233,7 @@ impl Builder {
         // All copies of a mount are in one file.
         let filled = archives.iter().find_map(|archive| match &archive.valid {
             Valid::Filled(filled) => Some(filled.clone()),
-            Valid::Unmodified(_) => None,
+            Valid::Unmodified { .. } => None,
         });
         let granules = filled.as_ref().map(|filled| read_only(filled.bits.file())).transpose()?;
         if let (Some(Filled { granule, .. }), Some(granules)) = (&filled, &granules) {
@@ -257,12 +257,15 @@ impl Builder {
 /// back, but not the change time. Times of a copy do not count, because only the daemon writes it.
 fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
     let found = archive.file.metadata()?;
-    let modified = (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0));
+    let times = (
+        (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0)),
+        found.ctime().wrapping_mul(1_000_000_000).wrapping_add(found.ctime_nsec()).cast_unsigned(),
+    );
     let nanoseconds = match archive.valid {
-        Valid::Unmodified(expected) if expected != modified => {
-            return Err(io::Error::other("the archive was rewritten"));
+        Valid::Unmodified { modified, changed } if (modified, changed) != times => {
+            return Err(io::Error::other("the archive was rewritten, or its attributes changed"));
         }
-        Valid::Unmodified(_) => u64::from(modified.1),
+        Valid::Unmodified { modified, .. } => u64::from(modified.1),
         Valid::Filled(_) => FILLED,
     };
     let mut bytes = [0; FILE];
@@ -270,7 +273,7 @@ fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
         found.dev(),
         found.ino(),
         found.size(),
-        modified.0.cast_unsigned(),
+        found.mtime().cast_unsigned(),
         nanoseconds,
         found.ctime().cast_unsigned(),
         found.ctime_nsec().cast_unsigned(),
@@ -282,7 +285,7 @@ fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
 }
 
 /// Opens `file` again for reading only: a staged copy and its bits are also open for writing.
-fn read_only(file: &File) -> io::Result<File> {
+pub(super) fn read_only(file: &File) -> io::Result<File> {
     let reopened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     match reopened {
         // This user may not open it any more, for example because its mode has changed.

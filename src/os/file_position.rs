@@ -19,8 +19,13 @@ pub struct FilePosition {
 /// When the bytes of a file are those of an archive.
 #[derive(Clone, Debug)]
 pub enum Valid {
-    /// As long as the file has this modification time, in seconds since 1970 and nanoseconds.
-    Unmodified((i64, u32)),
+    /// As long as the file has these times.
+    Unmodified {
+        /// Modification time: seconds since 1970 and nanoseconds.
+        modified: (i64, u32),
+        /// Change time, nanoseconds since 1970.
+        changed: u64,
+    },
     /// Once they are there. They never change then.
     Filled(Filled),
 }

@@ -12,17 +12,24 @@
 //! Cost: one system call for each read of the archive, none for cached blocks. With fewer checks,
 //! wrong bytes could be served unnoticed for a while.
 //!
-//! A link, rename, chmod or unlink changes neither time nor size, so it does not count as a new
-//! version. A change is missed if the writer restores the old time afterwards.
+//! A program can set the modification time back, but not the change time (inode(7), ctime). A link,
+//! rename, chmod or unlink changes that one as well, and is no new version. So if only the change
+//! time differs, archfs compares the first bytes of the archive with those that it had. They differ
+//! in any other image, and in almost any other tar or ZIP archive.
+//!
+//! A change is missed if it leaves these bytes as they are and the old time is restored before the
+//! next read. It is also missed if a program writes through a shared mapping to a page that it has
+//! written to before: the kernel then sets no time.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::time::{ClockId, clock_gettime};
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::identity::Identity;
+use super::identity::{Identity, Origin};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
@@ -41,11 +48,34 @@ pub enum Changes {
 /// Seconds between two requests to the server of a network file system.
 const SYNC_AFTER: u64 = 1;
 
+/// The first bytes of an archive that are compared.
+const HEAD: usize = 4096;
+
+/// What the file system says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attributes {
+    len: u64,
+    modified: (i64, u32),
+    /// Change time, nanoseconds since 1970.
+    pub(super) changed: u64,
+}
+
+impl Attributes {
+    pub(super) fn of(identity: &Identity, origin: &Origin) -> Self {
+        let Identity { len, modified, .. } = *identity;
+        Self { len, modified, changed: nanoseconds(origin.changed) }
+    }
+}
+
 /// The opened version of one file, and whether another version was seen.
 #[derive(Debug)]
 pub(super) struct Version {
     len: u64,
     modified: (i64, u32),
+    /// The change time with which the first bytes were last compared.
+    changed: AtomicU64,
+    /// A digest of the first bytes; `None` if they could not be read.
+    head: Option<u64>,
     changes: Changes,
     /// Set once another version was seen. Never cleared, because no write restores the old version.
     has_changed: AtomicBool,
@@ -54,11 +84,17 @@ pub(super) struct Version {
 }
 
 impl Version {
-    /// The version described by `identity`.
-    pub(super) fn of(identity: &Identity, changes: Changes) -> Self {
-        let Identity { len, modified, .. } = *identity;
-        let synced_at = AtomicU64::new(seconds());
-        Self { len, modified, changes, has_changed: AtomicBool::new(false), synced_at }
+    /// The version of `file`, which has these attributes.
+    pub(super) fn of(file: &File, attributes: Attributes, changes: Changes) -> Self {
+        let Attributes { len, modified, changed } = attributes;
+        let (changed, synced_at) = (AtomicU64::new(changed), AtomicU64::new(seconds()));
+        let (head, has_changed) = (head(file), AtomicBool::new(false));
+        Self { len, modified, changed, head, changes, has_changed, synced_at }
+    }
+
+    /// The change time of this version, nanoseconds since 1970, as far as it is known.
+    pub(super) fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Relaxed)
     }
 
     /// Fails if another version was seen earlier.
@@ -80,7 +116,7 @@ impl Version {
         if self.has_changed.load(Ordering::Relaxed) {
             return self.check_seen(path);
         }
-        let is_opened = |known| known == (self.len, self.modified);
+        let is_opened = |known| self.is_like(known) && known.changed == self.changed();
         // If the kernel knows nothing, nothing indicates a change: the read succeeded.
         if !self.is_sync_due() && cached(file).is_none_or(is_opened) {
             return Ok(());
@@ -95,28 +131,33 @@ impl Version {
     /// `Changed`.
     pub(super) fn check_now(&self, file: &File, path: &Path) -> Result<()> {
         self.check_seen(path)?;
-        refreshed(file).map_or(Ok(()), |(len, modified)| self.compare(len, modified, path))
+        refreshed(file).map_or(Ok(()), |found| self.compare(found, file, path))
     }
 
-    /// Fails if the size or time differs from the opened version.
+    /// Fails if `file`, which has the attributes `found`, is another version.
     ///
     /// # Errors
     /// `Changed`.
-    pub(super) fn compare(&self, len: u64, modified: (i64, u32), path: &Path) -> Result<()> {
-        if (len, modified) == (self.len, self.modified) {
+    pub(super) fn compare(&self, found: Attributes, file: &File, path: &Path) -> Result<()> {
+        let is_like = self.is_like(found);
+        if is_like && (found.changed == self.changed() || self.has_same_head(file)) {
+            self.changed.store(found.changed, Ordering::Relaxed);
             return Ok(());
         }
         let is_first = !self.has_changed.swap(true, Ordering::Relaxed);
         if is_first && self.changes != Changes::Refused {
             let name = path.display();
             let before = described(self.len, self.modified);
-            let now = described(len, modified);
+            let now = match is_like {
+                true => "has other bytes with the same time".to_owned(),
+                false => format!("is {}", described(found.len, found.modified)),
+            };
             let is_allowed = self.changes == Changes::Allowed;
             let outcome = match is_allowed {
                 true => "reads may return bytes of both versions (--allow-changes)",
                 false => "reads now fail with EIO",
             };
-            log::error!("{name}: rewritten in place: was {before}, is {now}; {outcome}");
+            log::error!("{name}: rewritten in place: was {before}, {now}; {outcome}");
             if !is_allowed {
                 crate::log::hint(
                     "mount it again, and replace archives by rename, or use --allow-changes",
@@ -124,6 +165,15 @@ impl Version {
             }
         }
         self.check_seen(path)
+    }
+
+    fn is_like(&self, found: Attributes) -> bool {
+        (found.len, found.modified) == (self.len, self.modified)
+    }
+
+    /// Whether the first bytes of `file` are those of this version, as far as that is known.
+    fn has_same_head(&self, file: &File) -> bool {
+        self.head.is_none_or(|opened| head(file).is_none_or(|found| found == opened))
     }
 
     /// Whether to ask the file system itself now. True for one thread per interval.
@@ -151,26 +201,41 @@ fn seconds() -> u64 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec.unsigned_abs()
 }
 
-/// Size and modification time as known to the kernel.
-fn cached(file: &File) -> Option<(u64, (i64, u32))> {
-    let wanted = StatxFlags::SIZE | StatxFlags::MTIME;
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    // Linux before 4.11 has no statx; there the sync once a second has to suffice.
-    let attributes = statx(file, c"", flags, wanted).ok()?;
-    let has_both = StatxFlags::from_bits_retain(attributes.stx_mask).contains(wanted);
-    has_both.then_some((
-        attributes.stx_size,
-        (attributes.stx_mtime.tv_sec, attributes.stx_mtime.tv_nsec),
-    ))
+fn nanoseconds((seconds, nanoseconds): (i64, u32)) -> u64 {
+    let whole = seconds.wrapping_mul(1_000_000_000);
+    whole.wrapping_add(i64::from(nanoseconds)).cast_unsigned()
 }
 
-/// Size and modification time, refreshed by the file system.
-fn refreshed(file: &File) -> Option<(u64, (i64, u32))> {
-    let attributes = file.metadata().ok()?;
-    Some((
-        attributes.len(),
-        (attributes.mtime(), u32::try_from(attributes.mtime_nsec()).unwrap_or(0)),
-    ))
+/// A digest of the first bytes of `file`.
+fn head(file: &File) -> Option<u64> {
+    let mut bytes = [0; HEAD];
+    let len = file.read_at(&mut bytes, 0).ok()?;
+    Some(xxh3_64(&bytes[..len]))
+}
+
+/// The attributes as known to the kernel.
+fn cached(file: &File) -> Option<Attributes> {
+    let wanted = StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    // Linux before 4.11 has no statx; there the sync once a second has to suffice.
+    let found = statx(file, c"", flags, wanted).ok()?;
+    let has_all = StatxFlags::from_bits_retain(found.stx_mask).contains(wanted);
+    has_all.then_some(Attributes {
+        len: found.stx_size,
+        modified: (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),
+        changed: nanoseconds((found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec)),
+    })
+}
+
+/// The attributes, refreshed by the file system.
+fn refreshed(file: &File) -> Option<Attributes> {
+    let found = file.metadata().ok()?;
+    let nanosecond = |number| u32::try_from(number).unwrap_or(0);
+    Some(Attributes {
+        len: found.len(),
+        modified: (found.mtime(), nanosecond(found.mtime_nsec())),
+        changed: nanoseconds((found.ctime(), nanosecond(found.ctime_nsec()))),
+    })
 }
 
 #[cfg(test)]
@@ -242,13 +307,45 @@ mod tests {
         }
     }
 
+    /// > So does a read that finds another change time (ctime) and other bytes at the start of the
+    /// > archive.
+    #[test]
+    fn a_file_whose_time_was_set_back_before_the_next_read_is_rewritten_if_it_begins_differently() {
+        let work = tempfile::tempdir().unwrap();
+        let path = file(&work);
+        let opened = FileStorage::open(&path).unwrap();
+        assert_eq!(read(&opened).unwrap(), OLD);
+        set_time(&path, 1_000_000_000);
+        assert_eq!(read(&opened).unwrap(), OLD, "the same bytes");
+        write(&path, b"new");
+        set_time(&path, 1_000_000_000);
+        assert_eq!(read(&opened).unwrap_err().kind(), Kind::Changed);
+        // A name that was there is another file if its inode number is used again.
+        let pool = FilePool::new(1);
+        write(&path, OLD);
+        set_time(&path, 1_000_000_000);
+        let pooled = FileStorage::open_in(&path, &pool, Changes::Refused).unwrap();
+        let other = work.path().join("other");
+        fs::write(&other, OLD).unwrap();
+        let _last = FileStorage::open_in(&other, &pool, Changes::Refused).unwrap();
+        write(&path, b"new");
+        set_time(&path, 1_000_000_000);
+        assert_eq!(read(&pooled).unwrap_err().kind(), Kind::Changed);
+    }
+
     /// > A new name, a rename, a new mode and unlink are no changes.
     #[test]
     fn a_new_name_or_mode_is_no_change() {
         let work = tempfile::tempdir().unwrap();
         let path = file(&work);
         let opened = FileStorage::open(&path).unwrap();
+        let pool = FilePool::new(1);
+        let pooled = FileStorage::open_in(&path, &pool, Changes::Refused).unwrap();
+        fs::write(work.path().join("last"), OLD).unwrap();
+        let closes_it = FileStorage::open_in(&work.path().join("last"), &pool, Changes::Refused);
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(read(&pooled).unwrap(), OLD, "opened again");
+        drop(closes_it);
         fs::hard_link(&path, work.path().join("link")).unwrap();
         assert_eq!(read(&opened).unwrap(), OLD);
         fs::write(work.path().join("other"), "another version").unwrap();

@@ -35,9 +35,10 @@ impl Identity {
         FileType::from_raw_mode(self.mode).is_file()
     }
 
-    /// Whether it may be another version of `other`: same inode, owner and mode.
+    /// Whether it may be another version of `other`: same inode, owner and type.
     pub(super) fn is_file_of(&self, other: &Self) -> bool {
-        (self.inode, self.owner, self.mode) == (other.inode, other.owner, other.mode)
+        let file = |one: &Self| (one.inode, one.owner, FileType::from_raw_mode(one.mode));
+        file(self) == file(other)
     }
 }
 

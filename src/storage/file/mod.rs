@@ -17,7 +17,7 @@ use rustix::param;
 
 use super::Storage;
 use super::archive_cache::ArchiveCache;
-use super::changes::{Changes, Version};
+use super::changes::{Attributes, Changes, Version};
 use super::download;
 use super::identity::{Identity, Origin, identified, identified_remote};
 use super::near::{Fill, NearCopy, Wanted};
@@ -126,7 +126,8 @@ impl FileStorage {
     /// As `open`.
     pub(super) fn open_with(path: &Path, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
-        Ok(Self::new(Handle::Open(Arc::new(file)), path, (identity, origin), changes))
+        let version = version(&file, &identity, &origin, changes);
+        Ok(Self::new(Handle::Open(Arc::new(file)), path, (identity, origin), version))
     }
 
     /// Wraps an open file, without checks for rewrites. `path` is its path, or a name for errors.
@@ -164,10 +165,11 @@ impl FileStorage {
     /// As `open`.
     pub fn open_in(path: &Path, pool: &Arc<FilePool>, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
+        let version = version(&file, &identity, &origin, changes);
         let slot = Arc::new(Mutex::new(None));
         pool.keep(&slot, file);
         let handle = Handle::Pooled(Arc::clone(pool), slot);
-        let opened = Self::new(handle, path, (identity, origin), changes);
+        let opened = Self::new(handle, path, (identity, origin), version);
         Ok(Self { pool: Some(Arc::clone(pool)), ..opened })
     }
 
@@ -175,9 +177,8 @@ impl FileStorage {
         handle: Handle,
         path: &Path,
         (identity, origin): (Identity, Origin),
-        changes: Changes,
+        version: Option<Version>,
     ) -> Self {
-        let version = identity.is_regular().then(|| Version::of(&identity, changes));
         let (path, serving) = (path.to_owned(), OnceLock::new());
         Self { handle, pool: None, path, identity, origin, version, fill: None, serving }
     }
@@ -332,21 +333,21 @@ impl FileStorage {
     }
 
     fn reopen(&self) -> Result<File> {
-        let (file, identity) = self.open_again()?;
-        if identity == self.identity {
-            return Ok(file);
-        }
+        let (file, identity, origin) = self.open_again()?;
         match self.version.as_ref().filter(|_| identity.is_file_of(&self.identity)) {
-            Some(version) => version.compare(identity.len, identity.modified, &self.path)?,
+            Some(version) => {
+                version.compare(Attributes::of(&identity, &origin), &file, &self.path)?;
+            }
+            None if identity == self.identity => {}
             None => return Err(self.replaced()),
         }
         Ok(file)
     }
 
-    fn open_again(&self) -> Result<(File, Identity)> {
+    fn open_again(&self) -> Result<(File, Identity, Origin)> {
         // A missing file is a storage error here, not a missing name in the archive.
         let failed = |error: Error| Error::new(Kind::Io, "cannot reopen").with_source(error);
-        opened(&self.path).map(|(file, identity, _)| (file, identity)).map_err(failed)
+        opened(&self.path).map_err(failed)
     }
 
     /// Reads from `other`, which is the same file, or else from the open one.
@@ -395,6 +396,12 @@ impl FileStorage {
     }
 }
 
+/// The version of a regular file.
+fn version(file: &File, identity: &Identity, origin: &Origin, changes: Changes) -> Option<Version> {
+    let attributes = Attributes::of(identity, origin);
+    identity.is_regular().then(|| Version::of(file, attributes, changes))
+}
+
 impl Storage for FileStorage {
     fn len(&self) -> u64 {
         self.identity.len
@@ -422,7 +429,9 @@ impl Storage for FileStorage {
             Handle::Open(file) => {
                 // The time of a block device is unrelated to its contents.
                 let modified = self.identity.is_regular().then_some(self.identity.modified)?;
-                let valid = Valid::Unmodified(modified);
+                let opened = Attributes::of(&self.identity, &self.origin).changed;
+                let changed = self.version.as_ref().map_or(opened, Version::changed);
+                let valid = Valid::Unmodified { modified, changed };
                 Some(FilePosition { file: Arc::clone(file), valid, offset })
             }
             Handle::Near(copy, number) => {

@@ -4,6 +4,7 @@ use super::{FileStorage, Handle};
 use crate::error::Result;
 use crate::remote;
 use crate::storage::Storage;
+use crate::storage::changes::Attributes;
 use crate::storage::near::{By, Source};
 
 /// Bytes of tables that are asked of a server at once. In the time of one request it sends about as
@@ -36,8 +37,8 @@ impl Source for FileStorage {
         let Some(version) = &self.version else { return Ok(()) };
         // Opens it by its path, because some network file systems ask their server only then.
         match self.open_again() {
-            Ok((_, found)) if found.is_file_of(&self.identity) => {
-                version.compare(found.len, found.modified, &self.path)
+            Ok((file, found, origin)) if found.is_file_of(&self.identity) => {
+                version.compare(Attributes::of(&found, &origin), &file, &self.path)
             }
             // Another file has its name now. The open one cannot be found by that.
             _ => version.check_now(&self.opened()?.0, &self.path),
