@@ -7,11 +7,16 @@ map the same tables.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
+import resource
 import struct
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Optional
 
 # Native byte order: this is the machine that wrote the tables.
@@ -23,10 +28,57 @@ _FILE = struct.Struct("=QQQqQqQ")
 _ENTRY = struct.Struct("=QQ")
 _TAIL = struct.Struct("=QQQ")
 
+# The part of the limit of open files that archives may take, and the lowest number for them: programs are unlikely to
+# close or replace descriptors from there on.
+_LIMIT_PART = 8
+_LEAST_NUMBER = 1000
+
 _OFFSET_BITS = 48
 _OFFSET = (1 << _OFFSET_BITS) - 1
 _NUMBER = 0x7FFF
 _HAS_TAIL = 1 << 63
+
+
+# A program may close descriptors that it does not know, and open its own files at their numbers. So a read counts only
+# if a check after it finds the archive at that number. That is not enough if another thread receives the archive at the
+# number in between. So a read counts only if no thread received descriptors from its start to the end of the check:
+# there is none in _receiving, and _received is the same object.
+_receiving: set[object] = set()
+_received = object()
+
+# A forked child has none of the other threads.
+os.register_at_fork(after_in_child=_receiving.clear)
+
+# Tables whose descriptors may be the program's now. They stay, because mmap would close these numbers.
+_kept: list[mmap.mmap] = []
+
+
+@contextmanager
+def receiving() -> Iterator[None]:
+    """Surrounds the receipt of descriptors of archives."""
+    global _received
+    token = object()
+    _receiving.add(token)
+    try:
+        yield
+    finally:
+        _received = object()
+        _receiving.discard(token)
+
+
+def is_ours(descriptor: int, identity: tuple[int, int]) -> bool:
+    """Whether a descriptor still is the file with this device and inode number."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == identity
+
+
+def may_have(count: int) -> bool:
+    """Whether this process may have this number of descriptors for archives."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit == resource.RLIM_INFINITY or count <= limit // _LIMIT_PART
 
 
 class _Positions(NamedTuple):
@@ -40,6 +92,8 @@ class _Positions(NamedTuple):
 
 def _mapped(table: int) -> mmap.mmap:
     """Maps a sealed table. Before Linux 6.7, a file that is sealed against writing cannot be mapped shared."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, trackfd=False)
     return mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
 
@@ -47,21 +101,57 @@ class DirectReads:
     """The tables and the archives. May be used by several threads, and after a fork."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        paths, positions, *self._archives = descriptors
+        """Takes the tables and the archives, and closes `descriptors`. Raises OSError if it cannot have them all."""
+        self._archives: list[int] = []
         try:
-            self._paths = _mapped(paths)
-            self._positions = _mapped(positions)
+            # Fewer arrive if the process has no room for all.
+            if len(descriptors) < 3:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._paths = _mapped(descriptors[0])
+            self._positions = _mapped(descriptors[1])
+            _, self._slots, self._paths_at = _PATHS.unpack_from(self._paths)
+            header = _POSITIONS.unpack_from(self._positions)
+            _, _, self._entries, self._entries_at, _, self._tails_at, count = header
+            places = range(_FILES_AT, _FILES_AT + count * _FILE.size, _FILE.size)
+            self._expected = [_identity(*_FILE.unpack_from(self._positions, at)) for at in places]
+            self._archives = self._adopted(descriptors[2:])
         finally:
-            os.close(paths)
-            os.close(positions)
-        _, self._slots, self._paths_at = _PATHS.unpack_from(self._paths)
-        header = _POSITIONS.unpack_from(self._positions)
-        _, _, self._entries, self._entries_at, _, self._tails_at, count = header
-        places = range(_FILES_AT, _FILES_AT + count * _FILE.size, _FILE.size)
-        self._expected = [_identity(*_FILE.unpack_from(self._positions, at)) for at in places]
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def replace(self, descriptors: Sequence[int]) -> None:
+        """Takes the archives again after the program has closed them, and closes `descriptors`. Raises OSError as
+        above."""
+        try:
+            self._archives = self._adopted(descriptors[2:])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _adopted(self, descriptors: Sequence[int]) -> list[int]:
+        """Copies of the descriptors at high numbers."""
+        if len(descriptors) != len(self._expected):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        adopted: list[int] = []
+        try:
+            for descriptor in descriptors:
+                adopted.append(_high(descriptor))
+        except BaseException:
+            for descriptor in adopted:
+                os.close(descriptor)
+            raise
+        return adopted
+
+    @property
+    def has_archives(self) -> bool:
+        """Whether the archives are open, as far as is known."""
+        return bool(self._archives)
 
     def read(self, path: bytes, offset: int, size: int) -> Optional[tuple[bytes, int]]:
         """Bytes of a file, and its size. None if only the server can read it, or must say what is wrong."""
+        archives, received = self._archives, _received
+        if not archives or _receiving:
+            return None
         found = self._find(path)
         if found is None:
             return None
@@ -69,13 +159,17 @@ class DirectReads:
         if offset >= end:
             return b"", found.size
         data = b""
-        if offset < found.head_len:
-            data = self._part(found.head, offset, min(end, found.head_len))
-        if end > found.head_len:
-            first = max(offset - found.head_len, 0)
-            data += self._part(found.tail, first, end - found.head_len)
+        try:
+            if offset < found.head_len:
+                data = _part(archives, found.head, offset, min(end, found.head_len))
+            if end > found.head_len:
+                first = max(offset - found.head_len, 0)
+                data += _part(archives, found.tail, first, end - found.head_len)
+        except OSError:
+            data = b""
         # Short if the archive was cut off.
-        if len(data) != end - offset or not self._are_unchanged(found):
+        is_valid = self._are_unchanged(archives, found) and len(data) == end - offset
+        if not is_valid or _receiving or _received is not received:
             return None
         return data, found.size
 
@@ -103,31 +197,66 @@ class DirectReads:
         head, tail, head_len = _TAIL.unpack_from(self._positions, self._tails_at + (location & _OFFSET) * _TAIL.size)
         return _Positions(size, head, head_len, tail)
 
-    def _part(self, location: int, start: int, end: int) -> bytes:
-        archive = self._archives[_number(location)]
-        return os.pread(archive, end - start, (location & _OFFSET) + start)
-
-    def _are_unchanged(self, found: _Positions) -> bool:
+    def _are_unchanged(self, archives: list[int], found: _Positions) -> bool:
         """Whether the archives of a file are the files that were opened, and were not written since."""
         for number in {_number(location) for location in (found.head, found.tail) if location}:
-            now = os.fstat(self._archives[number])
+            expected = self._expected[number]
+            try:
+                now = os.fstat(archives[number])
+            except OSError:
+                self._lose(archives)
+                return False
             seen = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-            if seen != self._expected[number]:
+            if seen != expected:
+                if seen[:2] != expected[:2]:
+                    self._lose(archives)
                 return False
         return True
 
+    def _lose(self, archives: list[int]) -> None:
+        """Gives descriptors up, of which the program has closed or replaced some."""
+        if self._archives is archives:
+            self._archives = []
+            self._keep_tables()
+            self._close(archives)
+
+    def _close(self, archives: list[int]) -> bool:
+        """Closes those that are ours. Returns whether all were."""
+        ours = [one for one, expected in zip(archives, self._expected) if is_ours(one, expected[:2])]
+        for descriptor in ours:
+            os.close(descriptor)
+        return len(ours) == len(archives)
+
     def close(self) -> None:
         """Closes everything. No thread may read any more."""
-        for descriptor in self._archives:
-            os.close(descriptor)
-        self._archives = []
-        self._paths.close()
-        self._positions.close()
+        archives, self._archives = self._archives, []
+        if not self._close(archives):
+            self._keep_tables()
+        if not any(kept is self._paths for kept in _kept):
+            self._paths.close()
+            self._positions.close()
+
+    def _keep_tables(self) -> None:
+        # Later versions of mmap keep no descriptor.
+        if sys.version_info < (3, 13) and not any(kept is self._paths for kept in _kept):
+            _kept.extend((self._paths, self._positions))
+
+
+def _high(descriptor: int) -> int:
+    """A copy of a descriptor, at a high number if the limit of open files allows that."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
+    except OSError:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def _part(archives: list[int], location: int, start: int, end: int) -> bytes:
+    return os.pread(archives[_number(location)], end - start, (location & _OFFSET) + start)
 
 
 def _identity(
     device: int, inode: int, size: int, modified: int, modified_ns: int, changed: int, changed_ns: int
-) -> tuple[int, ...]:
+) -> tuple[int, int, int, int, int]:
     """The description of an archive in the table, with times as os.stat has them."""
     return device, inode, size, modified * 10**9 + modified_ns, changed * 10**9 + changed_ns
 

@@ -16,7 +16,7 @@ from typing import Any, Optional, cast
 
 from . import _command
 from ._archive import Entry
-from ._direct import DirectReads
+from ._direct import DirectReads, is_ours, may_have, receiving
 from ._errors import Error
 from ._options import PathLike, shown, words
 from ._options import archive as absolute_archive
@@ -42,6 +42,30 @@ TO_END = (1 << 64) - 1
 _TRIES = 3
 
 
+class _Connection:
+    """A connection to the server. The program may close its descriptor, and open its own file at that number."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.connect(path)
+            found = os.fstat(self.socket.fileno())
+        except BaseException:
+            self.socket.close()
+            raise
+        self._identity = found.st_dev, found.st_ino
+
+    def is_open(self) -> bool:
+        """Whether the descriptor still is this connection."""
+        return is_ours(self.socket.fileno(), self._identity)
+
+    def close(self) -> None:
+        if self.is_open():
+            self.socket.close()
+        else:
+            self.socket.detach()
+
+
 class Reader:
     """Reads of archives that are shown as one tree. May be used by several threads, and after a fork."""
 
@@ -52,7 +76,7 @@ class Reader:
         self._socket = self._start()
         self._owner = os.getpid()
         # Connections that no thread uses.
-        self._free: list[socket.socket] = []
+        self._free: list[_Connection] = []
         self._direct: Optional[DirectReads] = None
         # Requests until direct reads are asked for; negative for never.
         self._until_direct = -1 if os.environ.get("ARCHFS_DIRECT") == "off" else _REQUESTS
@@ -62,7 +86,7 @@ class Reader:
     @property
     def identity(self) -> str:
         """A text that is the same for the same archives, unchanged, with the same options."""
-        return self._socket
+        return os.path.basename(self._socket)
 
     def read(self, member: PathLike, offset: int = 0, size: int = TO_END) -> bytes:
         """Bytes of a file: `size`, or fewer at its end."""
@@ -79,7 +103,7 @@ class Reader:
 
     def read_part(self, member: PathLike, offset: int, size: int) -> tuple[bytes, int]:
         """Bytes of a file, at least as many as one reply carries, and the size of the file."""
-        if self._direct is not None:
+        if self._direct is not None and self._direct.has_archives:
             found = self._direct.read(os.fsencode(member), offset, size)
             if found is not None:
                 return found
@@ -96,30 +120,43 @@ class Reader:
         self._until_direct = _REQUESTS
         connection = self._take()
         try:
-            connection.sendall(_REQUEST.pack(_REQUEST.size - _LENGTH, _DIRECT, 0, 0))
-            header, descriptors, _, _ = socket.recv_fds(connection, _REPLY.size, _DESCRIPTORS)
-            # Python 3.11 ignores the flag for that.
-            for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)
-            if len(header) < _REPLY.size:
-                raise ConnectionResetError("the server has closed the connection")
-            _, state, _ = _REPLY.unpack(header)
+            with receiving():
+                state = self._receive_direct(connection.socket)
         except OSError:
-            # The next request meets the same problem, and handles it.
+            # The next request meets the same problem, and handles it. Or there is no room for the descriptors now.
             connection.close()
             return
         except BaseException:
             connection.close()
             raise
         self._free.append(connection)
-        if state == _READY:
-            direct = DirectReads(descriptors)
-            if self._direct is None:
-                self._direct = direct
-            else:  # Another thread was faster.
-                direct.close()
-        if state != _LATER:
+        if state == _NEVER:
             self._until_direct = -1
+
+    def _receive_direct(self, connection: socket.socket) -> int:
+        """Asks for direct reads, and takes them. Returns what the server says of them."""
+        connection.sendall(_REQUEST.pack(_REQUEST.size - _LENGTH, _DIRECT, 0, 0))
+        header, descriptors, _, _ = socket.recv_fds(connection, _REPLY.size, _DESCRIPTORS)
+        try:
+            # Python 3.11 ignores the flag for that.
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            if len(header) < _REPLY.size:
+                raise ConnectionResetError("the server has closed the connection")
+            state = int(_REPLY.unpack(header)[1])
+            if state != _READY:
+                return state
+            if not may_have(len(descriptors)):
+                return _NEVER
+            taken, descriptors = descriptors, []
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if self._direct is None:
+            self._direct = DirectReads(taken)
+        else:
+            self._direct.replace(taken)
+        return state
 
     def describe(self, member: PathLike) -> Entry:
         """The object at a path; for a symbolic link its target."""
@@ -135,9 +172,9 @@ class Reader:
         for attempt in range(_TRIES):
             connection = self._take()
             try:
-                connection.sendall(message)
-                status, size_of_file, length = _REPLY.unpack(_receive(connection, _REPLY.size))
-                payload = _receive(connection, length)
+                connection.socket.sendall(message)
+                status, size_of_file, length = _REPLY.unpack(_receive(connection.socket, _REPLY.size))
+                payload = _receive(connection.socket, length)
             except ConnectionError:
                 # The server was killed, and all connections with it.
                 connection.close()
@@ -155,50 +192,45 @@ class Reader:
             return size_of_file, payload
         raise AssertionError("unreachable")
 
-    def _take(self) -> socket.socket:
+    def _take(self) -> _Connection:
         if self._owner != os.getpid():
             # A forked child must not use the connections of its parent.
             self._forget()
             self._owner = os.getpid()
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._connect()
+        while True:
+            try:
+                connection = self._free.pop()
+            except IndexError:
+                return self._connect()
+            if connection.is_open():
+                return connection
+            connection.close()
 
     def _forget(self) -> None:
         free, self._free = self._free, []
         for connection in free:
             connection.close()
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> _Connection:
         for _ in range(_TRIES):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                connection.connect("\0" + self._socket)
-            except ConnectionRefusedError:
-                connection.close()
+                return _Connection(self._socket)
+            except (ConnectionRefusedError, FileNotFoundError):
                 self._start_again()
-                continue
-            except BaseException:
-                connection.close()
-                raise
-            # Any user can listen at any name.
-            if _user_of(connection) == os.geteuid():
-                return connection
-            connection.close()
-            break
         raise Error(f"{shown(self._archives[0])}: cannot connect to the process that reads it")
 
     def _start(self) -> str:
-        """Starts a server unless there is one; returns the name of its socket."""
+        """Starts a server unless there is one; returns the path of its socket, which only this user can use."""
         command = ["read-server", *self._words, "--", *self._archives]
-        return _command.run(command, needs=self._archives).output.decode().strip()
+        return os.fsdecode(_command.run(command, needs=self._archives).output.rstrip(b"\n"))
 
     def _start_again(self) -> None:
         # The name depends on the identity of the archives.
-        if self._start() != self._socket:
+        started = self._start()
+        if os.path.basename(started) != self.identity:
             changed = f"{shown(self._archives[0])}: changed since it was opened"
             raise Error(changed, "open it again, for example in a new process")
+        self._socket = started
 
     def __del__(self) -> None:
         if hasattr(self, "_free"):
@@ -216,12 +248,6 @@ def _receive(connection: socket.socket, length: int) -> bytes:
             raise ConnectionResetError("the server has closed the connection")
         data += more
     return data
-
-
-def _user_of(connection: socket.socket) -> int:
-    credentials = struct.Struct("3i")
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    return int(credentials.unpack(found)[1])
 
 
 def _error(payload: bytes, member: str) -> OSError:

@@ -1,25 +1,32 @@
 //! `archfs read-server`: started by the Python package to read archives without a mount. Not for
 //! users.
 //!
-//! The process that the package starts prints the name of a socket. If no server listens at it, it
+//! The process that the package starts prints the path of a socket. If no server listens at it, it
 //! listens itself and starts another process, which opens the archives and serves. Clients that
 //! connect before the archives are open wait.
+//!
+//! The socket is in the record directory, which is closed to other users. At an abstract name, they
+//! could listen first, or fill the queue of connections. A process makes its socket under a name of
+//! its own, and links it to the common name when it listens. So a socket without a listener is one
+//! that was left behind.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{getpid, setsid};
 
 use super::bar::Bar;
 use super::{args, ls};
 use crate::error::{Error, Result};
 use crate::lifecycle::{self, MountPlan};
-use crate::os::peer_credentials::{self, PeerCredentials};
 use crate::os::{own_program, raw_signals};
 use crate::progress::Progress;
 use crate::reader;
@@ -32,10 +39,10 @@ pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
 
-    /// Standard input is the socket, and standard output is a pipe to the process that waits until
-    /// the archives are open
-    #[arg(long)]
-    inherited: bool,
+    /// Standard input is the socket at this path, and standard output is a pipe to the process that
+    /// waits until the archives are open
+    #[arg(long, value_name = "SOCKET")]
+    inherited: Option<PathBuf>,
 }
 
 /// Signals that a whole process group gets. The server ends with its clients.
@@ -43,52 +50,96 @@ const IGNORED: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQ
 
 pub(super) fn run(args: &Args) -> Result<u8> {
     let plan = args.mount.plan_of(&args.mount.paths, PathBuf::new())?;
-    if args.inherited { serve(&plan) } else { launch(&plan) }
+    match &args.inherited {
+        Some(path) => serve(&plan, SocketFile(path.clone())),
+        None => launch(&plan),
+    }
 }
 
-/// Prints the name of the socket, and starts a server unless there is one. Returns its exit status
+/// Removes the socket at the end, and its directory if that is empty.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+        let _ = self.0.parent().map(fs::remove_dir);
+    }
+}
+
+/// Prints the path of the socket, and starts a server unless there is one. Returns its exit status
 /// if it cannot open the archives.
 fn launch(plan: &MountPlan) -> Result<u8> {
     let failed = |error| Error::io("cannot start to read without a mount", error);
-    let mut name = lifecycle::read_socket_name(plan);
-    let listener = match bind(&name) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => match is_own(&name) {
-            true => None,
-            // Any user can listen at any name.
-            false => {
-                name = format!("{name}-{}", getpid().as_raw_nonzero());
-                Some(bind(&name).map_err(failed)?)
-            }
-        },
-        bound => Some(bound.map_err(failed)?),
-    };
+    let listen = |path: &Path| Ok((path.to_owned(), listener_unless_served(path)?));
+    let (path, listener) = lifecycle::at_read_socket(plan, listen)?;
     if let Some(listener) = listener
-        && let Err(status) = start(listener).map_err(failed)?
+        && let Err(status) = start(listener, &path).map_err(failed)?
     {
         return Ok(status);
     }
-    println!("{name}");
+    let line = [path.as_os_str().as_bytes(), b"\n"].concat();
+    io::stdout().write_all(&line).map_err(failed)?;
     Ok(0)
 }
 
-fn bind(name: &str) -> io::Result<UnixListener> {
-    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
+/// A socket at `path`; `None` if a server listens there.
+fn listener_unless_served(path: &Path) -> io::Result<Option<UnixListener>> {
+    while !is_served(path)? {
+        let own = own_name(path);
+        let _ = fs::remove_file(&own);
+        let listener = UnixListener::bind(&own)?;
+        let linked = fs::hard_link(&own, path);
+        let _ = fs::remove_file(&own);
+        match linked {
+            Ok(()) => return Ok(Some(listener)),
+            // Another process was faster, or `archfs gc` removed it before it listened.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
-/// Whether a process of this user listens at `name`, or none does any more.
-fn is_own(name: &str) -> bool {
-    let connected =
-        SocketAddr::from_abstract_name(name).and_then(|name| UnixStream::connect_addr(&name));
-    let peer = connected.and_then(|stream| peer_credentials::of(&stream));
-    peer.map_or(true, PeerCredentials::is_own)
+/// Whether a server listens at `path`. Removes a socket that a server has left behind.
+fn is_served(path: &Path) -> io::Result<bool> {
+    match try_connect(path) {
+        // The queue is full.
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(Errno::CONNREFUSED) => {
+            // Another process may have replaced it since. Then it gets its name back.
+            let moved = own_name(path);
+            if fs::rename(path, &moved).is_ok() && try_connect(&moved) != Err(Errno::CONNREFUSED) {
+                let _ = fs::hard_link(&moved, path);
+            }
+            let _ = fs::remove_file(&moved);
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn try_connect(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+/// A name beside `path` that no other process uses.
+fn own_name(path: &Path) -> PathBuf {
+    let mut name = OsString::from(format!("{}-", getpid().as_raw_nonzero()));
+    name.push(path.file_name().unwrap_or_default());
+    path.with_file_name(name)
 }
 
 /// Starts the server with `listener` and waits until it has opened the archives. `Err` is its exit
 /// status.
-fn start(listener: UnixListener) -> io::Result<std::result::Result<(), u8>> {
+fn start(listener: UnixListener, path: &Path) -> io::Result<std::result::Result<(), u8>> {
     let (mut opened, theirs) = io::pipe()?;
     let arguments: Vec<OsString> = std::env::args_os().skip(2).collect();
     let mut server = own_program::command(["read-server", "--inherited"])
+        .arg(path)
         .args(arguments)
         .envs(url::environment())
         .stdin(OwnedFd::from(listener))
@@ -101,7 +152,7 @@ fn start(listener: UnixListener) -> io::Result<std::result::Result<(), u8>> {
     Ok(Err(status.unwrap_or(1)))
 }
 
-fn serve(plan: &MountPlan) -> Result<u8> {
+fn serve(plan: &MountPlan, socket_file: SocketFile) -> Result<u8> {
     let failed = |error| Error::io("cannot read without a mount", error);
     IGNORED.into_iter().for_each(raw_signals::ignore);
     let _ = setsid();
@@ -113,15 +164,17 @@ fn serve(plan: &MountPlan) -> Result<u8> {
     drop(bar);
     let _ = std::env::set_current_dir("/");
     detach().map_err(failed)?;
-    reader::serve(tree, &UnixListener::from(listener), ls::json_line)
-        .map(|()| 0)
-        .map_err(|error| Error::io("cannot serve", error))
+    let listener = UnixListener::from(listener);
+    let served = reader::serve(tree, &listener, ls::json_line);
+    // While it still listens, so that no other process takes it for one that was left behind.
+    drop(socket_file);
+    served.map(|()| 0).map_err(|error| Error::io("cannot serve", error))
 }
 
 /// Reports that the archives are open, and closes standard input, output and error. From now on
 /// clients get the errors of their requests.
 fn detach() -> io::Result<()> {
-    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     let mut out = io::stdout();
     out.write_all(b"\n")?;
     out.flush()?;

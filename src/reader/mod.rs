@@ -3,13 +3,13 @@
 //! Each client has a thread and a connection, and waits for the reply to its last request.
 //! `protocol` has the messages, `connection` answers them. Clients can read files that the archives
 //! store as they are by themselves, with the tables of `direct` and `path_table`.
-//! Invariant: only this user's processes are served. The server exits when no client has been
-//! connected for a while.
+//! Invariant: only this user's processes are served, and only they keep the server from exiting. It
+//! exits when no client has been connected for a while.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -41,10 +41,18 @@ pub fn serve(tree: Arc<dyn Tree>, listener: &UnixListener, describe: Describe) -
     // A client holds a clone of it while it is connected.
     let connected = Arc::new(());
     let direct = Arc::new(DirectReads::default());
+    let mut idle_until = Instant::now() + LINGER;
     loop {
+        let mut left = idle_until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            if Arc::strong_count(&connected) == 1 {
+                return Ok(());
+            }
+            left = LINGER;
+            idle_until = Instant::now() + LINGER;
+        }
         let mut waiting = [PollFd::new(listener, PollFlags::IN)];
-        match poll(&mut waiting, Some(&timespec(LINGER))) {
-            Ok(0) if Arc::strong_count(&connected) == 1 => return Ok(()),
+        match poll(&mut waiting, Some(&timespec(left))) {
             Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => return Err(error.into()),
@@ -57,6 +65,7 @@ pub fn serve(tree: Arc<dyn Tree>, listener: &UnixListener, describe: Describe) -
         if !is_own(&client) {
             continue;
         }
+        idle_until = Instant::now() + LINGER;
         let (tree, direct, connected) =
             (Arc::clone(&tree), Arc::clone(&direct), Arc::clone(&connected));
         let serve_client = move || {
@@ -78,7 +87,7 @@ fn is_temporary(error: &io::Error) -> bool {
         || matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted)
 }
 
-/// An abstract socket has no permissions, so any user can connect.
+/// The directory of the socket keeps other users away, unless it was opened to them.
 fn is_own(client: &UnixStream) -> bool {
     peer_credentials::of(client).is_ok_and(PeerCredentials::is_own)
 }

@@ -1,6 +1,7 @@
 //! Which plans show the same, so that they can share a mount.
 
 use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,8 @@ use rustix::process::geteuid;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::record::{self, Record};
+use super::record_directory::in_record_directory;
+use super::record_file::SOCKET_SUFFIX;
 use crate::batch_job;
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
@@ -59,12 +62,21 @@ pub(in crate::lifecycle) fn name_on_all_nodes(plan: &MountPlan) -> String {
     format!("archfs-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()))
 }
 
-/// The name of the abstract socket at which `plan` is read without a mount. It is equal for all
-/// processes of a job on this node whose plans show the same, and read it with the same archfs.
-pub fn read_socket_name(plan: &MountPlan) -> String {
+/// Calls `create` with the path of the socket at which `plan` is read without a mount. Only this
+/// user can use it. It is equal for all processes of a job on this node whose plans show the same,
+/// and read it with the same archfs.
+///
+/// # Errors
+/// `Io` if there is no directory for it.
+pub fn at_read_socket<T>(
+    plan: &MountPlan,
+    mut create: impl FnMut(&Path) -> io::Result<T>,
+) -> Result<T> {
     let job = batch_job::current().map(|(_, id)| id).unwrap_or_default();
-    let key = format!("{job} {} {}", env!("CARGO_PKG_VERSION"), identity(plan));
-    format!("archfs-read-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()))
+    // Nodes may share /tmp.
+    let key = [&job, env!("CARGO_PKG_VERSION"), &record::boot(), &identity(plan)].join(" ");
+    let name = format!("read-{:016x}{SOCKET_SUFFIX}", xxh3_64(key.as_bytes()));
+    in_record_directory(|directory| create(&directory.join(&name)))
 }
 
 /// Like `identity`, but equal on all nodes that have the archives at the same paths. Nodes number

@@ -3,15 +3,18 @@ directory.
 """
 
 import errno
+import gc
 import multiprocessing
 import os
 import pickle
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import traceback
 import unittest
 import unittest.mock
 
@@ -47,6 +50,17 @@ def read_all(archive):
     """In another process: the contents of all files, and the server that it used."""
     fs = fsspec.filesystem("archfs", fo=archive)
     return fs.cat([path for path in fs.find("") if path not in ("dangling", "to-folder")]), servers(archive)
+
+
+def descriptors():
+    """What the descriptors of this process are open at."""
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # That of the listing.
+            pass
+    return found
 
 
 class FileSystemTest(Stage):
@@ -233,13 +247,7 @@ class FileSystemTest(Stage):
             archive = os.path.join(self.work, archive)
             archfs.pack(source, archive)
             fs = self.file_system(archive)
-
-            def has_tables():
-                for _ in range(100):
-                    self.assertEqual(fs.cat("class/n0"), data["n0"])
-                return fs._reader._direct is not None
-
-            wait_until("there are tables", has_tables)
+            self.wait_for_tables(fs, "class/n0", data["n0"])
             self.assertFalse(any(os.get_inheritable(one) for one in fs._reader._direct._archives))
             (server,) = servers(archive)
             os.kill(server, signal.SIGSTOP)
@@ -271,6 +279,122 @@ class FileSystemTest(Stage):
             with self.assertRaises(OSError) as caught:
                 fs.cat("class/n1")
             self.assertEqual(caught.exception.errno, errno.EIO)
+
+    def test_an_archive_whose_time_was_set_back_is_an_error(self):
+        archive = os.path.join(self.work, "set-back.tar")
+        archfs.pack(self.source, archive)
+        fs = self.file_system(archive)
+        self.wait_for_tables(fs, "hello", b"hello\n")
+        # A new name is no change.
+        os.link(archive, archive + ".link")
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+        status = os.stat(archive)
+        with open(archive, "r+b") as file:
+            file.write(b"\xff" * 4096)
+        os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with self.assertRaises(OSError) as caught:
+            fs.cat("hello")
+        self.assertEqual(caught.exception.errno, errno.EIO)
+
+    def wait_for_tables(self, fs, path, contents):
+        """Reads the file until reads are direct."""
+
+        def has_tables():
+            for _ in range(100):
+                self.assertEqual(fs.cat(path), contents)
+            return fs._reader._direct is not None and fs._reader._direct.has_archives
+
+        wait_until("there are tables", has_tables)
+
+    def in_child(self, function):
+        """Calls `function` in a forked child, which must return."""
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                function()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_descriptors_that_the_program_closes_or_replaces_are_fetched_again(self):
+        decoy = os.path.join(self.work, "decoy")
+        with open(decoy, "wb") as file:
+            file.write(b"*" * (4 << 20))
+        for numbers in ("closed", "replaced"):
+            fs = self.file_system(self.tar)
+            self.wait_for_tables(fs, "folder/data", BIG)
+
+            def closes_all():
+                before = descriptors()
+                last = max(before)
+                os.closerange(3, last + 1)
+                if numbers == "replaced":
+                    file = os.open(decoy, os.O_RDONLY)
+                    for number in before:
+                        if number > 2:
+                            os.dup2(file, number)
+                for _ in range(3):
+                    self.assertEqual(fs.cat("folder/data"), BIG)
+                    self.assertEqual(fs.cat("hello"), b"hello\n")
+                    self.assertEqual(fs.info("hello")["size"], 6)
+                self.wait_for_tables(fs, "folder/data", BIG)
+                fs._reader.__del__()
+                gc.collect()
+                kept = [number for number, target in descriptors().items() if target == decoy]
+                expected = [number for number in before if number > 2 and numbers == "replaced"]
+                self.assertLessEqual(set(expected), set(kept))
+
+            self.in_child(closes_all)
+
+    def test_few_descriptors_are_an_error_or_no_problem_and_none_is_lost(self):
+        more = [os.path.join(self.work, f"few-{number}.tar") for number in range(4)]
+        for archive in more:
+            archfs.pack(self.source, archive, force=True)
+        for free in range(12):
+            fs = self.file_system([*more, self.image])
+            self.assertEqual(fs.cat("hello"), b"hello\n")
+
+            def reads_with_few():
+                before = len(descriptors())
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max(128, before + 50), 4096))
+                used = []
+                try:
+                    while True:
+                        used.append(os.open("/dev/null", os.O_RDONLY))
+                except OSError:
+                    pass
+                for _ in range(free):
+                    os.close(used.pop())
+                for _ in range(700):
+                    try:
+                        self.assertEqual(fs.cat("hello"), b"hello\n")
+                    except OSError as error:
+                        self.assertEqual(error.errno, errno.EMFILE)
+                        self.assertEqual(free, 0)
+                for number in used:
+                    os.close(number)
+                # A connection, the tables and the archives.
+                self.assertLessEqual(len(descriptors()), before + 1 + 2 + 4)
+                self.wait_for_tables(fs, "hello", b"hello\n")
+                self.assertLessEqual(len(descriptors()), before + 1 + 2 + 5)
+
+            self.in_child(reads_with_few)
+
+    def test_archives_take_few_of_a_low_limit_of_descriptors(self):
+        fs = self.file_system(self.tar)
+
+        def reads():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (20, 4096))
+            before = len(descriptors())
+            for _ in range(700):
+                self.assertEqual(fs.cat("hello"), b"hello\n")
+            self.assertLessEqual(len(descriptors()), before + 1)
+
+        self.in_child(reads)
 
     def test_direct_reads_can_be_switched_off(self):
         with unittest.mock.patch.dict(os.environ, ARCHFS_DIRECT="off"):
@@ -320,45 +444,72 @@ class FileSystemTest(Stage):
         self.assertEqual(self.file_system(image).cat("data"), BIG)
 
     @unittest.skipIf(os.geteuid() != 0, "needs root to be another user")
-    def test_another_user_at_the_name_is_passed_over(self):
-        image = os.path.join(self.work, "taken.sqfs")
+    def test_other_users_can_neither_reach_nor_replace_the_socket(self):
+        fs = self.file_system()
+        path = fs._reader._socket
+        self.assertEqual(os.stat(os.path.dirname(path)).st_mode & 0o777, 0o700)
+        code = f"""
+import os, socket
+os.setgroups([])
+os.setgid(1234)
+os.setuid(1234)
+for attempt in (lambda s: s.connect({path!r}), lambda s: s.bind({path!r}), lambda s: os.unlink({path!r})):
+    try:
+        attempt(socket.socket(socket.AF_UNIX))
+    except PermissionError:
+        print("refused")
+"""
+        output = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout
+        self.assertEqual(output, "refused\n" * 3)
+        self.assertEqual(fs.cat("hello"), b"hello\n")
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root to be another user")
+    def test_another_user_is_not_served_and_does_not_keep_the_server(self):
+        image = os.path.join(self.work, "strangers.sqfs")
         archfs.pack(self.source, image)
         fs = self.file_system(image)
-        name = fs.fsid[len("archfs-") :]
-        (server,) = servers(image)
-        os.kill(server, signal.SIGKILL)
-        wait_until("the name is free", lambda: not servers(image))
-        code = (
-            "import os, socket, sys, time; os.setuid(1234); s = socket.socket(socket.AF_UNIX);"
-            f"s.bind('\\0{name}'); s.listen(); print('listens', flush=True); time.sleep(60)"
-        )
-        stranger = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        # The rights of root for files, as if the directory were open to others.
+        code = f"""
+import ctypes, os, socket, time
+os.seteuid(1234)
+ctypes.CDLL(None).setfsuid(0)
+while True:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect({fs._reader._socket!r})
+    print(client.recv(1), flush=True)
+    time.sleep(0.2)
+"""
+        stranger = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
-            self.assertEqual(stranger.stdout.readline(), "listens\n")
-            with self.assertRaisesRegex(archfs.Error, "cannot connect"):
-                fs.cat("hello")
-            other = self.file_system(image)
-            self.assertEqual(other.cat("hello"), b"hello\n")
-            self.assertTrue(other.fsid.startswith(fs.fsid + "-"))
+            self.assertEqual(stranger.stdout.readline(), b"b''\n")
+            self.assertEqual(fs.cat("hello"), b"hello\n")
+            path = fs._reader._socket
+            fs._reader._forget()
+            wait_until("the server has exited", lambda: not servers(image), 20)
+            self.assertFalse(os.path.exists(path))
         finally:
             stranger.kill()
             stranger.communicate()
 
-    @unittest.skipIf(os.geteuid() != 0, "needs root to be another user")
-    def test_another_user_is_not_served(self):
-        fs = self.file_system()
-        code = (
-            "import os, socket, sys; os.setuid(1234); s = socket.socket(socket.AF_UNIX);"
-            f"s.connect('\\0{fs.fsid[len('archfs-'):]}'); sys.exit(len(s.recv(1)))"
-        )
-        self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+    def test_a_socket_that_was_left_behind_is_replaced(self):
+        image = os.path.join(self.work, "left.sqfs")
+        archfs.pack(self.source, image)
+        fs = self.file_system(image)
+        (server,) = servers(image)
+        os.kill(server, signal.SIGKILL)
+        wait_until("the server has ended", lambda: not servers(image))
+        self.assertTrue(os.path.exists(fs._reader._socket))
+        with multiprocessing.get_context("spawn").Pool(4) as pool:
+            results = pool.map(read_all, [image] * 8)
+        self.assertEqual(len({tuple(sorted(contents)) for contents, _ in results}), 1)
         self.assertEqual(fs.cat("hello"), b"hello\n")
+        self.assertEqual(len(servers(image)), 1)
 
     def test_nonsense_closes_only_its_connection(self):
         fs = self.file_system()
         for message in (b"\xff" * 4, b"\x11\0\0\0" + b"\x09" * 17, b"\x01"):
             with socket.socket(socket.AF_UNIX) as client:
-                client.connect("\0" + fs.fsid[len("archfs-") :])
+                client.connect(fs._reader._socket)
                 client.sendall(message)
                 client.shutdown(socket.SHUT_WR)
                 self.assertEqual(client.recv(1), b"")
