@@ -48,7 +48,7 @@ enum {
     NR_IOCTL = 16, NR_PREAD64 = 17, NR_READV = 19, NR_GETPID = 39, NR_SOCKET = 41, NR_CONNECT = 42, NR_SENDTO = 44,
     NR_RECVMSG = 47, NR_GETSOCKOPT = 55, NR_FCNTL = 72, NR_GETEUID = 107, NR_PRCTL = 157,
     NR_GETTID = 186, NR_FADVISE64 = 221, NR_CLOCK_GETTIME = 228, NR_TGKILL = 234, NR_OPENAT = 257, NR_READLINKAT = 267,
-    NR_PPOLL = 271, NR_PREADV = 295, NR_SECCOMP = 317, NR_PREADV2 = 327, NR_STATX = 332,
+    NR_PPOLL = 271, NR_PREADV = 295, NR_PRLIMIT64 = 302, NR_SECCOMP = 317, NR_PREADV2 = 327, NR_STATX = 332,
 };
 
 static inline long call6(long number, long a, long b, long c, long d, long e, long f)
@@ -69,8 +69,8 @@ enum {
     NR_READV = 65, NR_PREAD64 = 67, NR_PREADV = 69, NR_PPOLL = 73, NR_READLINKAT = 78,
     NR_CLOCK_GETTIME = 113, NR_TGKILL = 131, NR_PRCTL = 167, NR_GETPID = 172, NR_GETEUID = 175,
     NR_GETTID = 178, NR_SOCKET = 198, NR_CONNECT = 203, NR_SENDTO = 206, NR_GETSOCKOPT = 209,
-    NR_RECVMSG = 212, NR_MUNMAP = 215, NR_MMAP = 222, NR_FADVISE64 = 223, NR_SECCOMP = 277, NR_PREADV2 = 286,
-    NR_STATX = 291,
+    NR_RECVMSG = 212, NR_MUNMAP = 215, NR_MMAP = 222, NR_FADVISE64 = 223, NR_PRLIMIT64 = 261, NR_SECCOMP = 277,
+    NR_PREADV2 = 286, NR_STATX = 291,
 };
 
 static inline long call6(long number, long a, long b, long c, long d, long e, long f)
@@ -285,13 +285,13 @@ struct tail {
 _Static_assert(offsetof(struct table, archives) == 56 && sizeof(struct archive_record) == 56, "layout");
 _Static_assert(offsetof(struct table, granule) == 56 + FILES * 56, "layout");
 
-/* The state: whether the mount is served, and counters that the daemon reads. */
-enum { SHARDS = 64, STATE_SIZE = 8192 };
-struct state {
-    u32 alive, reserved[1023];
-    struct { u64 reads, bytes, checked, reserved[5]; } shards[SHARDS];
-};
-_Static_assert(sizeof(struct state) == STATE_SIZE, "layout");
+/*
+ * The state: a page with a word that says whether the mount is served, which only the daemon can write,
+ * and a page with counters that the daemon reads.
+ */
+enum { SHARDS = 64, PAGE = 4096 };
+struct shard { u64 reads, bytes, checked, reserved[5]; };
+_Static_assert(sizeof(struct shard) * SHARDS == PAGE, "layout");
 
 enum phase {
     NOT_ASKED, /* ask the daemon at the next read, but not before `not_before` */
@@ -307,7 +307,8 @@ struct mount {
     u32 unanswered; /* requests to the daemon that it did not answer in time */
     /* Written before the phase is READY, and constant from then on. */
     const struct table *table;
-    struct state *state;
+    const u32 *alive;
+    struct shard *shards;
     /* A word that is 0 while the copy is valid. Then a bit for each granule, set once its bytes are there. */
     const u64 *granules;
     u64 archives, passed;
@@ -408,7 +409,7 @@ static int wait_readable(int fd, i64 limit)
 }
 
 /* The daemon's answer. `count` descriptors were received. */
-enum { PASSED = FILES + 3, LINE = 32 };
+enum { STATE = 3, PASSED = STATE + FILES + 1, LINE = 32 };
 struct answer {
     int count;
     int fds[PASSED];
@@ -462,7 +463,7 @@ enum reply {
 static enum reply exchange(int fd, struct answer *answer)
 {
     enum { SOCKET_LEVEL = 1, PEER_CREDENTIALS = 17, NO_SIGNAL = 0x4000, TIME_LIMIT = 1000 };
-    static const char request[] = "direct 1\n";
+    static const char request[] = "direct 2\n";
     struct { int process; u32 user, group; } peer;
     u32 peer_length = sizeof peer;
     i64 limit = now() + TIME_LIMIT;
@@ -522,14 +523,15 @@ static enum reply ask(const struct mount *mount, struct answer *answer)
     if (is_line(answer, "later", 0)
         || (answer->length == sizeof too_many - 1 && equal(answer->line, too_many, sizeof too_many - 1)))
         return LATER;
-    /* "direct N": a table, a state and N more: archives, and granules. */
-    return answer->count > 2 && is_line(answer, "", (u64)answer->count - 2) ? GIVEN : NONE;
+    /* "direct N": a table, the word and the counters of the state, and N more: archives, and granules. */
+    return answer->count > STATE && is_line(answer, "", (u64)answer->count - STATE) ? GIVEN : NONE;
 }
 
 static void close_passed(struct answer *answer)
 {
     for (int i = 0; i < answer->count; i++)
-        close_descriptor(answer->fds[i]);
+        if (answer->fds[i] >= 0)
+            close_descriptor(answer->fds[i]);
     answer->count = 0;
 }
 
@@ -581,13 +583,15 @@ static const u64 *map_granules(int fd, const struct table *table)
     return map(fd, status.size, READABLE, SHARED);
 }
 
-static struct state *map_state(int fd)
+enum access { READABLE_ONLY = 1, READ_AND_WRITE = 3 };
+
+/* Maps a page of the state. */
+static void *map_page(int fd, enum access access)
 {
-    enum { READ_AND_WRITE = 3 };
     struct status status;
-    if (status_of(fd, &status, MAY_SYNC) != 0 || status.size < STATE_SIZE)
+    if (status_of(fd, &status, MAY_SYNC) != 0 || status.size < PAGE)
         return 0;
-    return map(fd, STATE_SIZE, READ_AND_WRITE, SHARED);
+    return map(fd, PAGE, (int)access, SHARED);
 }
 
 /*
@@ -606,6 +610,9 @@ static struct state *map_state(int fd)
  * or more uses `random`, which is open with POSIX_FADV_RANDOM. Storage takes about as long to deliver a
  * few pages as RANDOM_MIN bytes, so shorter reads use `ordered`, with readahead. FileStorage has the same
  * rule.
+ *
+ * The program needs descriptors as well, so all mounts together take at most a part of its limit. What
+ * does not fit is FORGOTTEN: first `random`, then whole archives.
  */
 static u64 conversations;
 
@@ -632,6 +639,20 @@ static void end_conversation(void)
 
 /* In place of a descriptor: the archive is not read any more. */
 enum { FORGOTTEN = 0 };
+
+/* The part of the limit of open files that this library takes, and how many descriptors it has. */
+enum { LIMIT_PART = 8 };
+static u64 held;
+
+/* How many more it may have. The caller has begun a conversation. */
+static u64 room(void)
+{
+    enum { OPEN_FILES = 7 };
+    struct { u64 soft, hard; } limit;
+    if (CALL(NR_PRLIMIT64, 0, OPEN_FILES, 0, &limit) != 0 || limit.soft / LIMIT_PART < held)
+        return 0;
+    return limit.soft / LIMIT_PART - held;
+}
 
 /* How often a process fetches descriptors of a mount again. */
 enum { FETCHES = 16 };
@@ -712,28 +733,35 @@ static int open_random(int fd, const struct archive_record *record)
 /* Takes what the daemon gave. Returns 0 if it cannot be used. */
 static int take(struct mount *mount, struct answer *answer)
 {
-    u64 passed = (u64)answer->count - 2;
+    u64 passed = (u64)answer->count - STATE;
     const struct table *table = map_table(answer->fds[0], mount->device, passed);
     if (!table)
         return 0;
     const u64 *granules = 0;
     if (table->granules > 0 && !(granules = map_granules(answer->fds[answer->count - 1], table)))
         return 0;
-    struct state *state = map_state(answer->fds[1]);
-    if (!state)
+    const u32 *alive = map_page(answer->fds[1], READABLE_ONLY);
+    struct shard *shards = map_page(answer->fds[2], READ_AND_WRITE);
+    if (!alive || !shards)
         return 0;
-    close_descriptor(answer->fds[0]);
-    close_descriptor(answer->fds[1]);
-    if (granules)
-        close_descriptor(answer->fds[answer->count - 1]);
-    for (u32 i = 0; i < table->files; i++) {
-        struct descriptors *own = &mount->descriptors[i];
-        own->ordered = adopt(answer->fds[2 + i], &table->archives[i]);
-        own->random = open_random(own->ordered, &table->archives[i]);
-    }
+    int kept = (int)smaller(table->files, room());
+    /* The others are closed first, because the program may have used up all numbers. */
+    for (int i = 0; i < answer->count; i++)
+        if (i < STATE || i >= STATE + kept)
+            close_descriptor(answer->fds[i]);
     answer->count = 0;
+    for (int i = 0; i < kept; i++) {
+        mount->descriptors[i].ordered = adopt(answer->fds[STATE + i], &table->archives[i]);
+        held += mount->descriptors[i].ordered != FORGOTTEN;
+    }
+    for (int i = 0; i < kept && room() > 0; i++) {
+        struct descriptors *own = &mount->descriptors[i];
+        own->random = open_random(own->ordered, &table->archives[i]);
+        held += own->random != FORGOTTEN;
+    }
     mount->table = table;
-    mount->state = state;
+    mount->alive = alive;
+    mount->shards = shards;
     mount->granules = granules;
     mount->archives = table->files;
     mount->passed = passed;
@@ -796,9 +824,9 @@ static void fetch_again(struct mount *mount, u32 archive, int *descriptor, int l
         struct answer answer = { 0 };
         int fd = FORGOTTEN;
         if (mount->fetched++ < FETCHES && ask(mount, &answer) == GIVEN
-            && (u64)answer.count == mount->passed + 2) {
-            fd = adopt(answer.fds[2 + archive], record);
-            answer.fds[2 + archive] = answer.fds[--answer.count];
+            && (u64)answer.count == mount->passed + STATE) {
+            fd = adopt(answer.fds[STATE + archive], record);
+            answer.fds[STATE + archive] = -1;
         }
         close_passed(&answer);
         if (descriptor == &mount->descriptors[archive].random && fd != FORGOTTEN) {
@@ -858,10 +886,20 @@ static int look_up(const struct table *table, const struct status *status, struc
 }
 
 /* Whether the mount is served. Its device number may belong to another mount as soon as it is not. */
-static int is_alive(const struct state *state)
+static int is_alive(const struct mount *mount)
 {
-    u32 alive = LOAD(&state->alive);
+    u32 alive = LOAD(mount->alive);
     return (alive & 0x3fffffff) != 0 && !(alive & 0x40000000);
+}
+
+/* Whether this process has the archives of a file. */
+static int has_descriptors(const struct mount *mount, const struct file *file)
+{
+    for (int i = 0; i < 2; i++)
+        if ((i == 0 || file->parts[i].length > 0)
+            && LOAD(&mount->descriptors[file->parts[i].archive].ordered) == FORGOTTEN)
+            return 0;
+    return 1;
 }
 
 static int find(int fd, struct file *file)
@@ -880,7 +918,7 @@ static int find(int fd, struct file *file)
             continue;
         file->mount = mount;
         /* Liveness comes last: then the device number was this mount's when the status was taken. */
-        if (look_up(mount->table, &status, file) && is_alive(mount->state))
+        if (look_up(mount->table, &status, file) && has_descriptors(mount, file) && is_alive(mount))
             return 1;
     }
     return 0;
@@ -1023,7 +1061,7 @@ static void count_read(const struct file *file, u64 bytes, int checked)
 {
     /* The stack differs from thread to thread. Forked processes have the same, but read other files. */
     u64 hash = ((u64)__builtin_frame_address(0) >> 12 ^ file->inode) * 0x9e3779b97f4a7c15;
-    __typeof__(&file->mount->state->shards[0]) shard = &file->mount->state->shards[hash >> 58];
+    struct shard *shard = &file->mount->shards[hash >> 58];
     add(&shard->reads, 1);
     add(&shard->bytes, bytes);
     if (checked)
@@ -1032,14 +1070,12 @@ static void count_read(const struct file *file, u64 bytes, int checked)
 
 /*
  * Adds up the lengths of a program's vectors. The array may be a bad pointer, so the kernel looks at
- * it first: it does so even if there is nothing to read because the offset is the archive's end.
+ * it first: it does so even if there is nothing to read because the offset is the file's end. Our own
+ * descriptors would not do, because the program may have put a longer file at their numbers.
  */
-static int add_up(const struct file *file, struct buffers *buffers)
+static int add_up(int fd, const struct file *file, struct buffers *buffers)
 {
-    u32 archive = file->parts[0].archive;
-    int fd = LOAD(&file->mount->descriptors[archive].ordered);
-    u64 end = file->mount->table->archives[archive].size;
-    if (fd == FORGOTTEN || CALL(NR_PREADV, fd, buffers->vectors, buffers->count, end, 0) != 0)
+    if (CALL(NR_PREADV, fd, buffers->vectors, buffers->count, file->size, 0) != 0)
         return 0;
     buffers->total = 0;
     for (int i = 0; i < buffers->count; i++) {
@@ -1123,7 +1159,7 @@ static long direct(int fd, struct buffers buffers, int is_array, i64 offset)
             remember_stranger(fd);
         return USE_MOUNT;
     }
-    if (is_array && !add_up(&file, &buffers))
+    if (is_array && !add_up(fd, &file, &buffers))
         return USE_MOUNT;
     /* Before the position moves, because the thread may end here. */
     if (pthread_testcancel)

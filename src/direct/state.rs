@@ -1,12 +1,14 @@
-//! The page that the daemon and the processes that read directly share.
+//! The pages that the daemon and the processes that read directly share: one that only the daemon
+//! can write, and one with the counters of the processes.
 //!
-//! Its first word says whether the daemon still serves the mount. The library checks it on each
-//! read: the kernel gives the device number of an ended mount to the next one at once, so device
-//! and inode number alone may mean a file of another archive. The word is the thread number of a
-//! thread of the daemon, in a robust list (get_robust_list(2)). If the daemon is killed, the kernel
-//! marks the word.
+//! The first word of the first page says whether the daemon still serves the mount. The library
+//! checks it on each read: the kernel gives the device number of an ended mount to the next one at
+//! once, so device and inode number alone may mean a file of another archive. The word is the
+//! thread number of a thread of the daemon, in a robust list (get_robust_list(2)). If the daemon is
+//! killed, the kernel marks the word.
 //!
-//! Invariant: the word is zero or marked before the mount ends.
+//! Invariants: the word is zero or marked before the mount ends. A process gets that page for
+//! reading only, because a child that gives up its rights still has it.
 #![expect(unsafe_code, reason = "a mapping that other processes write, and set_robust_list(2)")]
 
 use std::fs::File;
@@ -16,11 +18,12 @@ use std::sync::mpsc;
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::table::read_only;
 use crate::os::memory_file;
 use crate::stats::DirectCounts;
 use crate::sync::{Arc, Mutex, thread};
 
-/// Bytes of the page for the word, and of that for the counters.
+/// Bytes of the page of the word, and of that of the counters.
 const PAGE: usize = 4096;
 
 /// Groups of counters, and bytes of one. There are several, so that CPU cores do not wait for one
@@ -28,10 +31,10 @@ const PAGE: usize = 4096;
 const SHARDS: usize = 64;
 const SHARD: usize = 64;
 
-/// The shared page of one mount.
+/// The shared pages of one mount.
 pub struct State {
-    file: File,
-    map: MmapRaw,
+    alive: Page,
+    counters: Page,
     /// The lock is held for a store to the word, so that the word follows this.
     service: Mutex<Service>,
 }
@@ -45,22 +48,38 @@ struct Service {
     has_ended: bool,
 }
 
+/// A page and the file that holds it.
+struct Page {
+    file: File,
+    map: MmapRaw,
+}
+
+impl Page {
+    fn new(seal: fn(&File) -> io::Result<()>) -> io::Result<Self> {
+        let file = memory_file::create()?;
+        file.set_len(PAGE as u64)?;
+        let map = MmapOptions::new().len(PAGE).map_raw(&file)?;
+        seal(&file)?;
+        Ok(Self { file, map })
+    }
+}
+
 impl State {
     /// A page that says that the mount is not served.
     ///
     /// # Errors
     /// Those of the system.
     pub fn new() -> io::Result<Arc<Self>> {
-        let file = memory_file::create()?;
-        file.set_len(2 * PAGE as u64)?;
-        memory_file::seal_length(&file)?;
-        let map = MmapOptions::new().len(2 * PAGE).map_raw(&file)?;
-        Ok(Arc::new(Self { file, map, service: Mutex::default() }))
+        let mut alive = Page::new(memory_file::seal_for_others)?;
+        // Before Linux 5.1, only that keeps others from writing.
+        alive.file = read_only(&alive.file)?;
+        let counters = Page::new(memory_file::seal_length)?;
+        Ok(Arc::new(Self { alive, counters, service: Mutex::default() }))
     }
 
-    /// The file that holds it.
-    pub fn file(&self) -> &File {
-        &self.file
+    /// The files for a process that reads directly: the word, for reading only, and the counters.
+    pub fn files(&self) -> [&File; 2] {
+        [&self.alive.file, &self.counters.file]
     }
 
     /// Says that the mount is served, until `suspend` or the end of this process. Does nothing
@@ -101,7 +120,7 @@ impl State {
     pub fn counts(&self) -> DirectCounts {
         let mut sum = DirectCounts::default();
         for shard in 0..SHARDS {
-            let [reads, bytes] = [0, 8].map(|offset| self.counter(PAGE + shard * SHARD + offset));
+            let [reads, bytes] = [0, 8].map(|offset| self.counter(shard * SHARD + offset));
             sum.reads = sum.reads.wrapping_add(reads);
             sum.bytes = sum.bytes.wrapping_add(bytes);
         }
@@ -109,15 +128,16 @@ impl State {
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: the map is page-aligned and two pages long, and its length is sealed. All
-        // processes access this word only atomically.
-        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().cast()) }
+        // SAFETY: the map is a page, and the length of its file is sealed. All processes access
+        // this word only atomically.
+        unsafe { AtomicU32::from_ptr(self.alive.map.as_mut_ptr().cast()) }
     }
 
     fn counter(&self, offset: usize) -> u64 {
-        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= 2 * PAGE);
+        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= PAGE);
+        let map = self.counters.map.as_mut_ptr();
         // SAFETY: as for `word`; `offset` is a multiple of 8 within the map.
-        let counter = unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) };
+        let counter = unsafe { AtomicU64::from_ptr(map.add(offset).cast()) };
         counter.load(Ordering::Relaxed)
     }
 }
@@ -224,12 +244,32 @@ mod tests {
     fn sums_the_counters_of_all_shards_and_cannot_be_resized() {
         use std::os::unix::fs::FileExt;
         let state = State::new().unwrap();
+        let [_, counters] = state.files();
         for (shard, reads, bytes) in [(0, 1_u64, 10_u64), (63, 2, 20)] {
-            let offset = (PAGE + shard * SHARD) as u64;
-            state.file().write_all_at(&reads.to_ne_bytes(), offset).unwrap();
-            state.file().write_all_at(&bytes.to_ne_bytes(), offset + 8).unwrap();
+            let offset = (shard * SHARD) as u64;
+            counters.write_all_at(&reads.to_ne_bytes(), offset).unwrap();
+            counters.write_all_at(&bytes.to_ne_bytes(), offset + 8).unwrap();
         }
         assert_eq!(state.counts(), DirectCounts { reads: 3, bytes: 30 });
-        assert!(state.file().set_len(0).is_err());
+        assert!(counters.set_len(0).is_err());
+    }
+
+    #[test]
+    fn only_the_daemon_can_write_the_word() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::FileExt;
+        let state = State::new().unwrap();
+        state.show_alive().unwrap();
+        let [alive, _] = state.files();
+        assert!(alive.write_all_at(&[0], 0).is_err());
+        assert!(MmapOptions::new().len(PAGE).map_raw(alive).is_err());
+        assert!(MmapOptions::new().len(PAGE).map_raw_read_only(alive).is_ok());
+        // Opened for writing, it cannot be written either, from Linux 5.1 on.
+        let path = format!("/proc/self/fd/{}", alive.as_raw_fd());
+        if let Ok(writable) = File::options().read(true).write(true).open(path) {
+            assert!(writable.write_all_at(&[0], 0).is_err());
+            assert!(MmapOptions::new().len(PAGE).map_raw(&writable).is_err());
+        }
+        assert_ne!(state.word().load(Ordering::SeqCst), 0);
     }
 }

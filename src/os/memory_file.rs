@@ -22,6 +22,16 @@ pub(crate) fn seal_length(file: &File) -> io::Result<()> {
     Ok(fcntl_add_seals(file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW)?)
 }
 
+/// Fixes the length of `file`, and from Linux 5.1 on lets nothing write to it but mappings that are
+/// there already.
+pub(crate) fn seal_for_others(file: &File) -> io::Result<()> {
+    let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+    match fcntl_add_seals(file, all) {
+        Err(Errno::INVAL) => seal_length(file),
+        sealed => Ok(sealed?),
+    }
+}
+
 /// Fixes the length and the contents of `file`.
 pub(crate) fn seal(file: &File) -> io::Result<()> {
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;

@@ -272,6 +272,40 @@ fn a_rewritten_archive_stays_so_when_its_time_is_set_back() {
     assert_eq!(reader.read().1, "Input/output error");
 }
 
+/// The reads before have shown the daemon nothing: it must notice by the change time alone.
+#[test]
+fn an_archive_whose_time_was_set_back_at_once_gives_errors_and_not_its_new_bytes() {
+    let Some(stage) = tar_stage() else { return };
+    let (other, times) = (make_tar(stage.work.path(), 2), stage.work.path().join("times"));
+    assert_eq!(fs::metadata(&other).unwrap().len(), fs::metadata(&stage.image).unwrap().len());
+    run(Command::new("touch").arg("-r").arg(&stage.image).arg(&times));
+    let mut reader = Reader::start(&stage);
+    let (_, digest) = reader.read();
+    fs::write(&stage.image, fs::read(other).unwrap()).unwrap();
+    run(Command::new("touch").arg("-r").arg(&times).arg(&stage.image));
+    // The kernel may have the old bytes, from a read before the table was ready.
+    let now = reader.read().1;
+    assert!(now == digest || now == "Input/output error", "{now}");
+    let output = Command::new("cat").arg(stage.mount_point.join("below/noise-9")).output().unwrap();
+    assert!(said(&output).contains("Input/output error"), "{}", said(&output));
+}
+
+#[test]
+fn a_new_mode_of_the_archive_ends_direct_reads_but_not_the_mount() {
+    let Some(stage) = tar_stage() else { return };
+    let mut reader = Reader::start(&stage);
+    let (_, digest) = reader.read();
+    run(Command::new("chmod").arg("600").arg(&stage.image));
+    fs::hard_link(&stage.image, stage.work.path().join("link")).unwrap();
+    assert_eq!(reader.read().1, digest);
+    let bytes = run(Command::new("cat").arg(stage.mount_point.join("below/noise-9"))).stdout;
+    assert_eq!(bytes.len(), SIZES[9]);
+    drop(reader);
+    let path = stage.mount_point.join("below/noise-9");
+    let output = run_direct(&stage, &[&stage.image], &["cat", path.to_str().unwrap()]);
+    assert!(output.status.success() && output.stdout == bytes, "{}", said(&output));
+}
+
 #[test]
 fn a_mount_that_was_unmounted_by_hand_is_not_read_any_more() {
     let Some(stage) = tar_stage() else { return };
@@ -354,23 +388,61 @@ fn a_part_of_an_archive_and_many_archives_are_read_directly() {
     let output = run_direct(&stage, &words, &[READ_ALL, mount_point]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), read_all(&source), "{}", said(&output));
     assert!(number(&stage, "/direct_reads") > 0);
-    let (all, parts) = (work.join("all"), work.join("parts"));
-    fs::create_dir_all(&parts).unwrap();
-    let archives: Vec<_> = (0..20)
-        .map(|number| {
-            fs::create_dir_all(all.join(number.to_string())).unwrap();
-            let bytes = source::noise(500 + number, 50_000);
-            fs::write(all.join(format!("{number}/file")), bytes).unwrap();
-            let part = parts.join(format!("{number}.tar"));
-            let mut tar = Command::new("tar");
-            run(tar.arg("-C").arg(&all).arg("-cf").arg(&part).arg(number.to_string()));
-            part
-        })
-        .collect();
+    let (all, archives) = (work.join("all"), make_parts(work, 20));
     let words: Vec<_> = archives.iter().map(PathBuf::as_path).collect();
     let output = run_direct(&stage, &words, &[READ_ALL, mount_point]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), read_all(&all), "{}", said(&output));
     assert!(number(&stage, "/direct_reads") > 0 && number(&stage, "/served_bytes") > 0);
+}
+
+/// Reads the files of all archives, and then opens as many files as it can. Prints how many.
+const OPEN_MANY: &str = r"
+import os, sys
+paths = [f'{sys.argv[1]}/{number}/file' for number in range(16)]
+for path in paths * 40:
+    with open(path, 'rb') as file:
+        assert len(file.read()) == 50000
+files = []
+try:
+    while True:
+        files.append(os.open(paths[len(files) % 16], os.O_RDONLY))
+except OSError as error:
+    print(len(files), error.errno)
+";
+
+#[test]
+fn a_command_with_few_descriptors_keeps_most_of_them() {
+    let Some(stage) = tar_stage() else { return };
+    let archives = make_parts(stage.work.path(), 16);
+    let words: Vec<_> = archives.iter().map(PathBuf::as_path).collect();
+    let mount_point = stage.mount_point.to_str().unwrap();
+    let script = "ulimit -n 64; export ARCHFS_DIRECT=$0; exec python3 -c \"$1\" \"$2\"";
+    let opened = ["off", "on"].map(|setting| {
+        let command = ["sh", "-c", script, setting, OPEN_MANY, mount_point];
+        let output = run_direct(&stage, &words, &command);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (count, error) = text.trim().split_once(' ').unwrap_or_else(|| panic!("{text}"));
+        assert_eq!(error, "24", "EMFILE");
+        assert_eq!(number(&stage, "/direct_reads") > 0, setting == "on");
+        count.parse::<u32>().unwrap()
+    });
+    assert_eq!(opened[1], opened[0] - 64 / 8, "an eighth of the limit: {opened:?}");
+}
+
+/// Archives with a file each, `NUMBER/file`, which are in the directory `all` as well.
+fn make_parts(work: &Path, count: u64) -> Vec<PathBuf> {
+    let (all, parts) = (work.join("all"), work.join("parts"));
+    fs::create_dir_all(&parts).unwrap();
+    let make = |number: u64| {
+        fs::create_dir_all(all.join(number.to_string())).unwrap();
+        let bytes = source::noise(500 + number, 50_000);
+        fs::write(all.join(format!("{number}/file")), bytes).unwrap();
+        let part = parts.join(format!("{number}.tar"));
+        let mut tar = Command::new("tar");
+        run(tar.arg("-C").arg(&all).arg("-cf").arg(&part).arg(number.to_string()));
+        part
+    };
+    (0..count).map(make).collect()
 }
 
 /// In a /tmp of its own, because other tests have mounts as well.

@@ -66,10 +66,10 @@ impl DirectReads {
             Progress::Never => DirectAnswer::Never,
             Progress::Ready(state, table) => {
                 let archives = table.archives().iter().map(|archive| archive.as_fd());
-                let first = [table.file().as_fd(), state.file().as_fd()];
+                let state = state.files().map(AsFd::as_fd);
                 let granules = table.granules().map(|granules| granules.as_fd());
-                let all = first.into_iter().chain(archives).chain(granules);
-                DirectAnswer::Ready(all.collect())
+                let table = std::iter::once(table.file().as_fd());
+                DirectAnswer::Ready(table.chain(state).chain(archives).chain(granules).collect())
             }
         }
     }

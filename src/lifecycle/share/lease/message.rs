@@ -87,6 +87,10 @@ pub(super) enum Answer {
     TooManyClients,
 }
 
+/// The version of the request for direct reads. A daemon closes the connection on others, and then
+/// a library of another version reads through the mount.
+const DIRECT_VERSION: &str = "2";
+
 /// The answer to a request for direct reads. `src/direct/library.c` reads it.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum DirectAnswer<'d> {
@@ -94,7 +98,8 @@ pub(in crate::lifecycle) enum DirectAnswer<'d> {
     Later,
     /// No file of this mount can be read directly.
     Never,
-    /// The table, the state, the archive files, and the granules of a copy, if one is among them.
+    /// The table, the word and the counters of the state, the archive files, and the granules of a
+    /// copy, if one is among them.
     Ready(Vec<BorrowedFd<'d>>),
 }
 
@@ -105,7 +110,7 @@ impl DirectAnswer<'_> {
             Self::Later => ("direct later\n".into(), &[]),
             Self::Never => ("direct none\n".into(), &[]),
             Self::Ready(descriptors) => {
-                (format!("direct {}\n", descriptors.len().saturating_sub(2)), descriptors)
+                (format!("direct {}\n", descriptors.len().saturating_sub(3)), descriptors)
             }
         }
     }
@@ -121,7 +126,7 @@ impl Request {
             Self::Leave => "leave\n".into(),
             Self::Status => "status\n".into(),
             Self::Stats => "numbers\n".into(),
-            Self::Direct => "direct 1\n".into(),
+            Self::Direct => format!("direct {DIRECT_VERSION}\n"),
             Self::Unmount(UnmountRequest { how, callers }) => {
                 let how = match how {
                     Detach::IfIdle => "idle",
@@ -147,7 +152,7 @@ impl Request {
             ("leave", "") => Ok(Self::Leave),
             ("status", "") => Ok(Self::Status),
             ("numbers", "") => Ok(Self::Stats),
-            ("direct", "1") => Ok(Self::Direct),
+            ("direct", DIRECT_VERSION) => Ok(Self::Direct),
             ("unmount", rest) => {
                 let mut words = rest.split(' ');
                 let how = match words.next() {
