@@ -103,6 +103,8 @@ class DirectReads:
     def __init__(self, descriptors: Sequence[int]) -> None:
         """Takes the tables and the archives, and closes `descriptors`. Raises OSError if it cannot have them all."""
         self._archives: list[int] = []
+        # Numbers of archives that were written to, or have other attributes.
+        self._changed: set[int] = set()
         try:
             # Fewer arrive if the process has no room for all.
             if len(descriptors) < 3:
@@ -123,10 +125,12 @@ class DirectReads:
         """Takes the archives again after the program has closed them, and closes `descriptors`. Raises OSError as
         above."""
         try:
-            self._archives = self._adopted(descriptors[2:])
+            # Another thread may have been faster.
+            before, self._archives = self._archives, self._adopted(descriptors[2:])
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        self._close(before)
 
     def _adopted(self, descriptors: Sequence[int]) -> list[int]:
         """Copies of the descriptors at high numbers."""
@@ -158,6 +162,9 @@ class DirectReads:
         end = min(offset + size, found.size)
         if offset >= end:
             return b"", found.size
+        numbers = {_number(location) for location in (found.head, found.tail) if location}
+        if not numbers.isdisjoint(self._changed):
+            return None
         data = b""
         try:
             if offset < found.head_len:
@@ -168,7 +175,7 @@ class DirectReads:
         except OSError:
             data = b""
         # Short if the archive was cut off.
-        is_valid = self._are_unchanged(archives, found) and len(data) == end - offset
+        is_valid = self._are_unchanged(archives, numbers) and len(data) == end - offset
         if not is_valid or _receiving or _received is not received:
             return None
         return data, found.size
@@ -197,9 +204,9 @@ class DirectReads:
         head, tail, head_len = _TAIL.unpack_from(self._positions, self._tails_at + (location & _OFFSET) * _TAIL.size)
         return _Positions(size, head, head_len, tail)
 
-    def _are_unchanged(self, archives: list[int], found: _Positions) -> bool:
-        """Whether the archives of a file are the files that were opened, and were not written since."""
-        for number in {_number(location) for location in (found.head, found.tail) if location}:
+    def _are_unchanged(self, archives: list[int], numbers: set[int]) -> bool:
+        """Whether these archives are the files that were opened, and were not written since."""
+        for number in numbers:
             expected = self._expected[number]
             try:
                 now = os.fstat(archives[number])
@@ -208,7 +215,9 @@ class DirectReads:
                 return False
             seen = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
             if seen != expected:
-                if seen[:2] != expected[:2]:
+                if seen[:2] == expected[:2]:
+                    self._changed.add(number)
+                else:
                     self._lose(archives)
                 return False
         return True

@@ -152,10 +152,14 @@ class Reader:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        if self._direct is None:
-            self._direct = DirectReads(taken)
-        else:
+        if self._direct is not None:
             self._direct.replace(taken)
+            return state
+        direct = DirectReads(taken)
+        if self._direct is None:
+            self._direct = direct
+        else:  # Another thread was faster.
+            direct.close()
         return state
 
     def describe(self, member: PathLike) -> Entry:
