@@ -24,6 +24,9 @@ use crate::vfs::{Cookie, FileKind, Finding, Location};
 /// Bytes checked after the image. mksquashfs pads images with zeros to a multiple of 4 KiB.
 const PADDING: u64 = 4096;
 
+/// The bytes that the format adds to the size of a directory, for "." and "..".
+const DOTS: u32 = 3;
+
 /// Reports to `found` what is wrong with `image`.
 pub(super) fn audit(image: &SquashFs, found: &mut dyn FnMut(Finding)) {
     let mut audit = Audit { image, found };
@@ -224,6 +227,7 @@ impl Audit<'_, '_> {
         let root = image.numbers.root();
         let mut visited = HashSet::from([root.bits()]);
         let mut pending = vec![(root, None)];
+        let mut without_dots: u64 = 0;
         while let Some((reference, above)) = pending.pop() {
             let Ok((inode, index)) = image.inode(reference) else {
                 complete = false;
@@ -239,7 +243,9 @@ impl Audit<'_, '_> {
             }
             let directory =
                 Directory::new(&image.metadata, image.superblock.directory_table, body, index);
+            let mut end = 0;
             let listed = directory.visit(Cookie::START, |entry| {
+                end = entry.end;
                 let reference = entry.reference.bits();
                 names.push(Named { reference, number: entry.number });
                 let is_directory = entry.kind == FileKind::Directory;
@@ -249,11 +255,26 @@ impl Audit<'_, '_> {
                 ControlFlow::Continue(())
             });
             complete &= listed.is_ok();
-            if listed.is_ok()
-                && let Err(error) = directory.check_index()
-            {
-                (self.found)(Finding::from_error(subject, &error));
+            if listed.is_err() {
+                continue;
             }
+            if let Err(error) = directory.check_index() {
+                (self.found)(Finding::from_error(subject.clone(), &error));
+            }
+            match end.saturating_sub(body.listing_len()) {
+                0 => {}
+                DOTS => without_dots = without_dots.saturating_add(1),
+                excess => {
+                    let message = format!("its listing is {excess} bytes longer than it states");
+                    (self.found)(Finding::damage(subject, message));
+                }
+            }
+        }
+        if without_dots > 0 {
+            (self.found)(Finding::note(format!(
+                "directories whose size is {DOTS} bytes less than the format says, as older \
+                 programs write it: {without_dots}"
+            )));
         }
         complete.then_some(names)
     }

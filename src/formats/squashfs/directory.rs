@@ -9,6 +9,9 @@
 //! entry in the run (8 bits). A listing can continue from any cookie at any time, and archfs keeps
 //! no state for it. A directory larger than one metadata block has an index: the first name of some
 //! blocks with their positions. A lookup starts there instead of at the start of the chain.
+//!
+//! The stated length of a listing says where the last run may start, as in the kernel. That run
+//! counts as a whole: squashfs-tools-ng before 1.1.3 and go-diskfs before 1.5.2 state 3 bytes less.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -46,6 +49,8 @@ pub(super) struct Entry<'n> {
     pub(super) name: Name<'n>,
     /// The position after this entry.
     pub(super) next: Cookie,
+    /// Offset in the listing of the byte after this entry.
+    pub(super) end: u32,
 }
 
 /// The inode that an entry names.
@@ -278,11 +283,9 @@ impl Listing<'_> {
                 )));
             }
             for entry_index in 0..count {
-                listing_offset = listing_offset.saturating_add(ENTRY_HEADER);
-                within(listing_offset, len)?;
                 let (offset, delta, kind, name_len) = entry_header(cursor.array()?)?;
-                listing_offset = listing_offset.saturating_add(name_len);
-                within(listing_offset, len)?;
+                let entry_len = ENTRY_HEADER.saturating_add(name_len);
+                listing_offset = listing_offset.saturating_add(entry_len);
                 let name = names.read(&mut cursor, name_len)?;
                 if entry_index < skip {
                     continue;
@@ -290,11 +293,13 @@ impl Listing<'_> {
                 let following = entry_index.saturating_add(1);
                 let next = match u8::try_from(following) {
                     Ok(entry_index) if following < count => EntryPosition { run, entry_index },
-                    _ => EntryPosition { run: listing_offset, entry_index: 0 },
+                    // After the last entry: the stated length, which is a valid position.
+                    _ => EntryPosition { run: listing_offset.min(len), entry_index: 0 },
                 };
                 let reference = InodeRef::new(block, offset);
                 let number = base.wrapping_add_signed(i32::from(delta));
-                let entry = Entry { reference, number, kind, name, next: next.encode() };
+                let (next, end) = (next.encode(), listing_offset);
+                let entry = Entry { reference, number, kind, name, next, end };
                 if visit(entry).is_break() {
                     return Ok(());
                 }
@@ -303,14 +308,6 @@ impl Listing<'_> {
         }
         Ok(())
     }
-}
-
-/// Checks that an entry that ends at `listing_offset` lies within a listing of `len` bytes.
-fn within(listing_offset: u32, len: u32) -> Result<()> {
-    if listing_offset > len {
-        return Err(Error::corrupt("damaged directory: an entry past the end of the listing"));
-    }
-    Ok(())
 }
 
 /// Parses an entry: offset of the inode in its block, inode number relative to the run's, kind, and

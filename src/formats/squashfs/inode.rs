@@ -103,7 +103,8 @@ pub(super) struct DirectoryBody {
     pub(super) block: u32,
     /// Offset in that block.
     pub(super) offset: u16,
-    /// The size shown to users: 3 more than the length of the listing, for "." and "..".
+    /// The size shown to users: by the format, 3 more than the length of the listing, for "." and
+    /// "..".
     pub(super) size: u32,
     /// Entries of the index, which follows the record.
     pub(super) index_count: u16,
@@ -112,7 +113,7 @@ pub(super) struct DirectoryBody {
 }
 
 impl DirectoryBody {
-    /// Length of the listing, bytes.
+    /// Stated length of the listing, bytes. No run starts after it.
     pub(super) fn listing_len(&self) -> u32 {
         self.size.saturating_sub(3)
     }

@@ -213,7 +213,8 @@ fn rejects_invalid_listings() {
     let valid = Image::valid;
     refused(&valid().directory(0, &256_u32), "257 entries");
     refused(&valid().directory(0, &u32::MAX), "entries, limit 256");
-    refused(&valid().directory(0, &3_u32), "an entry past the end of the listing");
+    // Its fourth entry would be the next table.
+    refused(&valid().directory(0, &3_u32), "of type 0");
     refused(&valid().directory(entry + 4, &0_u16), "of type 0");
     refused(&valid().directory(entry + 4, &8_u16), "of type 8");
     refused(&valid().directory(entry + 6, &255_u16), "a name of 256 bytes");
@@ -221,9 +222,44 @@ fn rejects_invalid_listings() {
     refused(&valid().directory(entry + 8, &0_u8), "named \\x00");
     refused(&valid().directory(entry + 8, &b'l'), "l comes after l, names must ascend");
     refused(&valid().directory(entry + 8, &b'z'), "l comes after z, names must ascend");
-    refused(&valid().inode(ROOT + 24, &20_u16), "an entry past the end of the listing");
     refused(&valid().inode(ROOT + 26, &9000_u16), "shorter than a reference to it");
     refused(&valid().inode(ROOT + 16, &(1_u32 << 30)), "past the end of the image");
+}
+
+#[test]
+fn shows_the_runs_that_start_before_the_stated_end() {
+    let runs = [listing(&[("f", FILE, 2), ("l", LINK, 3)]), listing(&[("p", PIPE, 6)])];
+    let (first, all) = (runs[0].len(), runs.concat().len());
+    for size in 0..=all + 3 {
+        let mut image = Image::valid();
+        image.directories = runs.concat();
+        let image = open(&image.inode(ROOT + 24, &(size as u16))).unwrap();
+        let shown = match size {
+            0..=3 => "",
+            4.. if size <= first + 3 => "fl",
+            _ => "flp",
+        };
+        let entries = names(&image, Cookie::START).unwrap();
+        assert_eq!(entries.iter().map(|entry| &*entry.0).collect::<String>(), shown, "{size}");
+        for (nth, (_, next)) in entries.iter().enumerate() {
+            assert_eq!(names(&image, *next).unwrap(), entries[nth + 1..], "{size} from {next:?}");
+        }
+        assert!(entries.is_sorted_by(|a, b| a.1.0 < b.1.0), "{entries:?}");
+        for name in ["f", "l", "p"] {
+            let found = image.lookup(Ino::ROOT, Name::parse(name.as_bytes()).unwrap()).unwrap();
+            assert_eq!(found.is_some(), shown.contains(name), "{size}: {name}");
+        }
+        let mut findings = Vec::new();
+        image.audit(&mut |finding| findings.push(finding.what));
+        let finds = |text: &str| findings.iter().any(|what| what.contains(text));
+        let excess = match size {
+            4.. if size <= first + 3 => first + 3 - size,
+            4.. => all + 3 - size,
+            _ => 0,
+        };
+        assert_eq!(finds("3 bytes less than the format says"), excess == 3, "{findings:?}");
+        assert_eq!(finds("bytes longer than it states"), !matches!(excess, 0 | 3), "{findings:?}");
+    }
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Tree for SquashFs {
             .reference(ino)
             .and_then(|parent_ref| {
                 self.directory(parent_ref)?.visit(cookie, |entry| {
-                    let Entry { reference, number, kind, name, next } = entry;
+                    let Entry { reference, number, kind, name, next, .. } = entry;
                     let child = self.check_child(parent_ref, reference);
                     match child.and_then(|()| self.numbers.ino(reference, number)) {
                         Ok(ino) => visit(DirEntry { ino, kind, name, next }),
