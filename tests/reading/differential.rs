@@ -7,14 +7,15 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{SeekFrom, seek};
 
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
 use crate::support::snapshot::{Depth, assert_same, take};
-use crate::support::{image, skip_without_mounts, source, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, work_directory};
 
 const BLOCKS: [&str; 3] = ["4096", "131072", "1048576"];
 
@@ -97,6 +98,31 @@ fn other_mksquashfs_options_show_the_same_tree() {
     }
 }
 
+/// Compares an image with the kernel's view of it. Returns whether this kernel mounts it.
+fn compare_with_kernel(what: &str, image: &Path, work: &Path) -> bool {
+    let kernel = match Mounted::kernel(image, &work.join("kernel")) {
+        Ok(kernel) => kernel,
+        Err(why) => {
+            skip_part(&format!("this kernel does not mount {what}: {why}"));
+            return false;
+        }
+    };
+    let mounted = Mounted::archfs(image, &work.join("mount"), &[]);
+    let expected = take(kernel.path(), Depth::Everything);
+    assert_same(what, &expected, &take(mounted.path(), Depth::Everything));
+    // Sizes and link counts of directories come from the image, so they are compared only here.
+    for (path, node) in &expected {
+        if node.mode & 0o170_000 == 0o040_000 {
+            let path = Path::new(std::str::from_utf8(path).unwrap());
+            let [ours, theirs] =
+                [&mounted, &kernel].map(|m| fs::metadata(m.path().join(path)).unwrap());
+            assert_eq!(ours.nlink(), theirs.nlink(), "{what}: {}", path.display());
+            assert_eq!(ours.size(), theirs.size(), "{what}: {}", path.display());
+        }
+    }
+    true
+}
+
 #[test]
 fn the_kernel_shows_the_same_tree() {
     if skip_without_mounts() {
@@ -107,29 +133,60 @@ fn the_kernel_shows_the_same_tree() {
     let mut compared = 0;
     for compressor in image::COMPRESSORS {
         let image = image::make(work.path(), "image.sqfs", &tree, &["-comp", compressor]);
-        let kernel = match Mounted::kernel(&image, &work.path().join("kernel")) {
-            Ok(kernel) => kernel,
-            Err(why) => {
-                skip_part(&format!("this kernel does not mount {compressor}: {why}"));
-                continue;
-            }
-        };
-        let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);
-        let expected = take(kernel.path(), Depth::Everything);
-        assert_same(compressor, &expected, &take(mounted.path(), Depth::Everything));
-        // Sizes and link counts of directories come from the image, so they are compared only here.
-        for (path, node) in &expected {
-            if node.mode & 0o170_000 == 0o040_000 {
-                let path = Path::new(std::str::from_utf8(path).unwrap());
-                let [ours, theirs] =
-                    [&mounted, &kernel].map(|m| fs::metadata(m.path().join(path)).unwrap());
-                assert_eq!(ours.nlink(), theirs.nlink(), "{}", path.display());
-                assert_eq!(ours.size(), theirs.size(), "{}", path.display());
-            }
-        }
-        compared += 1;
+        compared += usize::from(compare_with_kernel(compressor, &image, work.path()));
     }
     assert!(compared > 0, "this kernel mounts no SquashFS at all");
+}
+
+/// Those in tests/data/writers, those that squashfs-tools-ng makes, and those in the directory
+/// `ARCHFS_IMAGES` (tests/corpora/writers).
+#[test]
+fn images_of_other_writers_are_read_as_by_the_kernel() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/writers");
+    let mut directories = vec![kept, work.path().join("made")];
+    directories.extend(std::env::var_os("ARCHFS_IMAGES").map(PathBuf::from));
+    fs::create_dir(&directories[1]).unwrap();
+    let archive = work.path().join("tree.tar");
+    let tar = Command::new("tar")
+        .args(["--xattrs", "--xattrs-include=*", "--format=posix", "-cf"])
+        .arg(&archive)
+        .arg("-C")
+        .arg(source::varied())
+        .arg(".")
+        .status();
+    assert!(tar.unwrap().success());
+    for (program, options) in [("gensquashfs", &["-k", "-x", "-D"][..]), ("tar2sqfs", &["-e"])] {
+        let mut command = Command::new(program);
+        command.arg("-q").args(options);
+        match program {
+            "gensquashfs" => command.arg(source::varied()),
+            _ => command.stdin(File::open(&archive).unwrap()),
+        };
+        command.arg(directories[1].join(format!("{program}.sqfs")));
+        match command.status() {
+            Ok(status) => assert!(status.success(), "{program}"),
+            Err(why) => skip_part(&format!("{program}: {why}")),
+        }
+    }
+    let mut compared = 0;
+    for directory in directories {
+        for entry in fs::read_dir(directory).unwrap() {
+            let image = entry.unwrap().path();
+            if image.extension().is_some_and(|extension| extension == "sqfs") {
+                let name = image.file_name().unwrap().to_str().unwrap();
+                if compare_with_kernel(name, &image, work.path()) {
+                    println!("as the kernel: {name}");
+                    compared += 1;
+                }
+                run(archfs().args(["verify", "--quiet"]).arg(&image));
+            }
+        }
+    }
+    assert!(compared > 0, "this kernel mounts none of them");
 }
 
 #[test]
