@@ -133,6 +133,9 @@ pub(crate) const XZ_BLOCKS_MAX: usize = 4 << 20;
 /// not written to its end.
 pub(crate) const XZ_PADDING_MAX: u64 = 64 << 20;
 
+/// Most skippable frames before the first frame of data in a zstd or lz4 file. pzstd writes one.
+pub(crate) const SKIPPABLE_FIRST_MAX: usize = 64;
+
 /// Largest seek table of a zstd file, bytes (the format allows 2^27 entries).
 pub(crate) const ZSTD_SEEK_TABLE_MAX: u64 = 256 << 20;
 

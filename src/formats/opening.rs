@@ -226,7 +226,11 @@ impl Opening<'_> {
         }
         // The cache identifies chunks by the number of the file, so an inner archive cannot be
         // compressed.
-        let bytes = match Container::recognise(head).filter(|_| depth == 0) {
+        let container = match depth {
+            0 => Container::of(&*storage, head).map_err(|error| error.within(name))?,
+            _ => None,
+        };
+        let bytes = match container {
             Some(container) => {
                 let cache = Arc::clone(self.memory.chunks(depth)?);
                 let archive = new_number();

@@ -62,8 +62,8 @@ pub fn seek_points(data: &[u8]) {
 
 /// Decodes a compressed file, then reads it through the seek points that were found.
 pub fn compressed(data: &[u8]) {
-    let Some(container) = Container::recognise(data) else { return };
     let storage: Arc<dyn Storage> = Arc::new(MemStorage::new(data.to_vec()));
+    let Ok(Some(container)) = Container::of(&*storage, data) else { return };
     let Ok(mut first_pass) = FirstPass::start("fuzz", storage, container, &cache()) else { return };
     let mut bytes = Vec::new();
     let mut complete = false;

@@ -6,6 +6,8 @@ use super::container::Container;
 use super::format::ContainerFormat;
 use super::undivided::Undivided;
 use super::{bzip2, gzip, lz4, lzip, lzma, skippable, xz, zstd};
+use crate::error::{Error, Kind, Result};
+use crate::storage::Storage;
 
 /// The implementation of `container`.
 pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
@@ -21,13 +23,25 @@ pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
 }
 
 impl Container {
-    /// The container of a file that starts with `head`. Eighteen bytes are enough.
-    pub(crate) fn recognise(head: &[u8]) -> Option<Self> {
-        if skippable::is_at_start(head) {
-            // It can come first in zstd and lz4 files. pzstd writes them.
-            let next = skippable::after(head).and_then(Self::recognise);
-            return Some(next.unwrap_or(Self::Zstd));
+    /// The container of the file in `storage`, if it is compressed. Eighteen bytes of its `head` are
+    /// enough.
+    ///
+    /// # Errors
+    /// `Truncated`, `UnknownFormat` or `Unsupported` if skippable frames come first and no data of
+    /// zstd or lz4 was found after them; `Io`.
+    pub(crate) fn of(storage: &dyn Storage, head: &[u8]) -> Result<Option<Self>> {
+        let recognised = |head: &[u8]| {
+            Self::ALL.into_iter().find(|container| format(*container).recognises(head))
+        };
+        if !skippable::is_at_start(head) {
+            return Ok(recognised(head));
         }
-        Self::ALL.into_iter().find(|container| format(*container).recognises(head))
+        match recognised(&skippable::head_after(storage)?) {
+            Some(container @ (Self::Zstd | Self::Lz4)) => Ok(Some(container)),
+            _ => {
+                let context = "skippable frames of zstd or lz4, and other data after them";
+                Err(Error::new(Kind::UnknownFormat, context))
+            }
+        }
     }
 }

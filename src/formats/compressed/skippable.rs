@@ -1,7 +1,18 @@
 //! Skippable frames, which zstd and lz4 files may contain (RFC 8878, 3.1.2).
 
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{index, length};
+use crate::formats::limits::SKIPPABLE_FIRST_MAX;
+use crate::storage::Storage;
+
 /// The first of sixteen magic numbers of skippable frames.
 const MAGIC: u32 = 0x184d_2a50;
+
+/// Bytes of a frame before its contents: the magic number and the length of the contents.
+const HEADER: u64 = 8;
+
+/// Bytes that show what a frame is.
+const HEAD: usize = 18;
 
 /// Whether a frame with this magic number is skippable.
 pub(super) fn is_skippable(magic: u32) -> bool {
@@ -13,8 +24,31 @@ pub(super) fn is_at_start(head: &[u8]) -> bool {
     head.first_chunk().is_some_and(|magic| is_skippable(u32::from_le_bytes(*magic)))
 }
 
-/// What follows the skippable frame at the start of `head`. None if `head` is too short.
-pub(super) fn after(head: &[u8]) -> Option<&[u8]> {
-    let len = head.get(4..).and_then(|rest| rest.first_chunk().copied()).map(u32::from_le_bytes)?;
-    head.get(usize::try_from(len).ok()?.checked_add(8)?..)
+/// The first bytes after the skippable frames at the start of `storage`. Reads only the headers of
+/// the frames, which may have any length.
+///
+/// # Errors
+/// `Truncated` if the file ends in one; `UnknownFormat` if it ends after one; `Unsupported` if
+/// there are too many; `Io`.
+pub(super) fn head_after(storage: &dyn Storage) -> Result<Vec<u8>> {
+    let mut start = 0_u64;
+    for _ in 0..=SKIPPABLE_FIRST_MAX {
+        let left = storage.len().checked_sub(start);
+        let left = left.ok_or_else(|| Error::truncated("cut off in a skippable frame"))?;
+        let mut head = vec![0; HEAD.min(index(left))];
+        storage.read_exact_at(&mut head, start)?;
+        if !is_at_start(&head) {
+            let nothing = "skippable frames of zstd or lz4, and no data after them";
+            return match head.is_empty() {
+                true => Err(Error::new(Kind::UnknownFormat, nothing)),
+                false => Ok(head),
+            };
+        }
+        let len = head.get(4..).and_then(|rest| rest.first_chunk().copied());
+        // Without a length, the next frame starts past the end.
+        let len = len.map_or(length(HEAD), |len| u64::from(u32::from_le_bytes(len)));
+        start = start.saturating_add(HEADER).saturating_add(len);
+    }
+    let context = format!("more than {SKIPPABLE_FIRST_MAX} skippable frames before the data");
+    Err(Error::new(Kind::Unsupported, context))
 }

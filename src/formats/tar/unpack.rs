@@ -5,12 +5,13 @@
 //! Invariant: every byte is decompressed once.
 
 use super::header::{self, BLOCK};
-use super::recognises;
 use super::source::Source;
+use super::{HEAD, recognises};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::compressed::{Container, FirstPass, SeekIndex, Spool};
 use crate::progress::Progress;
+use crate::storage::InMemory;
 use crate::vfs::SharedBytes;
 
 /// A compressed tar during its first pass.
@@ -82,7 +83,9 @@ impl<'p> Unpacking<'p> {
     /// The compression of the content, if it is compressed again. Call `probe` first.
     pub(super) fn container(&self) -> Option<Container> {
         let head = if self.start == 0 { &*self.piece } else { &*self.joined };
-        Container::recognise(head)
+        let head = head.get(..HEAD).unwrap_or(head);
+        // Frames that are skipped further than that are no container that a hint could name.
+        Container::of(&InMemory::new(head.to_vec()), head).ok().flatten()
     }
 
     /// Decompresses the rest, because a tar may end before its file does. Returns the seek points.

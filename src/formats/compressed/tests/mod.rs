@@ -12,10 +12,11 @@ mod zstd;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::seek_index::Chunks;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
+use crate::formats::limits::SKIPPABLE_FIRST_MAX;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 
@@ -84,6 +85,10 @@ fn store(bytes: &[u8]) -> Arc<dyn Storage> {
     Arc::new(MemStorage::new(bytes.to_vec()))
 }
 
+fn recognised(encoded: &[u8]) -> Result<Option<Container>> {
+    Container::of(&*store(encoded), encoded)
+}
+
 /// Runs a first pass. Returns the bytes, the error, and the seek points.
 fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
     let (bytes, error, (seek_index, _)) = first_pass_and_spool(encoded);
@@ -92,7 +97,7 @@ fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
 
 /// The same, and the temporary file of the pass.
 fn first_pass_and_spool(encoded: &[u8]) -> (Vec<u8>, Option<Error>, (SeekIndex, Option<Spool>)) {
-    let container = Container::recognise(encoded).expect("a container");
+    let container = recognised(encoded).unwrap().expect("a container");
     let mut first_pass = FirstPass::start("x", store(encoded), container, &cache()).unwrap();
     let mut bytes = Vec::new();
     let error = loop {
@@ -187,14 +192,55 @@ fn recognises_containers_by_their_first_bytes() {
     ] {
         for data in [&b""[..], b"some text"] {
             if let Some(encoded) = run(tool, data) {
-                assert_eq!(Container::recognise(&encoded), Some(container), "{tool}");
+                assert_eq!(recognised(&encoded).unwrap(), Some(container), "{tool}");
                 check(tool, Some(encoded), data);
             }
         }
     }
-    assert_eq!(Container::recognise(b"BZh9, a text"), None);
-    assert_eq!(Container::recognise(b""), None);
-    assert_eq!(Container::recognise(b"PK\x03\x04"), None);
+    for other in [&b"BZh9, a text"[..], b"", b"PK\x03\x04"] {
+        assert_eq!(recognised(other).unwrap(), None);
+    }
+}
+
+#[test]
+fn finds_the_first_frame_after_skippable_ones() {
+    let skippable = |number: u8, len: usize| {
+        let header = [&[0x50 + number, 0x2a, 0x4d, 0x18], &(len as u32).to_le_bytes()[..]].concat();
+        [header, vec![0xff; len]].concat()
+    };
+    let refused = |encoded: &[u8]| {
+        let error = recognised(encoded).unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    for (tool, container) in
+        [("zstd -c", Container::Zstd), ("lz4 -c", Container::Lz4), ("lz4 -l -c", Container::Lz4)]
+    {
+        let Some(encoded) = run(tool, b"some text") else { continue };
+        for len in [0, 1, 1016, 4000, 300_000] {
+            let file = [skippable(15, len), encoded.clone()].concat();
+            assert_eq!(recognised(&file).unwrap(), Some(container), "{tool} after {len} bytes");
+            check(tool, Some(file), b"some text");
+        }
+        let most = (0..SKIPPABLE_FIRST_MAX as u8).flat_map(|n| skippable(n % 16, 4000));
+        let most: Vec<u8> = most.collect();
+        check(tool, Some([&most[..], &encoded].concat()), b"some text");
+        let (kind, text) = refused(&[&most[..], &skippable(0, 4000), &encoded].concat());
+        assert_eq!(kind, Kind::Unsupported, "{text}");
+        assert!(text.contains("more than 64 skippable frames"), "{text}");
+    }
+    let frame = skippable(0, 4000);
+    let (kind, text) = refused(&frame);
+    assert_eq!(kind, Kind::UnknownFormat, "{text}");
+    assert!(text.contains("no data after them"), "{text}");
+    for cut in [4, 7, 8, 2000, 4007] {
+        let (kind, text) = refused(&frame[..cut]);
+        assert_eq!(kind, Kind::Truncated, "{cut}: {text}");
+    }
+    for other in [&b"a text"[..], b"\x1f\x8b\x08", b"\0"] {
+        let (kind, text) = refused(&[&frame[..], other].concat());
+        assert_eq!(kind, Kind::UnknownFormat, "{text}");
+        assert!(text.contains("other data after them"), "{text}");
+    }
 }
 
 #[test]
@@ -213,7 +259,7 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
         ] {
             let Some(encoded) = run(words, &data) else { continue };
             let len = encoded.len() as u64;
-            let container = Container::recognise(&encoded).unwrap();
+            let container = recognised(&encoded).unwrap().unwrap();
             let storage = Arc::new(MemStorage::new(encoded));
             let mut first_pass =
                 FirstPass::start("x", storage.clone(), container, &cache()).unwrap();
