@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::storage::{FileRange, FileStorage, Metered, Storage};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::units::format_duration;
-use crate::vfs::{Finding, Layer, Location, Tree, View};
+use crate::vfs::{Finding, Layer, Location, Tree, View, list_root};
 
 #[cfg(test)]
 mod faults;
@@ -366,7 +366,12 @@ impl Opening<'_> {
             return Ok(false);
         }
         let name = format!("{name}: {}", directory.escape_ascii());
-        match self.open_storage(&name, storage, None, depth.saturating_add(1)) {
+        let opened = self.open_storage(&name, storage, None, depth.saturating_add(1));
+        let opened = opened.and_then(|parts| {
+            parts.first().map_or(Ok(()), |part| list_root(part.layer.tree.as_ref()))?;
+            Ok(parts)
+        });
+        match opened {
             Ok(opened) => {
                 parts.extend(opened.into_iter().map(|Part { layer, format }| {
                     let names = [directory, &layer.path];

@@ -28,7 +28,7 @@ mod view;
 pub use attr::{Attr, FileKind, Ino, Timestamp};
 pub use dir::{Cookie, DirEntry, Dot, dots};
 pub use directory_walk::DirectoryWalk;
-pub use entries::{Entry, entries};
+pub use entries::{Entry, entries, list_root};
 pub use file_data::{PART, next_data, piece_of, read_some};
 pub use finding::{Finding, Location, Severity};
 pub use name::Name;

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support::mount::{is_mounted, unmount};
 use crate::support::stage::{Stage, stage_as_user};
-use crate::support::{archfs, run, tar, work_directory};
+use crate::support::{archfs, image, run, tar, work_directory};
 
 /// A place to mount archives.
 struct Trial(Stage);
@@ -247,4 +247,69 @@ fn pack_refuses_a_file_that_is_no_archive() {
     fs::write(&archive, four_files()).unwrap();
     assert!(pack(&["--as-file", "--force"], &archive).status.success());
     assert_eq!(run(archfs().arg("ls").arg(&target)).stdout, b"data.tar\n");
+}
+
+/// An image of the files `first` and `other` and of the directory `apart`. In its root, the second
+/// file is damaged to have the name of the first.
+fn image_with_damaged_root(directory: &Path) -> PathBuf {
+    let source = directory.join("source");
+    fs::create_dir_all(source.join("apart")).unwrap();
+    for name in ["first", "other", "apart/whole"] {
+        fs::write(source.join(name), name).unwrap();
+    }
+    let image = image::make(directory, "damaged.sqfs", &source, &["-noI"]);
+    let mut bytes = fs::read(&image).unwrap();
+    let is_name = |at: &usize| bytes[*at..].starts_with(b"other");
+    // After the contents of the file is the listing.
+    let name = (0..bytes.len()).filter(is_name).last().unwrap();
+    bytes[name..name + 5].copy_from_slice(b"first");
+    fs::write(&image, bytes).unwrap();
+    image
+}
+
+#[test]
+fn an_archive_whose_root_cannot_be_listed_is_refused() {
+    let Some(trial) = trial() else { return };
+    let image = image_with_damaged_root(trial.work());
+    let says = "damaged directory: first comes after first, names must ascend";
+    trial.refuses(&image, says);
+    for words in [&["run"][..], &["mount", "--foreground"]] {
+        let mut command = archfs();
+        command.args(words).arg(&image).arg(&trial.0.mount_point);
+        if words[0] == "run" {
+            command.args(["--", "echo", "started"]);
+        }
+        let output = command.output().unwrap();
+        let status = if words[0] == "run" { 123 } else { 3 };
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {}", said(&output));
+        assert!(said(&output).contains(says) && output.stdout.is_empty(), "{output:?}");
+    }
+    // Together with another archive, and within others.
+    let tar = trial.file("whole.tar", &four_files());
+    let bytes = fs::read(&image).unwrap();
+    let nested = trial.file("nested.tar", &tar::of(&[("a", b"a"), ("b.sqfs", &bytes)]));
+    let source = trial.work().join("with-image");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("b.sqfs"), &bytes).unwrap();
+    let outer = image::make(trial.work(), "outer.sqfs", &source, &[]);
+    for (options, archives) in [
+        (&[][..], &[&*tar, &*image][..]),
+        (&["--nested"], &[&*nested]),
+        (&["--nested"], &[&*outer]),
+    ] {
+        let output = trial.mount(options, archives);
+        assert_eq!(output.status.code(), Some(3), "{archives:?}: {}", said(&output));
+        assert!(said(&output).contains(says), "{}", said(&output));
+        assert!(!trial.0.mount_point.exists());
+    }
+    // What does not need the root is there.
+    assert_eq!(trial.shows(&["--subdir", "apart"], &image).0, ["whole"]);
+    let output = trial.mount(&["--partial"], &[&image]);
+    assert!(output.status.success() && said(&output).contains(says), "{}", said(&output));
+    let whole = fs::read(trial.0.mount_point.join("apart/whole"));
+    let listed = fs::read_dir(&trial.0.mount_point)
+        .and_then(|mut entries| entries.find_map(Result::err).map_or(Ok(()), Err));
+    unmount(&trial.0.mount_point);
+    assert_eq!(whole.unwrap(), b"apart/whole");
+    assert_eq!(listed.unwrap_err().raw_os_error(), Some(5));
 }

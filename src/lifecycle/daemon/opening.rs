@@ -8,7 +8,7 @@ use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::format_size;
-use crate::vfs::{Tree, View};
+use crate::vfs::{Tree, View, list_root};
 
 /// The options that say what the archives of `plan` contain, and its cache budget.
 pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
@@ -42,6 +42,25 @@ pub(in crate::lifecycle) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Resul
         Some(first) => error.within(first.display()),
         None => error,
     })
+}
+
+/// Lists the root of `tree`, so that no mount is reported as ready in which `ls` fails.
+///
+/// # Errors
+/// Those of `list_root`; with `--partial`, damage is only logged.
+pub(in crate::lifecycle) fn check_root(plan: &MountPlan, tree: &dyn Tree) -> Result<()> {
+    match list_root(tree) {
+        Err(error) if error.is_damage() && plan.partial => {
+            log::error!("{}", crate::log::text_of(&error));
+            Ok(())
+        }
+        // An error of a saved index has its own.
+        Err(error) if error.is_damage() && error.hint().is_none() => {
+            let hint = "copy the archive again, or add --partial to mount it without its root";
+            Err(error.with_hint(hint))
+        }
+        listed => listed,
+    }
 }
 
 /// The cache budget, bytes: as asked for, unless the job's memory limit is too low.

@@ -275,6 +275,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let tree = formats::open_files(&files, &options, progress)?;
     report_contents(plan, tree.as_ref());
     let tree = opening::view(plan, tree)?;
+    opening::check_root(plan, tree.as_ref())?;
     let report = Report::begin(plan, Arc::clone(&stats));
     let copy = staging.as_ref().map(Staging::copy);
     let archive_cache = ArchiveCachePolicy::new(plan, &files, copy, Arc::clone(&stats));
