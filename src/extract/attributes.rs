@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::report::{Failure, Report};
-use crate::vfs::{Attr, FileKind, Tree};
+use crate::vfs::{Attr, FileKind, Tree, is_linux_xattr};
 
 /// Set-uid and set-gid.
 const SET_ID: u16 = 0o6000;
@@ -143,7 +143,7 @@ fn set_xattrs(
 ) -> Result<(), Failure> {
     let names = tree.list_xattrs(attr.ino).map_err(Failure::Tree)?;
     let mut refused = None;
-    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+    for name in names.split(|&byte| byte == 0).filter(|name| is_linux_xattr(name)) {
         let value = tree.xattr(attr.ino, name).map_err(Failure::Tree)?;
         match object.set_xattr(name, &value) {
             Ok(()) => {}

@@ -1,4 +1,5 @@
-//! Filters extended attributes by the permissions of the calling process.
+//! Filters extended attributes: names that Linux does not know, and those that the calling process
+//! may not read.
 //!
 //! Other file systems hide `trusted.*` attributes from processes without CAP_SYS_ADMIN in the
 //! initial user namespace (xattr(7)), and such processes cannot read them. On FUSE the kernel also
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use fuser::Request;
 
 use crate::os::kernel_file;
+use crate::vfs::is_linux_xattr;
 
 const TRUSTED: &[u8] = b"trusted.";
 
@@ -17,14 +19,25 @@ const TRUSTED: &[u8] = b"trusted.";
 const SYS_ADMIN: u32 = 21;
 
 /// The NUL-terminated names in `names` that `caller` may see.
-pub(super) fn visible(names: Vec<u8>, caller: &Request) -> Vec<u8> {
-    let all = || names.split_inclusive(|&byte| byte == 0);
-    if !all().any(|name| name.starts_with(TRUSTED))
-        || (caller.uid() == 0 && is_administrator(caller.pid()))
-    {
-        return names;
+pub(super) fn visible(mut names: Vec<u8>, caller: &Request) -> Vec<u8> {
+    retain(&mut names, is_linux_xattr);
+    let mut each = names.split(|&byte| byte == 0);
+    let sees_all = !each.any(|name| name.starts_with(TRUSTED))
+        || (caller.uid() == 0 && is_administrator(caller.pid()));
+    if !sees_all {
+        retain(&mut names, |name| !name.starts_with(TRUSTED));
     }
-    all().filter(|name| !name.starts_with(TRUSTED)).flatten().copied().collect()
+    names
+}
+
+/// Keeps the NUL-terminated names in `names` that are `wanted`.
+fn retain(names: &mut Vec<u8>, wanted: impl Fn(&[u8]) -> bool) {
+    let is_wanted = |name: &&[u8]| wanted(name.strip_suffix(b"\0").unwrap_or(name));
+    let mut each = names.split_inclusive(|&byte| byte == 0);
+    if !each.all(|name| is_wanted(&name)) {
+        *names =
+            names.split_inclusive(|&byte| byte == 0).filter(is_wanted).flatten().copied().collect();
+    }
 }
 
 /// Whether process `pid` has CAP_SYS_ADMIN in a namespace that maps all users of the initial one;
@@ -46,6 +59,18 @@ fn maps_all(map: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_linux_does_not_know_are_left_out() {
+        let mut names = b"com.apple.a\0user.a\0access\0security.b\0".to_vec();
+        retain(&mut names, is_linux_xattr);
+        assert_eq!(names, b"user.a\0security.b\0");
+        retain(&mut names, is_linux_xattr);
+        assert_eq!(names, b"user.a\0security.b\0");
+        let mut names = b"com.apple.a\0".to_vec();
+        retain(&mut names, is_linux_xattr);
+        assert_eq!(names, b"");
+    }
 
     #[test]
     fn recognizes_the_initial_user_namespace_and_this_process() {

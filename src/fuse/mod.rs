@@ -32,7 +32,9 @@ use crate::error::{Error, Kind};
 use crate::failpoint;
 use crate::stats::{Operation, Pending, Stats};
 use crate::sync::Arc;
-use crate::vfs::{Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots};
+use crate::vfs::{
+    Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots, is_linux_xattr,
+};
 
 mod caller;
 mod config;
@@ -296,6 +298,9 @@ impl Filesystem for ArchiveFilesystem {
         if !self.tree.has_xattrs() {
             // The kernel remembers this reply and stops asking.
             return reply.error(Errno::ENOSYS);
+        }
+        if !is_linux_xattr(name.as_bytes()) {
+            return reply.error(Errno::EOPNOTSUPP);
         }
         match self.tree.xattr(ino, name.as_bytes()) {
             Ok(value) => reply::xattr(reply, size, &value),

@@ -5,6 +5,9 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+/// Longest name of an extended attribute, bytes (linux/limits.h).
+const XATTR_NAME_MAX: usize = 255;
+
 /// An inode number in a tree: stable for the life of the tree, never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ino(NonZeroU64);
@@ -57,6 +60,16 @@ impl fmt::Display for FileKind {
     }
 }
 
+/// Whether files on Linux can have an extended attribute of this name (xattr(7)). Tars of other
+/// systems have more, such as `com.apple.quarantine`, on which cp -a and rsync -X fail: those are
+/// neither shown in a mount nor extracted.
+pub fn is_linux_xattr(name: &[u8]) -> bool {
+    const PREFIXES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+    const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+    let has_prefix = |prefix: &&[u8]| name.strip_prefix(*prefix).is_some_and(|rest| rest != b"");
+    name.len() <= XATTR_NAME_MAX && (ACLS.contains(&name) || PREFIXES.iter().any(has_prefix))
+}
+
 /// A point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timestamp {
@@ -92,4 +105,34 @@ pub struct Attr {
     pub modified: Timestamp,
     /// Preferred I/O size in bytes; Python uses it as its buffer size.
     pub block_size: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_attributes_that_linux_knows_are_shown() {
+        let longest = format!("user.{}", "a".repeat(250));
+        for name in ["user.a", "trusted.b.c", "security.capability", &longest] {
+            assert!(is_linux_xattr(name.as_bytes()), "{name}");
+        }
+        for name in ["access", "default"] {
+            assert!(is_linux_xattr(format!("system.posix_acl_{name}").as_bytes()), "{name}");
+        }
+        let too_long = format!("user.{}", "a".repeat(251));
+        for name in [
+            "com.apple.quarantine",
+            "system.nfs4_acl",
+            "system.posix_acl_accessible",
+            "lustre.lov",
+            "User.a",
+            "user.",
+            "user",
+            "",
+            &too_long,
+        ] {
+            assert!(!is_linux_xattr(name.as_bytes()), "{name}");
+        }
+    }
 }

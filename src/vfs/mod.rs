@@ -25,7 +25,7 @@ mod union;
 mod verify;
 mod view;
 
-pub use attr::{Attr, FileKind, Ino, Timestamp};
+pub use attr::{Attr, FileKind, Ino, Timestamp, is_linux_xattr};
 pub use dir::{Cookie, DirEntry, Dot, dots};
 pub use directory_walk::DirectoryWalk;
 pub use entries::{Entry, entries, list_root};

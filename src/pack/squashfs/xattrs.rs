@@ -8,6 +8,7 @@ use crate::codecs::Encoder;
 use crate::error::Result;
 use crate::pack::catalog::Catalog;
 use crate::pack::output::Output;
+use crate::vfs::is_linux_xattr;
 
 use super::metadata::Chain;
 use super::tables;
@@ -112,7 +113,7 @@ impl Xattrs {
 fn split(name: &[u8]) -> Option<(u16, &[u8])> {
     let found =
         PREFIXES.iter().find_map(|&(prefix, kind)| Some((kind, name.strip_prefix(prefix)?)));
-    found.filter(|(_, rest)| !rest.is_empty() && rest.len() <= 255 && !rest.contains(&0))
+    found.filter(|_| is_linux_xattr(name) && !name.contains(&0))
 }
 
 #[cfg(test)]

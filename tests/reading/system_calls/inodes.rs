@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::{Format, archives, small_tree, with_each_format, with_mount};
 use crate::support::mount::Mounted;
 use crate::support::skip::skip_part;
-use crate::support::{image, run, skip_without_mounts, source, work_directory};
+use crate::support::{archfs, image, run, skip_without_mounts, source, work_directory};
 
 /// > **stat**: `st_size`, mode, owner, link count, device number and mtime are those in the
 /// > archive. SquashFS stores mtime as unsigned 32-bit seconds since 1970; pax tars also store the
@@ -230,6 +230,44 @@ fn an_archive_without_attributes_supports_none() {
             }
         }
     });
+}
+
+/// A tar with one file, which Python's tarfile gives these pax records.
+const TAR_OF_MACOS: &str = "import sys, tarfile
+member = tarfile.TarInfo('file')
+member.pax_headers = {'SCHILY.xattr.com.apple.quarantine': 'q', 'SCHILY.xattr.user.kept': 'u',
+                      'LIBARCHIVE.xattr.com.apple.provenance': 'AQI', 'SCHILY.xattr.system.nfs4_acl': 'a'}
+tarfile.open(sys.argv[1], 'w').addfile(member)";
+
+/// > Names that Linux does not know, such as `com.apple.quarantine` in a tar of macOS, are hidden:
+/// > reading one fails with EOPNOTSUPP.
+#[test]
+fn attributes_that_linux_does_not_know_are_hidden() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let archive = work.path().join("macos.tar");
+    run(Command::new("python3").args(["-c", TAR_OF_MACOS]).arg(&archive));
+    let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
+    let file = mounted.path().join("file");
+    let mut buffer = [0; 100];
+    let listed = listxattr(&file, &mut buffer[..]).unwrap();
+    assert_eq!(&buffer[..listed], b"user.kept\0");
+    assert_eq!(getxattr(&file, "user.kept", &mut buffer[..]), Ok(1));
+    for name in ["com.apple.quarantine", "com.apple.provenance", "system.nfs4_acl"] {
+        assert_eq!(getxattr(&file, name, &mut buffer[..]), Err(Errno::OPNOTSUPP), "{name}");
+    }
+    // Programs that copy attributes fail on a name that they cannot set.
+    run(Command::new("cp").arg("--preserve=xattr").arg(&file).arg(work.path().join("copied")));
+    run(Command::new("rsync").arg("-X").arg(&file).arg(work.path().join("synced")));
+    let extracted = run(archfs().arg("extract").arg(&archive).arg(work.path().join("out")));
+    let stderr = String::from_utf8(extracted.stderr).unwrap();
+    assert!(!stderr.contains("extended attributes"), "{stderr}");
+    for copy in ["copied", "synced", "out/file"] {
+        let listed = listxattr(work.path().join(copy), &mut buffer[..]).unwrap();
+        assert_eq!(&buffer[..listed], b"user.kept\0", "{copy}");
+    }
 }
 
 #[test]
