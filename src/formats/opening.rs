@@ -175,10 +175,7 @@ impl Opening<'_> {
         let OpenOptions { offset, index_policy: policy, ref stats, .. } = *self.options;
         let whole = Arc::<FileStorage>::clone(file);
         let mut storage: Arc<dyn Storage> = Arc::new(Metered::new(whole, Arc::clone(stats)));
-        if self.options.reads_all {
-            // It goes on until the file is closed.
-            storage.begin_scan();
-        }
+        let read = Arc::clone(&storage);
         if offset != 0 {
             let file_range =
                 FileRange::new(storage, offset).map_err(|error| error.within(&name))?;
@@ -191,6 +188,11 @@ impl Opening<'_> {
         self.progress.expect(storage.len());
         let start = Instant::now();
         let parts = self.open_storage(&name, storage, saved, 0)?;
+        file.note_opened();
+        if self.options.reads_all {
+            // It goes on until the file is closed.
+            read.begin_scan();
+        }
         if let Some(Part { format, .. }) = parts.first() {
             let (format, time) = (format.describe(), format_duration(start.elapsed()));
             log::info!("{name}: {format}; opened in {time}");

@@ -11,9 +11,14 @@ use ureq::http::response::Parts;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
 use super::Version;
+use super::deadline::Deadline;
 use super::failure::{Denial, Failure};
 use super::http::{Request, SILENCE_MAX};
+use super::outage::{Outage, paid_by};
 use crate::error::{Error, Kind, reason};
+
+/// The largest size of a file in bytes: the kernel has none beyond it (off_t).
+const LEN_MAX: u64 = i64::MAX as u64;
 
 /// What the header of an answer says of the file.
 pub(super) struct Answer {
@@ -22,17 +27,37 @@ pub(super) struct Answer {
     pub(super) version: Version,
 }
 
-/// Reads the `range` that `request` asked for into `buffer`, which is as long, from `response`.
+/// The bytes that a read wants, and how many of them have arrived.
+pub(super) struct Wanted<'b> {
+    offset: u64,
+    buffer: &'b mut [u8],
+    filled: usize,
+}
+
+impl<'b> Wanted<'b> {
+    /// All of `buffer`, for the bytes at `offset`.
+    pub(super) fn new(offset: u64, buffer: &'b mut [u8]) -> Self {
+        Self { offset, buffer, filled: 0 }
+    }
+
+    /// Which bytes of the file are missing.
+    pub(super) fn missing(&self) -> Range<u64> {
+        let start = self.offset.saturating_add(self.filled as u64);
+        start..start.saturating_add((self.buffer.len() - self.filled) as u64)
+    }
+}
+
+/// Reads what `wanted` misses, which `request` asked for, from `response`, or the first part of it.
 /// `opened` is the version and the size that were opened; `None` while the file is being opened.
 ///
 /// # Errors
-/// What is wrong with the answer.
+/// What is wrong with the answer. What arrived before is kept.
 pub(super) fn read(
     response: Response<Body>,
     request: &Request,
-    range: &Range<u64>,
+    wanted: &mut Wanted<'_>,
     opened: Option<(&Version, u64)>,
-    buffer: &mut [u8],
+    outage: &mut Outage<'_>,
 ) -> Result<Answer, Failure> {
     let (head, body) = response.into_parts();
     let version = version(&head.headers);
@@ -42,9 +67,12 @@ pub(super) fn read(
         AnswerKind::NoFile => return Err(no_file(body, opened.is_some())),
         AnswerKind::Denial => return Err(Failure::Denied(Box::new(denial(&head, body, request)))),
     }
-    check_encoding(&head.headers, range)?;
-    let len = check_range(&head.headers, range, opened.map(|(_, len)| len))?;
-    read_body(body, buffer)?;
+    let missing = wanted.missing();
+    let (sent, len) = check_range(&head.headers, &missing, opened.map(|(_, len)| len))?;
+    check_length(&head.headers, &sent)?;
+    let framing = ["content-length", "transfer-encoding"];
+    let is_framed = framing.iter().any(|name| head.headers.contains_key(*name));
+    read_body(body, is_framed, &sent, wanted, outage)?;
     Ok(Answer { len, version })
 }
 
@@ -72,21 +100,32 @@ fn check_status(
 ) -> Result<AnswerKind, Failure> {
     let (status, headers) = (head.status, &head.headers);
     let is_other = opened.is_some_and(|(opened, _)| differs(opened, version));
+    let found_len = content_range(headers).and_then(|(_, len)| len);
+    let has_other_len = opened.is_some_and(|(_, len)| found_len.is_some_and(|found| found != len));
     match status {
-        StatusCode::PARTIAL_CONTENT | StatusCode::OK if is_other => Err(Failure::changed()),
+        StatusCode::PARTIAL_CONTENT | StatusCode::OK if has_other_len => Err(Failure::changed()),
+        StatusCode::PARTIAL_CONTENT | StatusCode::OK if is_other => {
+            Err(Failure::Other(version.clone()))
+        }
         StatusCode::PARTIAL_CONTENT => Ok(AnswerKind::Range),
         // `rclone serve s3` sends a part with this status.
         StatusCode::OK if content_range(headers).is_some() => Ok(AnswerKind::Range),
+        // It did send parts, as some other server behind the same name may.
+        StatusCode::OK if opened.is_some() => {
+            Err(Failure::passing("the server sends all of the file instead of a part"))
+        }
         StatusCode::OK => Err(Failure::unsupported(
             "the server sends only whole files".to_owned(),
             "download it, or use a server that answers requests for ranges",
         )),
-        StatusCode::PRECONDITION_FAILED if opened.is_some() => Err(Failure::changed()),
+        StatusCode::PRECONDITION_FAILED if opened.is_some() => Err(Failure::Other(version.clone())),
         StatusCode::RANGE_NOT_SATISFIABLE => match opened {
             // Of an empty file there is no first byte.
-            None if content_range(headers) == Some((None, 0)) => Ok(AnswerKind::EmptyFile),
+            None if content_range(headers) == Some((None, Some(0))) => Ok(AnswerKind::EmptyFile),
             None => Err(unexpected(status)),
-            Some(_) => Err(Failure::changed()),
+            Some(_) if has_other_len => Err(Failure::changed()),
+            // The file has the bytes.
+            Some(_) => Err(busy(status, headers)),
         },
         StatusCode::NOT_FOUND | StatusCode::GONE if !request.is_redirected => {
             Ok(AnswerKind::NoFile)
@@ -141,68 +180,104 @@ fn denial(head: &Parts, body: Body, request: &Request) -> Denial {
     }
 }
 
-/// Fails if the server compresses the `range` that it sends.
-fn check_encoding(headers: &HeaderMap, range: &Range<u64>) -> Result<(), Failure> {
-    // Some servers name the format of a compressed file in this way, and send it as it is.
-    let wanted_len = range.end.saturating_sub(range.start).to_string();
-    let is_as_long = headers.get("content-length").is_some_and(|len| *len == *wanted_len);
-    let encoding = headers.get("content-encoding").filter(|it| *it != "identity");
-    let Some(encoding) = encoding.filter(|_| !is_as_long) else {
-        return Ok(());
-    };
-    let encoding = encoding.to_str().unwrap_or("?");
-    Err(Failure::unsupported(
-        format!("the server compresses what it sends ({encoding})"),
-        "switch off compression of this file at the server",
-    ))
-}
-
-/// Fails unless the server sends the `range` of a file of `opened_len` bytes, if that is known.
-/// Returns the size of the file.
+/// Fails unless the server sends the start of `range`, or more, of a file of `opened_len` bytes, if
+/// that is known. Returns the range that it sends, and the size of the file.
 fn check_range(
     headers: &HeaderMap,
     range: &Range<u64>,
     opened_len: Option<u64>,
-) -> Result<u64, Failure> {
+) -> Result<(Range<u64>, u64), Failure> {
     let Some((Some(sent), len)) = content_range(headers) else {
         return Err(Failure::passing("the server does not say which part it sends"));
     };
-    if opened_len.is_some_and(|opened_len| opened_len != len) {
-        return Err(Failure::changed());
+    let Some(len) = len.or(opened_len) else {
+        return Err(Failure::unsupported(
+            "the server does not say how large the file is".to_owned(),
+            "download it, or use another server",
+        ));
+    };
+    if len > LEN_MAX {
+        let context = format!("the server names an impossible size of the file: {len} bytes");
+        return Err(Failure::Final(Error::new(Kind::Io, context)));
     }
-    if sent != *range {
+    if sent.start != range.start || sent.is_empty() || sent.end > len {
         return Err(Failure::passing("the server sends another part than archfs asked for"));
     }
-    Ok(len)
+    Ok((sent, len))
 }
 
-/// The lowest rate of a body, in bytes per second. A server that sends less is asked again.
-const RATE_MIN: u64 = 16 << 10;
+/// Fails if the server compresses the range that it sends, or sends another number of bytes.
+fn check_length(headers: &HeaderMap, sent: &Range<u64>) -> Result<(), Failure> {
+    let sent_len = (sent.end - sent.start).to_string();
+    let len = headers.get("content-length");
+    let is_as_long = len.is_some_and(|len| *len == *sent_len);
+    // Some servers name the format of a compressed file in this way, and send it as it is.
+    let encoding = headers.get("content-encoding").filter(|it| *it != "identity" && !is_as_long);
+    if let Some(encoding) = encoding {
+        let encoding = encoding.to_str().unwrap_or("?");
+        return Err(Failure::unsupported(
+            format!("the server compresses what it sends ({encoding})"),
+            "switch off compression of this file at the server",
+        ));
+    }
+    match len.is_none() || is_as_long {
+        true => Ok(()),
+        false => Err(Failure::passing("the server sends a part of another length than it says")),
+    }
+}
 
-/// Reads all of `body`, which is as long as `buffer`.
-fn read_body(body: Body, buffer: &mut [u8]) -> Result<(), Failure> {
-    let (start, len) = (Instant::now(), buffer.len());
-    let most = SILENCE_MAX + Duration::from_secs(len as u64 / RATE_MIN);
+/// The longest wait for the end of a body whose bytes have all arrived.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// Reads the missing bytes of `wanted` from `body`, which has those of `sent`. `is_framed` says
+/// that its end can be seen while the connection is open.
+fn read_body(
+    body: Body,
+    is_framed: bool,
+    sent: &Range<u64>,
+    wanted: &mut Wanted<'_>,
+    outage: &mut Outage<'_>,
+) -> Result<(), Failure> {
+    let missing = wanted.missing();
+    let end = sent.end.min(missing.end);
+    let end = wanted.filled + usize::try_from(end - missing.start).unwrap_or(usize::MAX);
+    let (start, before) = (wanted.filled, outage.clone());
+    // A server that stops sending is asked again.
+    let mut until = Instant::now() + SILENCE_MAX;
     let mut body = body.into_reader();
-    let mut filled = 0;
-    while filled < len {
-        match body.read(&mut buffer[filled..]) {
+    while wanted.filled < end {
+        Deadline::change(until.min(outage.until()));
+        match body.read(&mut wanted.buffer[wanted.filled..end]) {
             Ok(0) => return Err(Failure::passing("the connection was closed too early")),
-            Ok(_) if start.elapsed() > most => {
-                return Err(Failure::passing("the server sends too slowly"));
+            Ok(read) => {
+                wanted.filled += read;
+                outage.receive(read);
+                until += paid_by(read);
             }
-            Ok(read) => filled += read,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => {
-                let why = format!("the connection broke: {}", reason(&error));
-                return Err(Failure::passing(why));
+                return Err(match ureq::Error::from(error) {
+                    ureq::Error::Timeout(_) => Failure::passing("the server sends too slowly"),
+                    error => Failure::passing(format!("the connection broke: {}", reason(&error))),
+                });
             }
         }
     }
-    // The connection is used again only after the end of the body was read.
+    // The connection is used again only after the end of the body was read. If the connection ends
+    // with the body, or the body is longer than what was asked for, it is not.
+    if sent.end > missing.end || !is_framed {
+        return Ok(());
+    }
+    Deadline::change(Instant::now() + END_MAX);
     match body.read(&mut [0]) {
-        Ok(0) => Ok(()),
-        _ => Err(Failure::passing("the server sends more than archfs asked for")),
+        // All bytes have arrived before an error.
+        Ok(0) | Err(_) => Ok(()),
+        Ok(_) => {
+            // The body is not what the header says, so none of it counts.
+            wanted.filled = start;
+            *outage = before;
+            Err(Failure::passing("the server sends more than it says"))
+        }
     }
 }
 
@@ -215,30 +290,41 @@ fn version(headers: &HeaderMap) -> Version {
 /// Whether `found` is another version than `opened`. What one of them does not name is not
 /// compared.
 fn differs(opened: &Version, found: &Version) -> bool {
-    // Apache names a version weakly while it is new. Servers that share the load may have other
-    // times for it.
+    let is_weak = |etag: &str| etag.starts_with("W/");
+    // Apache names a version weakly while it is new.
     let opaque = |etag: &str| etag.strip_prefix("W/").unwrap_or(etag).to_owned();
-    if let (Some(opened), Some(found)) = (&opened.etag, &found.etag) {
-        return opaque(opened) != opaque(found);
-    }
-    match (&opened.modified, &found.modified) {
-        (Some(opened), Some(found)) => opened != found,
-        _ => false,
+    let etags = opened.etag.as_ref().zip(found.etag.as_ref());
+    let times = opened.modified.as_ref().zip(found.modified.as_ref());
+    match (etags, times) {
+        // Servers that share the load may have other times for it.
+        (Some((opened, found)), _) if opaque(opened) == opaque(found) => false,
+        // Weak ones may differ although the bytes do not (RFC 9110, section 8.8.1).
+        (Some((opened, found)), Some(times)) if is_weak(opened) && is_weak(found) => {
+            times.0 != times.1
+        }
+        (Some(_), _) => true,
+        (None, times) => times.is_some_and(|(opened, found)| opened != found),
     }
 }
 
-/// The range in Content-Range, unless the server has none, and the size of the file (RFC 9110,
-/// section 14.4).
-fn content_range(headers: &HeaderMap) -> Option<(Option<Range<u64>>, u64)> {
+/// The range in Content-Range, unless the server has none, and the size of the file, unless it does
+/// not know that (RFC 9110, section 14.4).
+fn content_range(headers: &HeaderMap) -> Option<(Option<Range<u64>>, Option<u64>)> {
     let text = headers.get("content-range")?.to_str().ok()?;
     let (range, len) = text.trim().strip_prefix("bytes")?.trim_start().split_once('/')?;
-    let len = len.parse().ok()?;
+    let len = if len == "*" { None } else { Some(number(len)?) };
     if range == "*" {
         return Some((None, len));
     }
     let (first, last) = range.split_once('-')?;
-    let range = first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?;
+    let range = number(first)?..number(last)?.checked_add(1)?;
     Some((Some(range), len))
+}
+
+/// The number `text`, or the largest one.
+fn number(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
 fn busy(status: StatusCode, headers: &HeaderMap) -> Failure {
@@ -289,11 +375,13 @@ mod unit_tests {
     #[test]
     fn reads_the_ranges_that_servers_send() {
         for (text, expected) in [
-            ("bytes 0-0/10", Some((Some(0..1), 10))),
-            ("bytes 5-9/18446744073709551615", Some((Some(5..10), u64::MAX))),
-            ("bytes */0", Some((None, 0))),
+            ("bytes 0-0/10", Some((Some(0..1), Some(10)))),
+            ("bytes 5-9/18446744073709551615", Some((Some(5..10), Some(u64::MAX)))),
+            ("bytes 5-9/18446744073709551616", Some((Some(5..10), Some(u64::MAX)))),
+            ("bytes */0", Some((None, Some(0)))),
+            ("bytes 0-1/*", Some((Some(0..2), None))),
             ("bytes 0-18446744073709551615/9", None),
-            ("bytes 0-1/*", None),
+            ("bytes 0-1/+9", None),
             ("bytes -1/2", None),
             ("items 0-1/2", None),
             ("", None),
@@ -320,6 +408,11 @@ mod unit_tests {
         assert!(differs(&opened, &version(Some("\"b\""), Some("Mon"))));
         assert!(!differs(&opened, &version(Some("W/\"a\""), Some("Tue"))));
         assert!(differs(&opened, &version(None, Some("Tue"))));
+        let weak = version(Some("W/\"a\""), Some("Mon"));
+        assert!(!differs(&weak, &version(Some("W/\"b\""), Some("Mon"))));
+        assert!(differs(&weak, &version(Some("W/\"b\""), Some("Tue"))));
+        assert!(differs(&weak, &version(Some("W/\"b\""), None)));
+        assert!(differs(&weak, &version(Some("\"b\""), Some("Mon"))));
     }
 
     #[test]

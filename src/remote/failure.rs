@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use ureq::http::StatusCode;
 
+use super::Version;
 use super::address::redirected;
 use crate::error::{Error, Kind, reason};
 
@@ -15,6 +16,8 @@ pub(super) enum Failure {
     Passing { why: String, after: Option<Duration> },
     /// The server does not accept the request as it is.
     Denied(Box<Denial>),
+    /// The server names another version of the file, of the same size.
+    Other(Version),
     /// It will not pass.
     Final(Error),
 }
@@ -74,18 +77,25 @@ impl Failure {
 
 impl From<ureq::Error> for Failure {
     fn from(error: ureq::Error) -> Self {
-        use ureq::Error;
+        use ureq::{Error, Timeout};
         let untrusted = |why: String| {
             let context = format!("no secure connection: {why}");
             let error = crate::error::Error::new(Kind::Io, context);
             Self::Final(error.with_hint(
-                "if the server has a certificate of your site, set SSL_CERT_FILE to the \
-                 certificates of your site",
+                "if the server has a certificate of your site, set SSL_CERT_FILE (for s3:// also \
+                 AWS_CA_BUNDLE) to the certificates of your site",
             ))
         };
         match error {
             Error::HostNotFound => Self::passing("the name of the server is not known"),
+            Error::Timeout(Timeout::Resolve) => {
+                Self::passing("the name of the server cannot be looked up in time")
+            }
+            Error::Timeout(Timeout::Connect) => Self::passing("cannot connect in time"),
             Error::Timeout(_) => Self::passing("the server does not answer in time"),
+            Error::LargeResponseHeader(..) | Error::Protocol(_) => {
+                Self::passing("the server does not answer in valid HTTP")
+            }
             Error::Rustls(error) => untrusted(error.to_string()),
             Error::Tls(error) => untrusted(error.to_owned()),
             Error::Io(error) => {

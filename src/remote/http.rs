@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body, Proxy};
 
+use super::deadline::{Deadline, LimitedConnector};
 use super::failure::Failure;
 use super::names::KnownNames;
 use super::{Version, proxy};
@@ -22,10 +22,10 @@ const REQUESTS_MAX: usize = 64;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The longest time until the header of an answer. The server may have to find the file first.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest time without a byte of an answer.
-pub(super) const SILENCE_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 /// Idle connections are closed after this time. Many servers keep them for only a minute.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -40,6 +40,8 @@ pub(super) struct Request {
     pub(super) generation: u64,
     /// Whether another server has sent archfs there.
     pub(super) is_redirected: bool,
+    /// A file with the certificates to trust, instead of those for all servers.
+    pub(super) certificates: Option<PathBuf>,
 }
 
 impl Request {
@@ -55,7 +57,7 @@ impl Request {
         } else if let Some(modified) = modified {
             headers.push(("if-unmodified-since", modified.to_owned()));
         }
-        Self { url, headers, generation: 0, is_redirected: false }
+        Self { url, headers, generation: 0, is_redirected: false, certificates: None }
     }
 
     /// The answer, whatever its status.
@@ -63,7 +65,7 @@ impl Request {
     /// # Errors
     /// Those of the connection.
     pub(super) fn send(&self) -> Result<Response<Body>, Failure> {
-        let mut request = agent(&self.url)?.get(&self.url);
+        let mut request = agent(&self.url, self.certificates.as_ref())?.get(&self.url);
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
@@ -79,13 +81,19 @@ static REQUESTS: Mutex<usize> = Mutex::new(0);
 static REQUEST_ENDED: Condvar = Condvar::new();
 
 impl Slot {
-    pub(super) fn take() -> Self {
+    /// # Errors
+    /// If all are taken until the deadline.
+    pub(super) fn take() -> Result<Self, Failure> {
         let mut requests = REQUESTS.lock();
         while *requests >= REQUESTS_MAX {
-            REQUEST_ENDED.wait(&mut requests);
+            let left = Deadline::left().unwrap_or(SILENCE_MAX);
+            if left.is_zero() {
+                return Err(Failure::passing("too many requests wait for answers"));
+            }
+            REQUEST_ENDED.wait_for(&mut requests, left);
         }
         *requests += 1;
-        Self
+        Ok(Self)
     }
 }
 
@@ -96,9 +104,11 @@ impl Drop for Slot {
     }
 }
 
-/// The clients, by their proxy; one is for direct connections. Held to find or make a client, which
-/// reads certificates the first time.
-static AGENTS: OnceLock<Mutex<HashMap<Option<String>, Agent>>> = OnceLock::new();
+/// The clients, by their proxy, if they have one, and the file with their certificates. Held to
+/// find or make a client, which reads certificates the first time.
+static AGENTS: OnceLock<Mutex<HashMap<AgentKey, Agent>>> = OnceLock::new();
+
+type AgentKey = (Option<String>, Option<PathBuf>);
 
 /// Ends all requests under way. Later ones fail.
 pub(super) fn end() {
@@ -106,25 +116,26 @@ pub(super) fn end() {
     agents.into_iter().for_each(Agent::shutdown);
 }
 
-/// The client for `url`.
-fn agent(url: &str) -> Result<Agent, Failure> {
+/// The client for `url` that trusts the certificates in this file.
+fn agent(url: &str, certificates: Option<&PathBuf>) -> Result<Agent, Failure> {
     let invalid = |context: &str| Failure::Final(Error::new(Kind::Usage, context));
     let uri: Uri = url.parse().map_err(|_| invalid("not a valid URL"))?;
     let proxy = proxy::for_url(&uri, |name| std::env::var(name).ok());
+    let key = (proxy, certificates.cloned());
     let mut agents = AGENTS.get_or_init(Mutex::default).lock();
-    if let Some(agent) = agents.get(&proxy) {
+    if let Some(agent) = agents.get(&key) {
         return Ok(agent.clone());
     }
-    let parsed = proxy.as_deref().map(Proxy::new).transpose();
+    let parsed = key.0.as_deref().map(Proxy::new).transpose();
     let parsed = parsed.map_err(|_| invalid("the URL of the proxy is not valid"))?;
-    let agent = new_agent(parsed);
-    agents.insert(proxy, agent.clone());
+    let agent = new_agent(parsed, certificates);
+    agents.insert(key, agent.clone());
     Ok(agent)
 }
 
 /// All settings are those of the client: with settings of its own, a request would set up TLS
 /// again for each connection.
-fn new_agent(proxy: Option<Proxy>) -> Agent {
+fn new_agent(proxy: Option<Proxy>, certificates: Option<&PathBuf>) -> Agent {
     let config = Agent::config_builder()
         .http_status_as_error(false)
         .proxy(proxy)
@@ -140,17 +151,16 @@ fn new_agent(proxy: Option<Proxy>) -> Agent {
         .max_idle_connections(REQUESTS_MAX)
         .max_idle_connections_per_host(REQUESTS_MAX)
         .max_idle_age(IDLE_MAX)
-        .tls_config(TlsConfig::builder().root_certs(root_certificates()).build())
+        .tls_config(TlsConfig::builder().root_certs(root_certificates(certificates)).build())
         .build();
-    Agent::with_parts(config, DefaultConnector::default(), KnownNames::default())
+    Agent::with_parts(config, LimitedConnector::default(), KnownNames::default())
 }
 
-/// The certificates to trust: those in the file that AWS_CA_BUNDLE names, those of the system,
-/// which SSL_CERT_FILE and SSL_CERT_DIR replace, or else those that Mozilla trusts.
-fn root_certificates() -> RootCerts {
-    let bundle = std::env::var_os("AWS_CA_BUNDLE").filter(|path| !path.is_empty());
-    let found = match bundle.map(PathBuf::from) {
-        Some(bundle) => rustls_native_certs::load_certs_from_paths(Some(&bundle), None),
+/// The certificates to trust: those in `file`, or else those of the system, which SSL_CERT_FILE and
+/// SSL_CERT_DIR replace, or else those that Mozilla trusts.
+fn root_certificates(file: Option<&PathBuf>) -> RootCerts {
+    let found = match file {
+        Some(file) => rustls_native_certs::load_certs_from_paths(Some(file), None),
         None => rustls_native_certs::load_native_certs(),
     };
     for error in &found.errors {

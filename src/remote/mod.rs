@@ -13,8 +13,12 @@ use crate::url;
 
 mod address;
 mod answer;
+mod deadline;
 mod failure;
 mod http;
+#[cfg(all(test, not(feature = "model")))]
+mod lies;
+mod mirrors;
 mod names;
 mod outage;
 mod plain;
@@ -26,19 +30,66 @@ mod test_server;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
 
-use answer::Answer;
+use answer::{Answer, Wanted};
+use deadline::Deadline;
 use failure::Failure;
-use outage::{Failing, Outage};
+use mirrors::{Mirrors, Others};
+use outage::{Failing, Outage, Patience};
 use server::Server;
 
-/// How long a read is repeated for which a program waits.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Who waits for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// A program.
+    Reader,
+    /// The fill of a copy, which tries again later.
+    Background,
+}
 
-/// The same in the background, where another attempt comes later anyway.
-pub const PATIENCE_IN_BACKGROUND: Duration = Duration::from_secs(5);
+/// How long reads wait for a server.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// While an archive is opened: the user waits, and may have mistyped a name.
+    opening: Patience,
+    opening_in_background: Patience,
+    /// Afterwards.
+    reading: Patience,
+    /// A slow answer is better than another request.
+    reading_in_background: Patience,
+}
 
-/// The same while archives are opened, where the user waits and may have mistyped a name.
-const PATIENCE_TO_OPEN: Duration = Duration::from_secs(8);
+const LIMITS: Limits = Limits {
+    opening: Patience::of(Duration::from_secs(8)),
+    opening_in_background: BRIEF,
+    reading: Patience::of(Duration::from_secs(60)),
+    reading_in_background: Patience { attempt: Duration::from_secs(30), ..BRIEF },
+};
+
+const BRIEF: Patience = Patience::of(Duration::from_secs(5));
+
+/// Which of the validators of a server must stay as they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Validators {
+    /// The ETag, or else the time.
+    All,
+    /// The time, if the server names one, or else the ETag.
+    Time,
+    /// The time, if the server names an ETag as well; else only the size.
+    TimeOrSize,
+}
+
+impl Validators {
+    /// What of `version` must stay.
+    fn of(self, version: &Version) -> Version {
+        let has_time = version.modified.is_some();
+        match self {
+            Self::Time if has_time => Version { etag: None, ..version.clone() },
+            Self::TimeOrSize if has_time && version.etag.is_some() => Self::Time.of(version),
+            Self::TimeOrSize => Version::default(),
+            Self::All | Self::Time => version.clone(),
+        }
+    }
+}
 
 /// Whether requests are pointless, because nothing waits for their answers any more.
 static HAS_ENDED: AtomicBool = AtomicBool::new(false);
@@ -78,9 +129,15 @@ pub struct RemoteFile {
     server: Server,
     len: u64,
     version: Version,
+    /// What each answer is compared with.
+    compared: Version,
+    limits: Limits,
+    /// Whether the archive in it was opened, or all of it is being read for that.
+    is_opened: AtomicBool,
     /// Set once another version was seen. Never cleared.
     has_changed: AtomicBool,
     failing: Failing,
+    mirrors: Mirrors,
 }
 
 impl RemoteFile {
@@ -89,8 +146,8 @@ impl RemoteFile {
     /// # Errors
     /// `NotFound` if the server has no such file; `Usage` if it is no valid URL; `Unsupported` if
     /// the server cannot send parts of a file; else `Io`.
-    pub fn open(name: &Path) -> Result<Self> {
-        Self::open_at(server_of(name)?, PATIENCE_TO_OPEN)
+    pub fn open(name: &Path, validators: Validators) -> Result<Self> {
+        Self::open_at(server_of(name)?, validators, LIMITS)
     }
 
     /// The same for a file without which archfs does as well.
@@ -98,22 +155,35 @@ impl RemoteFile {
     /// # Errors
     /// As `open`.
     pub fn open_briefly(name: &Path) -> Result<Self> {
-        Self::open_at(server_of(name)?, Duration::ZERO)
+        let limits = Limits { opening: BRIEF, ..LIMITS };
+        Self::open_at(server_of(name)?, Validators::All, limits)
     }
 
     /// The same for a server that is known.
-    fn open_at(server: Server, patience: Duration) -> Result<Self> {
+    fn open_at(server: Server, validators: Validators, limits: Limits) -> Result<Self> {
         let name = server.name().to_owned();
-        let failed = |error: Error| error.within(&name);
-        let failing = Failing::default();
-        let mut outage = Outage::new(patience, &failing);
+        let (failing, mirrors) = (Failing::default(), Mirrors::default());
+        let mut outage = Outage::new(limits.opening, &failing);
         // The first byte, because a presigned URL is for GET alone, and because the answer shows
         // whether the server sends parts.
-        let Answer { len, version } =
-            attempts(&server, &mut outage, || server.get(&(0..1), None, &mut [0]))
-                .map_err(failed)?;
-        let has_changed = AtomicBool::new(false);
-        Ok(Self { name, server, len, version, has_changed, failing })
+        let mut first = [0];
+        let mut wanted = Wanted::new(0, &mut first);
+        let Answer { len, version } = attempts(&server, &mirrors, &mut outage, &mut wanted, None)
+            .map_err(|error| error.within(&name))?;
+        let compared = validators.of(&version);
+        let (is_opened, has_changed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self {
+            name,
+            server,
+            len,
+            version,
+            compared,
+            limits,
+            is_opened,
+            has_changed,
+            failing,
+            mirrors,
+        })
     }
 
     /// Size in bytes.
@@ -131,41 +201,51 @@ impl RemoteFile {
         &self.version
     }
 
+    /// Notes that the archive in it was opened, or that all of it is being read for that: later
+    /// reads wait longer.
+    pub fn note_opened(&self) {
+        self.is_opened.store(true, Ordering::Relaxed);
+    }
+
     /// Fills `buffer` with the bytes at `offset`, which the file has. An error that may pass is
-    /// tried again for `patience`.
+    /// tried again for some time, which depends on what is `waiting`.
     ///
     /// # Errors
     /// `Changed` if the server has another version now; else `Io`.
-    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64, patience: Duration) -> Result<()> {
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64, waiting: Waiting) -> Result<()> {
         if self.has_changed.load(Ordering::Relaxed) {
-            return Err(self.changed());
+            return Err(self.mirrors.changed().within(&self.name));
         }
         if buffer.is_empty() {
             return Ok(());
         }
-        let range = offset..offset.saturating_add(buffer.len() as u64);
+        let patience = match (waiting, self.is_opened.load(Ordering::Relaxed)) {
+            (Waiting::Reader, false) => self.limits.opening,
+            (Waiting::Background, false) => self.limits.opening_in_background,
+            (Waiting::Reader, true) => self.limits.reading,
+            (Waiting::Background, true) => self.limits.reading_in_background,
+        };
+        let mut wanted = Wanted::new(offset, buffer);
+        let range = wanted.missing();
         let mut outage = Outage::new(patience, &self.failing);
-        let opened = Some((&self.version, self.len));
-        let outcome = attempts(&self.server, &mut outage, || {
-            self.server.get(&range, opened, buffer).map(drop)
-        });
-        if outcome.is_ok() {
-            self.failing.end();
-        }
-        outcome.map_err(|error| match error.kind() {
-            Kind::Changed => {
-                self.has_changed.store(true, Ordering::Relaxed);
-                self.changed()
+        let opened = Some((&self.compared, self.len));
+        let outcome = attempts(&self.server, &self.mirrors, &mut outage, &mut wanted, opened);
+        match outcome {
+            Ok(Answer { version, .. }) => {
+                self.failing.end();
+                if self.compared != self.version && version != self.version {
+                    self.mirrors.note_allowed(&self.name);
+                }
+                Ok(())
             }
-            _ => error.with_detail(format_args!("bytes {range:?}")).within(&self.name),
-        })
-    }
-
-    fn changed(&self) -> Error {
-        let context = format!("{}: replaced on the server since it was opened", self.name);
-        Error::new(Kind::Changed, context)
-            .with_brief("the archive was replaced on the server")
-            .with_hint("mount it again")
+            Err(error) if error.kind() == Kind::Changed => {
+                self.has_changed.store(true, Ordering::Relaxed);
+                Err(error.within(&self.name))
+            }
+            Err(error) => {
+                Err(error.with_detail(format_args!("bytes {range:?}")).within(&self.name))
+            }
+        }
     }
 }
 
@@ -183,22 +263,36 @@ const CHANGES_AT_ONCE: u32 = 4;
 /// Redirects that follow each other.
 const REDIRECTS_MAX: u32 = 10;
 
-/// The result of `attempt`, which is repeated after errors that may pass, and with a request that
-/// the server may accept.
-fn attempts<T>(
+/// Reads `wanted`, with one request or several: a part may come with each, errors may pass, and a
+/// server may accept another request. Returns the last answer. `opened` is the version and the size
+/// that were opened.
+fn attempts(
     server: &Server,
+    mirrors: &Mirrors,
     outage: &mut Outage<'_>,
-    mut attempt: impl FnMut() -> std::result::Result<T, Failure>,
-) -> Result<T> {
-    let (mut changes, mut redirects) = (0, 0);
+    wanted: &mut Wanted<'_>,
+    opened: Option<(&Version, u64)>,
+) -> Result<Answer> {
+    let (mut changes, mut redirects, mut others) = (0, 0, Others::default());
     loop {
-        let failure = match attempt() {
-            Ok(found) => return Ok(found),
+        let deadline = Deadline::set(outage.ask());
+        let outcome = server.get(wanted, opened, outage, others.connection());
+        drop(deadline);
+        if outcome.is_ok() {
+            others.end(mirrors, server.name());
+        }
+        let failure = match outcome {
+            Ok(answer) if wanted.missing().is_empty() || answer.len == 0 => return Ok(answer),
+            Ok(_) => Failure::passing("the server sends less than archfs asked for"),
             Err(failure) => failure,
         };
         match failure {
             Failure::Passing { why, .. } if HAS_ENDED.load(Ordering::SeqCst) => {
                 return Err(Error::new(Kind::Interrupted, why));
+            }
+            // The rest, at once.
+            Failure::Passing { why, .. } if outage.is_paid() => {
+                log::debug!("{}: {why}; asking for the rest", server.name());
             }
             Failure::Passing { why, after } => {
                 redirects = 0;
@@ -222,6 +316,15 @@ fn attempts<T>(
                     server.forget_redirect(denial.generation);
                     return Err(server.denied(*denial));
                 }
+            }
+            // From another of the servers behind the name.
+            Failure::Other(version) => {
+                if !others.add(version, mirrors) && !(mirrors.disagree() && outage.wait(None)) {
+                    return Err(mirrors.changed());
+                }
+            }
+            Failure::Final(error) if error.kind() == Kind::Changed => {
+                return Err(mirrors.changed());
             }
             Failure::Final(error) => return Err(error),
         }

@@ -6,19 +6,24 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ureq::Error;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
+use ureq::{Error, Timeout};
 
-use crate::sync::Mutex;
+use super::HAS_ENDED;
+use super::deadline::Deadline;
+use crate::sync::{Mutex, Ordering};
 
 /// How long the addresses of a name are used. If the name cannot be looked up then, they are used
 /// further.
@@ -26,6 +31,12 @@ const KEPT: Duration = Duration::from_secs(60);
 
 /// Where getent may be, before the directories of PATH.
 const GETENT: [&str; 2] = ["/usr/bin/getent", "/bin/getent"];
+
+/// The longest lookup.
+const LOOKUP_MAX: Duration = Duration::from_secs(15);
+
+/// The longest wait for getent before it is checked whether the process wants to end.
+const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The most addresses of a name.
 const ADDRESSES_MAX: usize = 16;
@@ -86,17 +97,47 @@ fn looked_up(host: &str) -> Result<Vec<IpAddr>, Error> {
     let program = GETENT.into_iter().find(|path| Path::new(path).exists()).unwrap_or("getent");
     let mut getent = Command::new(program);
     getent.args(["ahosts", host]).stdin(Stdio::null()).stderr(Stdio::null());
-    match getent.output() {
-        Ok(output) => {
-            let addresses = addresses_in(&String::from_utf8_lossy(&output.stdout));
+    match output_of(getent) {
+        Ok(Some(output)) => {
+            let addresses = addresses_in(&String::from_utf8_lossy(&output));
             if addresses.is_empty() { Err(Error::HostNotFound) } else { Ok(addresses) }
         }
+        Ok(None) => Err(Error::Timeout(Timeout::Resolve)),
         Err(_) if host.eq_ignore_ascii_case("localhost") => Ok(vec![Ipv4Addr::LOCALHOST.into()]),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             Err(Error::Other("no program getent to look up names".into()))
         }
         Err(error) => Err(Error::Io(error)),
     }
+}
+
+/// What `command` prints. `None` if it takes too long, and is killed.
+fn output_of(mut command: Command) -> io::Result<Option<Vec<u8>>> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().map_or(Ok(None), |mut stdout| read_in_time(&mut stdout));
+    if !matches!(output, Ok(Some(_))) {
+        // It may have ended by itself.
+        let _ = child.kill();
+    }
+    child.wait()?;
+    output
+}
+
+/// All that can be read from `pipe`. `None` if its end does not come in time.
+fn read_in_time(pipe: &mut (impl Read + AsFd)) -> io::Result<Option<Vec<u8>>> {
+    let until = Instant::now() + Deadline::left().unwrap_or(LOOKUP_MAX).min(LOOKUP_MAX);
+    let (mut output, mut buffer) = (Vec::new(), [0; 4096]);
+    while Instant::now() < until && !HAS_ENDED.load(Ordering::SeqCst) {
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&STEP)) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            found => found?,
+        };
+        match pipe.read(&mut buffer)? {
+            0 => return Ok(Some(output)),
+            read => output.extend_from_slice(&buffer[..read]),
+        }
+    }
+    Ok(None)
 }
 
 /// The addresses in the output of `getent ahosts`: a line for each kind of socket.
@@ -130,6 +171,20 @@ mod unit_tests {
             assert!(matches!(names.addresses(name), Err(Error::HostNotFound)), "{name}");
         }
         assert_eq!(names.known.lock().len(), 1, "what is not found is not kept");
+    }
+
+    #[test]
+    fn a_lookup_that_takes_too_long_is_killed() {
+        let start = Instant::now();
+        let _deadline = Deadline::set(start + Duration::from_millis(20));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 10.0.0.2 STREAM; exec sleep 60"]);
+        assert_eq!(output_of(command).unwrap(), None);
+        assert!(start.elapsed() < Duration::from_secs(30));
+        let mut command = Command::new("echo");
+        command.arg("done");
+        Deadline::change(Instant::now() + Duration::from_secs(60));
+        assert_eq!(output_of(command).unwrap().unwrap(), b"done\n");
     }
 
     #[test]

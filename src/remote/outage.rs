@@ -1,4 +1,7 @@
-//! How long, and how often, a request is repeated.
+//! How long archfs waits for a server, and how often it repeats a request.
+//!
+//! Only time without useful bytes counts. Bytes pay for the time that they take at the lowest rate
+//! that archfs accepts, so a server that sends one now and then gains nothing.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +20,33 @@ const MOST: Duration = Duration::from_secs(5);
 /// The longest sleep.
 const STEP: Duration = Duration::from_millis(50);
 
+/// The lowest rate of a server, in bytes per second.
+pub(super) const RATE_MIN: u64 = 16 << 10;
+
+/// The time that `bytes` take at the lowest rate.
+pub(super) fn paid_by(bytes: usize) -> Duration {
+    Duration::from_micros((bytes as u64).saturating_mul(1_000_000) / RATE_MIN)
+}
+
+/// The least time of a request that is repeated, however little is left.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
+
+/// How long a read waits for its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Patience {
+    /// For how long it is repeated.
+    pub(super) repeated: Duration,
+    /// The longest time of one request without useful bytes.
+    pub(super) attempt: Duration,
+}
+
+impl Patience {
+    /// Waits for this time in all.
+    pub(super) const fn of(time: Duration) -> Self {
+        Self { repeated: time, attempt: time }
+    }
+}
+
 /// Since when all requests to a server fail, and when the last one did. Readers that come during an
 /// outage do not begin to wait anew, one after the other.
 #[derive(Debug, Default)]
@@ -31,32 +61,76 @@ impl Failing {
         *self.0.lock() = None;
     }
 
+    /// When the outage began that still lasts at `now`.
+    fn since(&self, now: Instant) -> Option<Instant> {
+        let (since, last) = (*self.0.lock())?;
+        (now.saturating_duration_since(last) < Self::FORGOTTEN).then_some(since)
+    }
+
     /// Notes that one failed, whose read fails since `began`. Returns when the outage began.
     fn note(&self, began: Instant, now: Instant) -> Instant {
-        let mut failing = self.0.lock();
-        let since = match *failing {
-            Some((since, last)) if now.saturating_duration_since(last) < Self::FORGOTTEN => {
-                since.min(began)
-            }
-            _ => began,
-        };
-        *failing = Some((since, now));
+        let since = self.since(now).map_or(began, |since| since.min(began));
+        *self.0.lock() = Some((since, now));
         since
     }
 }
 
-/// Requests of one read that have failed.
+/// How one read waits for its server.
+#[derive(Clone)]
 pub(super) struct Outage<'f> {
     failing: &'f Failing,
-    patience: Duration,
+    patience: Patience,
+    /// When the time without useful bytes began, for all readers together.
     began: Instant,
+    /// The same for the request that is under way.
+    asked: Instant,
+    /// The earliest end of that request.
+    earliest: Instant,
+    is_paid: bool,
     repetitions: u32,
 }
 
 impl<'f> Outage<'f> {
-    /// No failure yet; requests are repeated for `patience`.
-    pub(super) fn new(patience: Duration, failing: &'f Failing) -> Self {
-        Self { failing, patience, began: Instant::now(), repetitions: 0 }
+    /// The read begins now. During an outage it has at least half of the time of a request.
+    pub(super) fn new(patience: Patience, failing: &'f Failing) -> Self {
+        let now = Instant::now();
+        let began = failing.since(now).map_or(now, |since| since.min(now));
+        let earliest = now + patience.attempt / 2;
+        Self { failing, patience, began, asked: now, earliest, is_paid: false, repetitions: 0 }
+    }
+
+    /// A request begins. Returns when it ends, unless useful bytes arrive.
+    pub(super) fn ask(&mut self) -> Instant {
+        self.asked = Instant::now();
+        self.is_paid = false;
+        self.until()
+    }
+
+    /// When the request that is under way ends, unless more useful bytes arrive.
+    pub(super) fn until(&self) -> Instant {
+        (self.began + self.patience.attempt).max(self.earliest)
+    }
+
+    /// Whether the bytes that arrived pay for the time since they were asked for.
+    pub(super) fn is_paid(&self) -> bool {
+        self.is_paid
+    }
+
+    /// Notes that useful bytes arrived.
+    pub(super) fn receive(&mut self, bytes: usize) {
+        self.receive_at(Instant::now(), bytes);
+    }
+
+    fn receive_at(&mut self, now: Instant, bytes: usize) {
+        let later = |time: Instant| (time + paid_by(bytes)).min(now);
+        self.asked = later(self.asked);
+        self.is_paid = self.asked == now;
+        if self.is_paid {
+            self.began = now;
+            self.repetitions = 0;
+        } else {
+            self.began = later(self.began);
+        }
     }
 
     /// Waits until the request is to be repeated: at least for the time `after`, which the server
@@ -81,10 +155,9 @@ impl<'f> Outage<'f> {
     /// Time from `now` to the next repetition. `random` is from 0 to 1, so that thousands of nodes
     /// that failed together do not return together.
     fn next(&mut self, now: Instant, after: Option<Duration>, random: f64) -> Option<Duration> {
-        // What was read before the first failure does not count.
-        let began = if self.repetitions == 0 { now } else { self.began };
-        self.began = self.failing.note(began, now);
-        let left = self.patience.saturating_sub(now.saturating_duration_since(self.began));
+        self.began = self.failing.note(self.began, now);
+        let waited = now.saturating_duration_since(self.began);
+        let left = self.patience.repeated.saturating_sub(waited);
         let doubled = self.repetitions.checked_sub(1).map_or(Duration::ZERO, |exponent| {
             FIRST.saturating_mul(1 << exponent.min(16)).min(MOST)
         });
@@ -93,7 +166,9 @@ impl<'f> Outage<'f> {
             return None;
         }
         // In the end once more.
-        Some(after.unwrap_or_default().max(doubled.mul_f64(0.5 + random / 2.0)).min(left))
+        let wait = after.unwrap_or_default().max(doubled.mul_f64(0.5 + random / 2.0)).min(left);
+        self.earliest = now + wait + ATTEMPT_MIN;
+        Some(wait)
     }
 
     /// `why` the last request failed, and how long they were repeated.
@@ -106,23 +181,59 @@ impl<'f> Outage<'f> {
 mod unit_tests {
     use super::*;
 
+    const PATIENCE: Patience = Patience::of(Duration::from_secs(20));
+
+    /// > The last attempt has at least one second.
     #[test]
     fn repeats_ever_later_until_the_patience_ends() {
         let failing = Failing::default();
-        let mut outage = Outage::new(Duration::from_secs(20), &failing);
-        let mut now = outage.began;
+        let mut outage = Outage::new(PATIENCE, &failing);
+        let (start, mut now) = (outage.began, outage.began);
+        assert_eq!(outage.until(), start + PATIENCE.attempt);
         let mut waits = Vec::new();
         while let Some(wait) = outage.next(now, None, 1.0) {
             waits.push(wait.as_millis());
             now += wait;
         }
         assert_eq!(waits, [0, 200, 400, 800, 1600, 3200, 5000, 5000, 3800]);
+        assert_eq!(outage.until(), start + PATIENCE.attempt + ATTEMPT_MIN);
+    }
+
+    #[test]
+    fn the_time_of_a_request_counts_from_its_beginning() {
+        let failing = Failing::default();
+        let mut outage = Outage::new(PATIENCE, &failing);
+        let start = outage.began;
+        assert!(outage.next(start + Duration::from_secs(19), None, 1.0).is_some());
+        assert_eq!(outage.next(start + Duration::from_secs(20), None, 1.0), None);
+    }
+
+    /// > Bytes that arrive extend it by the time that they take at 16 KiB/s.
+    #[test]
+    fn bytes_pay_for_the_time_that_they_take_at_the_lowest_rate() {
+        let failing = Failing::default();
+        let mut outage = Outage::new(PATIENCE, &failing);
+        let start = outage.began;
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let second = RATE_MIN as usize;
+        outage.receive_at(at(10), 9 * second);
+        assert!(!outage.is_paid());
+        assert_eq!(outage.until(), at(9) + PATIENCE.attempt);
+        outage.receive_at(at(10), second);
+        assert!(outage.is_paid());
+        assert_eq!(outage.until(), at(10) + PATIENCE.attempt, "nothing is saved up");
+        for seconds in 11..30 {
+            outage.receive_at(at(seconds), 1);
+            assert!(!outage.is_paid());
+        }
+        assert!(outage.until() < at(10) + PATIENCE.attempt + Duration::from_millis(2));
+        assert_eq!(outage.next(at(31), None, 1.0), None);
     }
 
     #[test]
     fn the_server_may_ask_for_more_time_and_chance_makes_it_less() {
         let failing = Failing::default();
-        let mut outage = Outage::new(Duration::from_secs(20), &failing);
+        let mut outage = Outage::new(PATIENCE, &failing);
         let now = outage.began;
         let mut next = |after: Option<u64>, random| {
             outage.next(now, after.map(Duration::from_secs), random).unwrap().as_millis()
@@ -135,19 +246,28 @@ mod unit_tests {
     #[test]
     fn readers_that_come_during_an_outage_share_its_beginning() {
         let failing = Failing::default();
-        let patience = Duration::from_secs(20);
-        let mut first = Outage::new(patience, &failing);
+        let mut first = Outage::new(PATIENCE, &failing);
         let start = first.began;
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(first.next(at(0), None, 1.0).is_some());
         assert!(first.next(at(15), None, 1.0).is_some());
-        let mut second = Outage { began: at(16), ..Outage::new(patience, &failing) };
+        let mut second = Outage { began: at(16), ..Outage::new(PATIENCE, &failing) };
         assert!(second.next(at(19), None, 1.0).is_some());
         assert!(second.next(at(20), None, 1.0).is_none());
-        let mut later = Outage { began: at(60), ..Outage::new(patience, &failing) };
+        let mut later = Outage { began: at(60), ..Outage::new(PATIENCE, &failing) };
         assert!(later.next(at(60), None, 1.0).is_some(), "it was forgotten");
         failing.end();
-        let mut after = Outage { began: at(61), ..Outage::new(patience, &failing) };
+        let mut after = Outage { began: at(61), ..Outage::new(PATIENCE, &failing) };
         assert!(after.next(at(80), None, 1.0).is_some());
+    }
+
+    #[test]
+    fn a_read_that_begins_late_in_an_outage_still_asks_once() {
+        let failing = Failing::default();
+        let now = Instant::now();
+        failing.note(now.checked_sub(Duration::from_secs(100)).unwrap(), now);
+        let mut outage = Outage::new(PATIENCE, &failing);
+        assert!(outage.until() >= now + PATIENCE.attempt / 2);
+        assert_eq!(outage.next(now, None, 1.0), None);
     }
 }

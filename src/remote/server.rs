@@ -1,14 +1,13 @@
 //! Where a file is, and what archfs changes about its requests if the server does not accept them.
 
-use std::ops::Range;
-
 use ureq::http::StatusCode;
 
 use super::Version;
 use super::address;
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, Wanted};
 use super::failure::{Denial, Failure};
 use super::http::Slot;
+use super::outage::Outage;
 use super::plain::Plain;
 use super::s3::{Environment, Object};
 use crate::error::{Error, Kind, Result};
@@ -19,6 +18,14 @@ use crate::url;
 pub(super) struct Server {
     name: String,
     file: Location,
+}
+
+/// What becomes of a connection after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Connection {
+    Kept,
+    /// The next request may reach another server of the same name.
+    Closed,
 }
 
 #[derive(Debug)]
@@ -51,25 +58,30 @@ impl Server {
         &self.name
     }
 
-    /// Reads `range` into `buffer`, which is as long. `opened` is the version and the size that
-    /// were opened.
+    /// Reads what `wanted` misses, or the first part of it. `opened` is the version and the size
+    /// that were opened.
     ///
     /// # Errors
-    /// Why it failed.
+    /// Why it failed. What arrived before is kept.
     pub(super) fn get(
         &self,
-        range: &Range<u64>,
+        wanted: &mut Wanted<'_>,
         opened: Option<(&Version, u64)>,
-        buffer: &mut [u8],
+        outage: &mut Outage<'_>,
+        connection: Connection,
     ) -> std::result::Result<Answer, Failure> {
         let version = opened.map(|(version, _)| version);
-        let request = match &self.file {
-            Location::Plain(file) => file.request(range, version),
-            Location::Object(object) => object.request(range, version),
+        let range = wanted.missing();
+        let mut request = match &self.file {
+            Location::Plain(file) => file.request(&range, version),
+            Location::Object(object) => object.request(&range, version),
         };
-        let _slot = Slot::take();
+        if connection == Connection::Closed {
+            request.headers.push(("connection", "close".to_owned()));
+        }
+        let _slot = Slot::take()?;
         let answer = request.send();
-        let answer = answer.and_then(|it| answer::read(it, &request, range, opened, buffer));
+        let answer = answer.and_then(|it| answer::read(it, &request, wanted, opened, outage));
         answer.map_err(|failure| {
             if matches!(failure, Failure::Passing { .. } | Failure::Final(_)) {
                 self.forget_redirect(request.generation);

@@ -55,8 +55,16 @@ pub(crate) enum Manner {
     Cut(usize),
     /// The same with a reset of the connection.
     Reset(usize),
-    /// A byte, a pause, a byte, and so on.
+    /// The body in this manner: a byte, a pause, a byte, and so on.
     Drip(Duration),
+    /// The same for the header.
+    DripHeader(Duration),
+    /// A header that does not end.
+    EndlessHeader,
+    /// In chunks, without a length.
+    Chunked,
+    /// Without a length. The end of the connection is that of the body.
+    Unframed,
     /// Never, but the connection stays open.
     Never,
 }
@@ -185,22 +193,39 @@ fn send(mut stream: &TcpStream, reply: &Reply, has_ended: &AtomicBool) -> bool {
     for (name, value) in &reply.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
-    head.push_str(&format!("Content-Length: {}\r\n\r\n", reply.body.len()));
+    let has_length = reply.headers.iter().any(|(name, _)| name == "Content-Length");
+    match reply.manner {
+        Manner::Chunked => head.push_str("Transfer-Encoding: chunked\r\n\r\n"),
+        Manner::Unframed => head.push_str("Connection: close\r\n\r\n"),
+        _ if has_length => head.push_str("\r\n"),
+        _ => head.push_str(&format!("Content-Length: {}\r\n\r\n", reply.body.len())),
+    }
+    let chunk = || [format!("{:x}\r\n", reply.body.len()).as_bytes(), &reply.body].concat();
     let sent = match reply.manner {
         Manner::Cut(len) | Manner::Reset(len) => &reply.body[..len.min(reply.body.len())],
-        Manner::Whole | Manner::Drip(_) | Manner::Never => &reply.body,
+        Manner::Chunked => &[&chunk()[..], b"\r\n0\r\n\r\n"].concat(),
+        _ => &reply.body,
     };
-    if let Manner::Drip(pause) = reply.manner {
-        let mut is_open = stream.write_all(head.as_bytes()).is_ok();
-        for byte in sent {
-            is_open = is_open && !has_ended.load(Ordering::Relaxed);
-            if !is_open {
-                break;
-            }
+    let drip = |mut stream: &TcpStream, bytes: &[u8], pause| {
+        bytes.iter().all(|byte| {
             thread::sleep(pause);
-            is_open = stream.write_all(&[*byte]).is_ok();
+            !has_ended.load(Ordering::Relaxed) && stream.write_all(&[*byte]).is_ok()
+        })
+    };
+    match reply.manner {
+        Manner::Drip(pause) => {
+            return stream.write_all(head.as_bytes()).is_ok() && drip(stream, sent, pause);
         }
-        return is_open;
+        Manner::DripHeader(pause) => return drip(stream, head.as_bytes(), pause),
+        Manner::EndlessHeader => {
+            let line = format!("X: {}\r\n", "x".repeat(4000));
+            let mut is_open = stream.write_all(b"HTTP/1.1 206 Reason\r\n").is_ok();
+            while is_open && !has_ended.load(Ordering::Relaxed) {
+                is_open = stream.write_all(line.as_bytes()).is_ok();
+            }
+            return false;
+        }
+        _ => {}
     }
     // One write, so that small packets do not wait for each other.
     let whole = [head.as_bytes(), sent].concat();
@@ -211,10 +236,10 @@ fn send(mut stream: &TcpStream, reply: &Reply, has_ended: &AtomicBool) -> bool {
             set_socket_linger(stream, Some(Duration::ZERO)).unwrap();
             false
         }
-        Manner::Cut(_) => {
+        Manner::Cut(_) | Manner::Unframed => {
             let _ = stream.shutdown(Shutdown::Write);
             false
         }
-        Manner::Whole | Manner::Drip(_) | Manner::Never => is_open,
+        _ => is_open,
     }
 }

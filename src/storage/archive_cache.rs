@@ -129,7 +129,7 @@ mod tests {
         let (copy, copies) =
             near_copy(vec![storage], CopyTarget::New(target), "copy".into(), room).unwrap();
         let _fill = Fill::start(&copy).unwrap();
-        copy.wait(|_| {}).unwrap();
+        copy.wait(std::time::Duration::ZERO, |_| {}).unwrap();
         (copy, copies)
     }
 

@@ -55,7 +55,7 @@ pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<Fil
         paths.len(),
         OPENED_AT_ONCE,
         |nth| match &pool {
-            _ if url::is_url(&paths[nth]) => FileStorage::open_remote(&paths[nth]),
+            _ if url::is_url(&paths[nth]) => FileStorage::open_remote(&paths[nth], changes),
             Some(pool) => FileStorage::open_in(&paths[nth], pool, changes),
             None => FileStorage::open_with(&paths[nth], changes),
         },
@@ -176,6 +176,7 @@ pub fn read_first(files: &[Arc<FileStorage>], most: u64) -> Result<()> {
 mod tests {
     use std::fs::OpenOptions;
     use std::io::Write;
+    use std::time::Duration;
 
     use super::*;
     use crate::error::Kind;
@@ -228,7 +229,7 @@ mod tests {
         compare(6);
         assert_eq!(copy.counts().copied, LENGTHS[6], "nothing but what was read");
         let _fill = Fill::start(&copy).unwrap();
-        copy.wait(|_| {}).unwrap();
+        copy.wait(Duration::ZERO, |_| {}).unwrap();
         assert_eq!(copy.counts(), StageCounts { copied: total, total });
         (0..LENGTHS.len()).for_each(compare);
         assert_eq!(copy.file().metadata().unwrap().len(), copied_len(&files));
@@ -270,7 +271,7 @@ mod tests {
             read(0).unwrap();
             change(&paths[number]);
             let _fill = Fill::start(&copy).unwrap();
-            let outcome = copy.wait(|_| {});
+            let outcome = copy.wait(Duration::ZERO, |_| {});
             if is_copied {
                 outcome.unwrap();
                 read(50).unwrap();

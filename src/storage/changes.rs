@@ -31,6 +31,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::identity::{Identity, Origin};
 use crate::error::{Error, Kind, Result};
+use crate::remote::Validators;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// What to do if an archive is rewritten in place.
@@ -43,6 +44,19 @@ pub enum Changes {
     Reported,
     /// Log it once; reads continue.
     Allowed,
+    /// Reads fail. A server may give an archive several ETags, with the same size and time.
+    RefusedExceptEtags,
+}
+
+impl Changes {
+    /// What an archive at a URL is recognized by.
+    pub(super) fn validators(self) -> Validators {
+        match self {
+            Self::Refused | Self::Reported => Validators::All,
+            Self::RefusedExceptEtags => Validators::Time,
+            Self::Allowed => Validators::TimeOrSize,
+        }
+    }
 }
 
 /// Seconds between two requests to the server of a network file system.
@@ -145,7 +159,7 @@ impl Version {
             return Ok(());
         }
         let is_first = !self.has_changed.swap(true, Ordering::Relaxed);
-        if is_first && self.changes != Changes::Refused {
+        if is_first && matches!(self.changes, Changes::Reported | Changes::Allowed) {
             let name = path.display();
             let before = described(self.len, self.modified);
             let now = match is_like {

@@ -2,6 +2,7 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[expect(dead_code, reason = "other tests use more of it")]
 #[path = "../../src/remote/test_server.rs"]
 mod test_server;
 

@@ -1,6 +1,7 @@
 //! Archives at URLs, from a server that fails, stops or replaces them as the test says.
 
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -528,6 +529,10 @@ fn errors_name_the_url_and_what_to_do() {
     let server = serve(work.path(), |request| match request.path.as_str() {
         "/secret" => Some(Reply::status(403)),
         "/whole" => Some(Reply { body: vec![0; 100], ..Reply::status(200) }),
+        "/huge" => Some(
+            Reply { body: vec![0], ..Reply::status(206) }
+                .with("Content-Range", "bytes 0-0/18446744073709551615"),
+        ),
         _ => None,
     });
     fs::write(work.path().join("text"), "no archive at all").unwrap();
@@ -535,6 +540,7 @@ fn errors_name_the_url_and_what_to_do() {
         ("/missing.tar", 1, "no such file on the server"),
         ("/secret", 1, "the server answers 403 Forbidden"),
         ("/whole", 3, "the server sends only whole files"),
+        ("/huge", 1, "an impossible size of the file: 18446744073709551615 bytes"),
         ("/text", 3, "text"),
     ] {
         let url = server.url(path);
@@ -547,6 +553,99 @@ fn errors_name_the_url_and_what_to_do() {
     let output = archfs().args(["mount", "a.tar", &url]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("a URL, not a mount point"), "{}", said(&output));
+}
+
+/// The answer of mirrors with several ETags.
+fn of_mirror(directory: &Path, request: &Request, etag: usize) -> Reply {
+    let bytes = fs::read(directory.join(request.path.trim_start_matches('/')));
+    Reply::part(request, &bytes.unwrap())
+        .with("ETag", &format!("\"{etag}\""))
+        .with("Last-Modified", "Mon, 02 Jan 2023 00:00:00 GMT")
+}
+
+#[test]
+fn mirrors_with_several_etags_are_reported_once_and_may_be_allowed() {
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
+    let tree = tree(work.path());
+    image::make(work.path(), "data.sqfs", &tree, &["-noD", "-noF"]);
+    let directory = work.path().to_owned();
+    let two = serve(work.path(), move |request| {
+        (request.path == "/data.sqfs").then(|| of_mirror(&directory, request, request.number % 2))
+    });
+    let output = does(work.path(), &["cat", &two.url("/data.sqfs"), "folder/1000000"]);
+    assert!(output.stdout == fs::read(tree.join("folder/1000000")).unwrap());
+    assert_eq!(said(&output).matches("its mirrors disagree").count(), 1, "{}", said(&output));
+    // No ETag returns.
+    let directory = work.path().to_owned();
+    let many = serve(work.path(), move |request| {
+        (request.path == "/data.sqfs").then(|| of_mirror(&directory, request, request.number))
+    });
+    for stage in [&[][..], &["--stage=/dev/shm"]] {
+        let options = ["mount", "--keep", "--quiet", "--allow-changes"];
+        let paths = [&many.url("/data.sqfs"), mount_point.to_str().unwrap()];
+        does(work.path(), &[&options[..], stage, &paths].concat());
+        run(Command::new("diff").arg("-r").arg(&tree).arg(&mount_point));
+        unmount(&mount_point);
+    }
+}
+
+/// A server with TLS for localhost, whose certificate another one has signed.
+struct TlsServer(std::process::Child, u16);
+
+impl TlsServer {
+    /// Makes `ca.pem` in `work` and starts it.
+    fn start(work: &Path) -> Self {
+        let openssl = |words: &str| {
+            run(Command::new("openssl").current_dir(work).args(words.split(' ')));
+        };
+        openssl(
+            "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=Site",
+        );
+        openssl("req -newkey rsa:2048 -nodes -keyout key.pem -out key.csr -subj /CN=localhost");
+        fs::write(work.join("names"), "subjectAltName=DNS:localhost").unwrap();
+        openssl(
+            "x509 -req -in key.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2 \
+             -extfile names",
+        );
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut server = Command::new("openssl");
+        server.current_dir(work).args(["s_server", "-www", "-quiet", "-cert", "cert.pem"]);
+        server.args(["-key", "key.pem", "-accept", &port.to_string()]).stdin(Stdio::null());
+        let server = Self(server.spawn().unwrap(), port);
+        wait_until("it accepts", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        server
+    }
+}
+
+impl Drop for TlsServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// As the AWS command line, which alone knows this variable.
+#[test]
+fn the_certificates_of_aws_are_for_objects_alone() {
+    let work = work_directory();
+    let server = TlsServer::start(work.path());
+    let host = format!("https://localhost:{}", server.1);
+    let url = format!("{host}/a.tar");
+    // This server sends a page, whatever is asked for.
+    let (trusted, refused) = ("sends only whole files", "no secure connection");
+    for (url, variable, text) in [
+        (url.as_str(), "SSL_CERT_FILE", trusted),
+        (url.as_str(), "AWS_CA_BUNDLE", refused),
+        ("s3://bucket/a.tar", "SSL_CERT_FILE", trusted),
+        ("s3://bucket/a.tar", "AWS_CA_BUNDLE", trusted),
+    ] {
+        let mut command = archfs_in(work.path());
+        command.env("HOME", work.path()).env("AWS_ENDPOINT_URL", &host);
+        command.env_remove("AWS_CA_BUNDLE").env_remove("SSL_CERT_FILE");
+        let output = command.env(variable, work.path().join("ca.pem")).args(["ls", url]).output();
+        let said = said(&output.unwrap());
+        assert!(said.contains(text), "{url} {variable}: {said}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
@@ -28,6 +28,10 @@ use crate::units::{Size, format_duration, format_size};
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
                     the page cache keeps what fits";
+
+/// How long an error of the storage may last while the user waits for a copy, as for a read of an
+/// archive at a URL.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The archives of a plan, opened.
 pub(in crate::lifecycle) struct Archives {
@@ -66,7 +70,8 @@ pub(in crate::lifecycle) fn archives(
 ) -> Result<Archives> {
     let changes = match (&plan.stage, plan.allow_changes) {
         // A copy must be of one version, so a change is an error.
-        (Some(_), _) => Changes::Refused,
+        (Some(_), true) => Changes::RefusedExceptEtags,
+        (Some(_), false) => Changes::Refused,
         (None, true) => Changes::Allowed,
         (None, false) => Changes::Reported,
     };
@@ -237,7 +242,7 @@ fn wait(copy: &NearCopy, directory: &Path, progress: &Progress) -> Result<()> {
     progress.begin(format!("copying to {}", directory.display()));
     progress.expect(copy.counts().total);
     let shown = Cell::new(0);
-    copy.wait(|copied| progress.advance(copied - shown.replace(copied)))
+    copy.wait(PATIENCE, |copied| progress.advance(copied - shown.replace(copied)))
 }
 
 /// Reserves space for the copy. Free space may be used up by now, or exceed a quota.

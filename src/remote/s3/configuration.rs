@@ -35,6 +35,8 @@ pub(super) struct Configuration {
     pub(super) is_path_style: bool,
     /// `None` to read without a signature.
     pub(super) credentials: Option<Credentials>,
+    /// A file with the certificates to trust. As for the AWS command line, it is for S3 alone.
+    pub(super) certificates: Option<PathBuf>,
 }
 
 /// What the configuration is read from: variables, and the files that they name.
@@ -119,7 +121,10 @@ impl Configuration {
             _ => endpoint.is_some(),
         };
         let credentials = credentials(environment, &settings);
-        Ok(Self { region, endpoint, is_path_style, credentials })
+        let certificates = environment.variable("AWS_CA_BUNDLE");
+        let certificates = certificates.or_else(|| settings.get("ca_bundle").cloned());
+        let certificates = certificates.map(PathBuf::from);
+        Ok(Self { region, endpoint, is_path_style, credentials, certificates })
     }
 }
 
@@ -217,6 +222,19 @@ mod tests {
         assert_eq!(read(&[&keys[..], &named].concat()).0, "env");
         let unknown = environment(home.path(), &[("AWS_PROFILE", "unknown")]);
         assert_eq!(Configuration::read(&unknown).unwrap_err().kind(), Kind::NotFound);
+    }
+
+    #[test]
+    fn certificates_are_those_of_the_environment_or_else_of_the_profile() {
+        let home = tempfile::tempdir().unwrap();
+        let read = |variables: &[_]| {
+            let found = Configuration::read(&environment(home.path(), variables)).unwrap();
+            found.certificates.map(|path| path.to_str().unwrap().to_owned())
+        };
+        assert_eq!(read(&[("SSL_CERT_FILE", "/all.pem"), ("AWS_CA_BUNDLE", "")]), None);
+        write(home.path(), "config", "[default]\nca_bundle = /profile.pem\n");
+        assert_eq!(read(&[]).as_deref(), Some("/profile.pem"));
+        assert_eq!(read(&[("AWS_CA_BUNDLE", "/s3.pem")]).as_deref(), Some("/s3.pem"));
     }
 
     #[test]

@@ -113,7 +113,8 @@ impl Object {
         }
         let mut request = Request::new(format!("{origin}{path}"), range, version);
         request.generation = state.generation;
-        let Configuration { region, credentials, .. } = &state.configuration;
+        let Configuration { region, credentials, certificates, .. } = &state.configuration;
+        request.certificates.clone_from(certificates);
         if let Some(credentials) = credentials {
             let host = origin.split_once("://").map_or("", |(_, host)| host).to_owned();
             request.headers.push(("host", host));

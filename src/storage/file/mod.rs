@@ -183,12 +183,13 @@ impl FileStorage {
         Self { handle, pool: None, path, identity, origin, version, fill: None, serving }
     }
 
-    /// Opens the archive at the URL with the name `path`.
+    /// Opens the archive at the URL with the name `path`; `changes` says what to do if the server
+    /// gives it several ETags.
     ///
     /// # Errors
     /// As `RemoteFile::open`.
-    pub(super) fn open_remote(path: &Path) -> Result<Self> {
-        let file = Arc::new(RemoteFile::open(path)?);
+    pub(super) fn open_remote(path: &Path, changes: Changes) -> Result<Self> {
+        let file = Arc::new(RemoteFile::open(path, changes.validators())?);
         let (identity, origin) = identified_remote(path, &file);
         let (path, serving) = (path.to_owned(), OnceLock::new());
         let (handle, pool, version, fill) = (Handle::Remote(file), None, None, None);
@@ -248,6 +249,16 @@ impl FileStorage {
                 Some([path, version.as_bytes()].concat())
             }
             Handle::Open(_) | Handle::Pooled(..) | Handle::Near(..) => None,
+        }
+    }
+
+    /// Notes that the archive in it was opened, or that all of it is being read for that. Reads
+    /// from a server then wait longer for it.
+    pub fn note_opened(&self) {
+        match &self.handle {
+            Handle::Remote(file) => file.note_opened(),
+            Handle::Near(copy, number) => copy.note_opened(*number),
+            Handle::Open(_) | Handle::Pooled(..) => {}
         }
     }
 
@@ -376,7 +387,9 @@ impl FileStorage {
             Handle::Near(copy, number) => {
                 return copy.read_exact_at(*number, buffer, offset, other, what);
             }
-            Handle::Remote(file) => return file.read_exact_at(buffer, offset, remote::PATIENCE),
+            Handle::Remote(file) => {
+                return file.read_exact_at(buffer, offset, remote::Waiting::Reader);
+            }
             Handle::Open(_) | Handle::Pooled(..) => {}
         }
         let (file, start) = self.opened()?;
@@ -460,6 +473,7 @@ impl Storage for FileStorage {
     }
 
     fn begin_scan(&self) {
+        self.note_opened();
         if let (Handle::Near(copy, number), Some(_)) = (&self.handle, &self.fill) {
             copy.begin_scan(*number);
         }

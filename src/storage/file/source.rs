@@ -14,11 +14,11 @@ const REMOTE_TABLES: u64 = 256 << 10;
 impl Source for FileStorage {
     fn fetch(&self, buffer: &mut [u8], offset: u64, by: By) -> Result<()> {
         if let Handle::Remote(file) = &self.handle {
-            let patience = match by {
-                By::Reader => remote::PATIENCE,
-                By::Fill => remote::PATIENCE_IN_BACKGROUND,
+            let waiting = match by {
+                By::Reader => remote::Waiting::Reader,
+                By::Fill => remote::Waiting::Background,
             };
-            return file.read_exact_at(buffer, offset, patience);
+            return file.read_exact_at(buffer, offset, waiting);
         }
         // A file that is read from its copy should not occupy the page cache as well. But other
         // jobs may be reading the same file, so pages that were cached before stay. One byte stands
@@ -43,6 +43,10 @@ impl Source for FileStorage {
             // Another file has its name now. The open one cannot be found by that.
             _ => version.check_now(&self.opened()?.0, &self.path),
         }
+    }
+
+    fn note_opened(&self) {
+        FileStorage::note_opened(self);
     }
 
     fn tables_at_once(&self) -> u64 {

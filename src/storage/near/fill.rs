@@ -65,6 +65,7 @@ pub(super) fn run(copy: &NearCopy, start: Instant) {
         match outcome {
             Ok(()) => {
                 if copy.schedule.lock().succeed() {
+                    *copy.failing.lock() = None;
                     log::info!("{}: the archives can be read again", copy.name);
                 }
             }
@@ -93,7 +94,11 @@ fn fail(copy: &NearCopy, part: &Part, range: &Range<u64>, error: Error) {
         let name = &copy.name;
         log::warn!("{name}: {error}; {copied} of {total} are copied, trying again");
     }
-    copy.failure.lock().get_or_insert(error);
+    // Others do not pass.
+    match error.kind() {
+        Kind::Io => drop(copy.failing.lock().get_or_insert((error, Instant::now()))),
+        _ => drop(copy.failure.lock().get_or_insert(error)),
+    }
     copy.progressed.notify_all();
 }
 

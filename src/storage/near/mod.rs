@@ -73,8 +73,10 @@ pub struct NearCopy {
     copied: AtomicU64,
     /// Unused buffers of the fill. Held for a push or a pop.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Why it is not complete, for those who wait for that.
+    /// Why it will not be complete, for those who wait for that.
     failure: Mutex<Option<Error>>,
+    /// Why the fill fetches nothing, and since when.
+    failing: Mutex<Option<(Error, Instant)>>,
     is_being_dropped: AtomicBool,
     has_warned_of_room: AtomicBool,
     /// Held to look up and note flights, never over I/O. Taken before no other lock.
@@ -148,6 +150,7 @@ impl NearCopy {
             copied: AtomicU64::new(0),
             buffers: Mutex::default(),
             failure: Mutex::new(None),
+            failing: Mutex::new(None),
             is_being_dropped: AtomicBool::new(false),
             has_warned_of_room: AtomicBool::new(false),
             schedule: Mutex::new(Schedule::default()),
@@ -438,6 +441,13 @@ impl NearCopy {
         is_missing
     }
 
+    /// As `Source::note_opened`, for the archive with this number.
+    pub(super) fn note_opened(&self, number: usize) {
+        if let Some(Ok(Some(source))) = self.parts.get(number).map(Part::source) {
+            source.note_opened();
+        }
+    }
+
     /// Fetches all of the archive with this number, until the same number of calls of `end_scan`.
     pub(super) fn begin_scan(&self, number: usize) {
         if let Some(part) = self.parts.get(number) {
@@ -456,11 +466,12 @@ impl NearCopy {
         }
     }
 
-    /// Waits until all bytes are there; `show` is told how many are.
+    /// Waits until all bytes are there; `show` is told how many are. An error of the source may
+    /// pass for `patience`.
     ///
     /// # Errors
     /// Those of the source; `Io` if there is no room.
-    pub fn wait(&self, show: impl Fn(u64)) -> Result<()> {
+    pub fn wait(&self, patience: Duration, show: impl Fn(u64)) -> Result<()> {
         /// Between two calls of `show`.
         const STEP: Duration = Duration::from_millis(50);
         loop {
@@ -472,6 +483,10 @@ impl NearCopy {
             }
             if is_closed {
                 return Ok(());
+            }
+            let is_over = |&mut (_, since): &mut (_, Instant)| since.elapsed() >= patience;
+            if let Some((error, _)) = self.failing.lock().take_if(is_over) {
+                return Err(error);
             }
             self.landed.wait_for(&mut self.schedule.lock(), STEP);
         }

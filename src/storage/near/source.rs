@@ -19,6 +19,10 @@ pub(in crate::storage) trait Source: Send + Sync {
     /// `Changed`; `Io` if the source cannot tell.
     fn check_version(&self) -> Result<()>;
 
+    /// Notes that the archive was opened, or that all of it is being read for that. Reads then wait
+    /// longer for errors to pass.
+    fn note_opened(&self) {}
+
     /// Bytes of tables that are fetched with one read, because those after the wanted ones will be
     /// read soon. 0 if a read costs little.
     fn tables_at_once(&self) -> u64;

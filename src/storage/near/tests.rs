@@ -133,7 +133,7 @@ fn each_byte_is_fetched_once_however_many_read() {
         let filling = scope.spawn(|| {
             thread::sleep(Duration::from_millis(5));
             let fill = Fill::start(&copy).unwrap();
-            copy.wait(|_| {}).unwrap();
+            copy.wait(Duration::ZERO, |_| {}).unwrap();
             fill
         });
         for number in [0, 4] {
@@ -172,12 +172,30 @@ fn a_reader_fetches_only_the_granules_that_it_wants() {
     assert!(has(0..4 * GRANULE) && !has(0..4 * GRANULE + 1));
 }
 
+/// > `--stage-wait` waits 60 seconds for an error of the storage or the server to pass.
+#[test]
+fn those_who_wait_for_all_of_it_wait_for_errors_to_pass() {
+    let source = Distant::broken(LEN, 0..LEN as u64);
+    let copy = copy_of(&[&source]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| copy.wait(Duration::from_secs(600), |_| {}));
+        let _fill = Fill::start(&copy).unwrap();
+        while copy.failing.lock().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!waiting.is_finished());
+        source.mend();
+        waiting.join().unwrap().unwrap();
+    });
+    assert!(copy.is_complete() && copy.failing.lock().is_none());
+}
+
 #[test]
 fn only_readers_of_what_the_source_does_not_deliver_fail() {
     let source = Distant::broken(LEN, (2 << 20)..(2 << 20) + 1);
     let copy = copy_of(&[&source]);
     let fill = Fill::start(&copy).unwrap();
-    let error = copy.wait(|_| {}).unwrap_err();
+    let error = copy.wait(Duration::ZERO, |_| {}).unwrap_err();
     assert!(error.to_string().contains("a broken disk"), "{error}");
     read(&copy, 0, &source, 0..1 << 20).unwrap();
     read(&copy, 0, &source, LEN - 10..LEN).unwrap();
@@ -210,7 +228,7 @@ fn without_room_the_rest_is_read_from_the_source() {
     );
     read(&copy, 0, &source, 0..1).unwrap();
     let _fill = Fill::start(&copy).unwrap();
-    let error = copy.wait(|_| {}).unwrap_err();
+    let error = copy.wait(Duration::ZERO, |_| {}).unwrap_err();
     assert!(error.to_string().contains("no memory"), "{error}");
     let copied = copy.counts().copied;
     read_at_random(&copy, 0, &source, 20);
@@ -235,7 +253,7 @@ fn a_copy_that_cannot_be_written_is_read_through() {
     copy.file = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap());
     let copy = Arc::new(copy);
     let _fill = Fill::start(&copy).unwrap();
-    let error = copy.wait(|_| {}).unwrap_err();
+    let error = copy.wait(Duration::ZERO, |_| {}).unwrap_err();
     assert!(error.to_string().contains("cannot write the copy"), "{error}");
     read_at_random(&copy, 0, &source, 20);
     assert_eq!(copy.counts().copied, 0);
@@ -248,7 +266,7 @@ fn a_source_that_changes_is_never_mixed() {
     read(&copy, 0, &source, 0..10).unwrap();
     source.has_changed.store(true, Ordering::Relaxed);
     let fill = Fill::start(&copy).unwrap();
-    assert_eq!(copy.wait(|_| {}).unwrap_err().kind(), Kind::Changed);
+    assert_eq!(copy.wait(Duration::ZERO, |_| {}).unwrap_err().kind(), Kind::Changed);
     // The source may have reported the change late.
     for range in [0..10, LEN - 10..LEN] {
         let error = read(&copy, 0, &source, range).unwrap_err();
@@ -261,7 +279,7 @@ fn a_source_that_changes_is_never_mixed() {
     let copy = copy_of(&sources.each_ref());
     sources[1].has_changed.store(true, Ordering::Relaxed);
     let _fill = Fill::start(&copy).unwrap();
-    assert_eq!(copy.wait(|_| {}).unwrap_err().kind(), Kind::Changed);
+    assert_eq!(copy.wait(Duration::ZERO, |_| {}).unwrap_err().kind(), Kind::Changed);
     while copy.schedule.lock().stage != Stage::Closed {
         thread::sleep(Duration::from_millis(1));
     }
@@ -276,7 +294,7 @@ fn a_source_that_changes_is_never_mixed() {
     read(&copy, 0, &source, 0..LEN).unwrap();
     source.has_changed.store(true, Ordering::Relaxed);
     let _fill = Fill::start(&copy).unwrap();
-    assert_eq!(copy.wait(|_| {}).unwrap_err().kind(), Kind::Changed);
+    assert_eq!(copy.wait(Duration::ZERO, |_| {}).unwrap_err().kind(), Kind::Changed);
     let error = read(&copy, 0, &source, 0..10).unwrap_err();
     assert_eq!(error.kind(), Kind::Changed);
     assert!(error.to_string().contains("original: rewritten"), "{error}");
