@@ -16,6 +16,7 @@ mod answer;
 mod deadline;
 mod failure;
 mod http;
+mod identity;
 #[cfg(all(test, not(feature = "model")))]
 mod lies;
 mod mirrors;
@@ -29,6 +30,8 @@ mod server;
 mod test_server;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
+
+pub use identity::lasting_identity;
 
 use answer::{Answer, Wanted};
 use deadline::Deadline;

@@ -362,7 +362,7 @@ fn a_scheme_may_be_in_capitals() {
     let first = faulty(move |_| Some(Reply::status(302).with("Location", &location)));
     let url = first.url("/a").replace("http", "Http");
     let found = Server::with(&url, Environment::of(NO_ENVIRONMENT)).unwrap();
-    read(&RemoteFile::open_at(found, SHORT).unwrap(), 5..60).unwrap();
+    read(&RemoteFile::open_at(found, Validators::All, limits(SHORT)).unwrap(), 5..60).unwrap();
     assert_eq!(server.requests().len(), 2);
 }
 
@@ -380,7 +380,7 @@ fn ten_redirects_are_followed_and_eleven_are_not() {
     // Without patience, because a redirect need not wait for anything.
     let open = |server: &TestServer| {
         let found = Server::with(&server.url("/0"), Environment::of(NO_ENVIRONMENT)).unwrap();
-        RemoteFile::open_at(found, Duration::ZERO)
+        RemoteFile::open_at(found, Validators::All, limits(Duration::ZERO))
     };
     let server = chain(10);
     read(&open(&server).unwrap(), 5..60).unwrap();
@@ -423,7 +423,9 @@ fn errors_behind_a_redirect_name_its_host_and_no_secret() {
         let object = Server::with("s3://bucket/a", with_key(&server, &key("first"))).unwrap();
         for server in [plain, object] {
             let name = server.name().to_owned();
-            let error = RemoteFile::open_at(server, Duration::from_millis(100)).unwrap_err();
+            let error =
+                RemoteFile::open_at(server, Validators::All, limits(Duration::from_millis(100)))
+                    .unwrap_err();
             let shown = format!("{error:#} {:?}", error.hint());
             assert!(shown.starts_with(&format!("{name}: {text}")), "{shown}");
             assert!(!shown.contains("SECRET"), "{shown}");

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
 use crate::os::unlinked;
-use crate::remote::{RemoteFile, Waiting};
+use crate::remote::{RemoteFile, Version, Waiting};
 
 /// Bytes of a file that is fetched as a whole that are read at once.
 const PIECE: usize = 2 << 20;
 
-/// All of the file at the URL `path`, in an unlinked file. `None` if it cannot be had, or has more
-/// than `most` bytes.
+/// All of the file at the URL `path`, in an unlinked file, and its version. `None` if it cannot be
+/// had, or has more than `most` bytes.
 ///
 /// # Errors
 /// `Io` if there is no space for it.
-pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<File>> {
+pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<(File, Version)>> {
     let missing = |error: Error| {
         log::info!("{error}");
         Ok(None)
@@ -40,7 +40,7 @@ pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<File>> {
             .map_err(|error| Error::io(format!("{}: cannot keep it", path.display()), error))?;
         next += len as u64;
     }
-    Ok(Some(target))
+    Ok(Some((target, remote.version().clone())))
 }
 
 /// An unlinked file, and the directory that it is in. The kernel reports errors of a network file

@@ -11,7 +11,7 @@ use rustix::process::{getegid, geteuid};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::os::trust;
-use crate::remote::RemoteFile;
+use crate::remote::{self, RemoteFile, Version};
 use crate::url;
 
 /// Identifies one version of a file, and its owner.
@@ -21,7 +21,7 @@ pub struct Identity {
     pub len: u64,
     /// Modification time: seconds since 1970 and nanoseconds.
     pub modified: (i64, u32),
-    /// Device number and inode number; of an archive at a URL, 0 and a hash of its name.
+    /// Device number and inode number; of an archive at a URL, 0 and a hash of what it is there.
     pub inode: (u64, u64),
     /// Owner (uid).
     pub owner: u32,
@@ -55,6 +55,20 @@ pub struct Origin {
     pub changed: (i64, u32),
     /// Group (gid).
     pub group: u32,
+    /// How well `changed` and the modification time tell versions apart.
+    pub validator: Validator,
+}
+
+/// What tells one version of an archive from another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Validator {
+    /// Nothing: the server names no version.
+    None,
+    /// A time in whole seconds, or an ETag that is marked as weak (RFC 9110, section 8.8).
+    Weak,
+    /// The change time of a file, or an ETag.
+    #[default]
+    Strong,
 }
 
 impl Origin {
@@ -81,6 +95,7 @@ pub(super) fn identified(file: &File, len: u64) -> io::Result<(Identity, Origin)
         file_system: fstatfs(file)?.f_type as u64,
         changed: (metadata.ctime(), nanoseconds(metadata.ctime_nsec())),
         group: metadata.gid(),
+        validator: Validator::Strong,
     };
     Ok((identity, origin))
 }
@@ -92,16 +107,28 @@ const REMOTE: u64 = u64::from_be_bytes(*b"archfsUR");
 /// reads it, because the server is the one that the user named.
 pub(super) fn identified_remote(path: &Path, file: &RemoteFile) -> (Identity, Origin) {
     let version = file.version();
-    let modified = version.modified.as_deref().and_then(|text| rfc2822::parse(text).ok());
-    let hash = |text: &str| xxh3_128(text.as_bytes()) as u64;
+    let hash = |bytes: &[u8]| xxh3_128(bytes) as u64;
     let etag = version.etag.as_deref().unwrap_or_default();
+    let modified = modified_at(version);
+    let validator = match version {
+        Version { etag: None, .. } if modified.is_none() => Validator::None,
+        Version { etag: Some(etag), .. } if !etag.starts_with("W/") => Validator::Strong,
+        _ => Validator::Weak,
+    };
     let identity = Identity {
         len: file.len(),
-        modified: (modified.map_or(0, |time| time.timestamp().as_second()), 0),
-        inode: (0, hash(&url::text(path))),
+        modified: (modified.unwrap_or(0), 0),
+        inode: (0, hash(&remote::lasting_identity(&url::text(path)))),
         owner: geteuid().as_raw(),
         mode: FileType::RegularFile.as_raw_mode() | 0o600,
     };
-    let changed = (hash(etag).cast_signed(), 0);
-    (identity, Origin { file_system: REMOTE, changed, group: getegid().as_raw() })
+    let changed = (hash(etag.as_bytes()).cast_signed(), 0);
+    let group = getegid().as_raw();
+    (identity, Origin { file_system: REMOTE, changed, group, validator })
+}
+
+/// The time in Last-Modified, in seconds since 1970.
+pub(super) fn modified_at(version: &Version) -> Option<i64> {
+    let time = rfc2822::parse(version.modified.as_deref()?).ok()?;
+    Some(time.timestamp().as_second())
 }

@@ -36,7 +36,7 @@ pub use changes::Changes;
 pub use faulty::{Faults, FaultyStorage};
 pub use file::FileStorage;
 pub use file_range::FileRange;
-pub use identity::{Identity, Origin};
+pub use identity::{Identity, Origin, Validator};
 pub use in_memory::InMemory;
 pub use kept_copies::{KeptCopies, KeptCopy, Removed};
 #[cfg(any(test, fuzzing))]

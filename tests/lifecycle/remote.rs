@@ -523,6 +523,136 @@ fn the_index_beside_an_archive_at_its_server_is_used_if_it_fits() {
     assert!(read >= whole && text.is_empty(), "{read} {text}");
 }
 
+/// The name and the data of a member of `two_versions`.
+fn numbered(number: u64) -> (String, Vec<u8>) {
+    (format!("f{number:04}"), source::noise(number + 1, 2000))
+}
+
+/// Members in `two_versions`: enough for an index that is saved, and that samples only some.
+const MEMBERS: u64 = 1200;
+
+/// Two versions of a tar with the same length. The members 10 and 11, of which an index has no
+/// sample, are exchanged.
+fn two_versions() -> [Vec<u8>; 2] {
+    let version = |order: &dyn Fn(u64) -> u64| {
+        let members: Vec<_> = (0..MEMBERS).map(|number| numbered(order(number))).collect();
+        let members: Vec<_> = members.iter().map(|(name, data)| (&name[..], &data[..])).collect();
+        tar::of(&members)
+    };
+    let exchanged = |number| if number == 10 || number == 11 { 21 - number } else { number };
+    [version(&|number| number), version(&exchanged)]
+}
+
+/// The member `number` of the archive at `url`, which must be the right one.
+fn assert_right(work: &Path, url: &str, number: u64) -> Output {
+    let (name, data) = numbered(number);
+    let output = does(work, &["cat", url, &name]);
+    assert!(output.stdout == data, "{name} of {url}: other bytes");
+    output
+}
+
+/// Bytes that were asked for since the first `count` requests.
+fn asked_for(server: &TestServer, count: usize) -> usize {
+    let requests = server.requests();
+    requests[count..].iter().map(|it| it.range().1 - it.range().0 + 1).sum()
+}
+
+/// > If an index beside a URL is older than the tar (Last-Modified), archfs makes the index again.
+#[test]
+fn an_index_at_a_server_that_is_older_than_its_archive_is_not_used() {
+    let work = work_directory();
+    let [bytes, _] = two_versions();
+    let tar = work.path().join("data.tar");
+    fs::write(&tar, bytes).unwrap();
+    run(archfs().args(["index", "--quiet"]).arg(&tar));
+    for (second, is_used) in [(36, false), (37, true), (38, true)] {
+        let directory = work.path().to_owned();
+        let server = TestServer::start(move |request| {
+            let Ok(bytes) = fs::read(directory.join(&request.path[1..])) else {
+                return Reply::status(404);
+            };
+            let second = if request.path.ends_with("index") { second } else { 37 };
+            let time = format!("Sun, 06 Nov 1994 08:49:{second} GMT");
+            Reply::part(request, &bytes).with("Last-Modified", &time)
+        });
+        let output = assert_right(work.path(), &server.url("/data.tar"), 10);
+        let text = said(&output);
+        assert_eq!(text.contains("older than the archive"), !is_used, "{second}: {text}");
+        let whole = tar.metadata().unwrap().size() as usize;
+        assert_eq!(asked_for(&server, 0) < whole, is_used, "{second}");
+    }
+}
+
+/// Serves the first version of an archive at queries with `id=1`, and the second one at others, with
+/// the same ETag.
+fn serve_by_query() -> TestServer {
+    let [first, second] = two_versions();
+    TestServer::start(move |request| match request.path.contains("id=1") {
+        true => Reply::part(request, &first),
+        false => Reply::part(request, &second),
+    })
+}
+
+/// > A saved index and a copy of `--stage-keep` belong to a URL with its query. Parameters of a
+/// > signature, a password and temporary keys do not count.
+#[test]
+fn a_saved_index_is_of_one_query_with_any_signature() {
+    let work = work_directory();
+    let server = serve_by_query();
+    let url = |query: &str| server.url(&format!("/data.tar?{query}"));
+    assert_right(work.path(), &url("id=1&X-Amz-Date=1&X-Amz-Signature=a"), 10);
+    assert_right(work.path(), &url("id=3&X-Amz-Date=1&X-Amz-Signature=a"), 10);
+    let before = server.requests().len();
+    assert_right(work.path(), &url("id=1&X-Amz-Date=2&X-Amz-Signature=b"), 10);
+    let asked = asked_for(&server, before);
+    assert!(asked < 1 << 20, "{asked} bytes with a saved index");
+}
+
+#[test]
+fn a_kept_copy_is_of_one_query_with_any_signature() {
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
+    let server = serve_by_query();
+    let stage = format!("--stage={}", work.path().display());
+    let options = ["mount", "--keep", "--quiet", &stage, "--stage-keep=100M", "--stage-wait"];
+    let whole = two_versions()[0].len();
+    for (query, is_kept) in
+        [("id=1&X-Amz-Signature=a", false), ("id=3", false), ("id=1&X-Amz-Signature=b", true)]
+    {
+        let before = server.requests().len();
+        let url = server.url(&format!("/data.tar?{query}"));
+        does(work.path(), &[&options[..], &[&url, mount_point.to_str().unwrap()]].concat());
+        assert_eq!(asked_for(&server, before) < whole, is_kept, "{query}");
+        for number in [10, 11] {
+            let (name, data) = numbered(number);
+            assert!(fs::read(mount_point.join(&name)).unwrap() == data, "{name} of {query}");
+        }
+        unmount(&mount_point);
+    }
+}
+
+/// > If the server sends neither ETag nor Last-Modified, archfs saves and uses neither.
+#[test]
+fn without_a_version_nothing_is_saved_or_believed() {
+    let work = work_directory();
+    let versions = two_versions();
+    let is_replaced = Arc::new(AtomicBool::new(false));
+    let replaced = Arc::clone(&is_replaced);
+    let server = TestServer::start(move |request| {
+        let mut reply =
+            Reply::part(request, &versions[usize::from(replaced.load(Ordering::Relaxed))]);
+        reply.headers.retain(|(name, _)| name != "ETag");
+        reply
+    });
+    let url = server.url("/data.tar");
+    assert_right(work.path(), &url, 10);
+    is_replaced.store(true, Ordering::Relaxed);
+    assert_right(work.path(), &url, 10);
+    let output = archfs_in(work.path()).args(["index", &url]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("the server names no version"), "{}", said(&output));
+    assert!(!work.path().join("cache").exists());
+}
+
 #[test]
 fn errors_name_the_url_and_what_to_do() {
     let work = work_directory();

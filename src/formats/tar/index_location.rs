@@ -78,7 +78,7 @@ impl IndexLocation {
 
     fn cached(file: &FileStorage, suffix: &str) -> Option<Self> {
         let cache_directory = cache_directory()?;
-        let name = cached_name(file.path(), suffix);
+        let name = cached_name(file, suffix);
         let path = cache_directory.join(&name);
         let directory = Directory::open(&cache_directory).ok();
         Some(Self { kind: LocationKind::Cached, directory, name, path })
@@ -142,14 +142,12 @@ fn create_cache(path: &Path) -> io::Result<Directory> {
     }
 }
 
-/// The file name of the archive's index in the cache: a hash of the archive's whole path, then its
+/// The file name of the archive's index in the cache: a hash of what names the archive, then its
 /// own name for people to read.
-fn cached_name(path: &Path, suffix: &str) -> OsString {
-    let absolute_path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut name =
-        OsString::from(blake3::hash(absolute_path.as_os_str().as_bytes()).to_hex().as_str());
+fn cached_name(file: &FileStorage, suffix: &str) -> OsString {
+    let mut name = OsString::from(blake3::hash(&file.lasting_name()).to_hex().as_str());
     name.push("-");
-    let file_name = path.file_name().unwrap_or_default().as_bytes();
+    let file_name = file.path().file_name().unwrap_or_default().as_bytes();
     // A file name has at most 255 bytes.
     let file_name = file_name.get(file_name.len().saturating_sub(150)..).unwrap_or_default();
     name.push(OsStr::from_bytes(file_name));

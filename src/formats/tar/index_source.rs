@@ -101,7 +101,8 @@ fn save(
     let key = saved_index.key(file, offsets)?;
     let is_slow_to_make = !finished.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
     let worthwhile = finished.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
-    if policy == IndexPolicy::SaveIfWorthwhile && !worthwhile && !saved_index.is_named() {
+    let wanted = saved_index.can_be_identified() && (worthwhile || saved_index.is_named());
+    if policy == IndexPolicy::SaveIfWorthwhile && !wanted {
         return Ok(None);
     }
     let new = New { finished, key: &key, archive_len };

@@ -9,8 +9,8 @@
 //! - The index passes its own checks.
 //!
 //! The index of an archive at a URL may be beside it at its server. What the server says is in the
-//! archive is trusted anyway, so only length and samples must match: a copy of an archive has
-//! another time.
+//! archive is trusted anyway, so length and samples must match: a copy of an archive has another
+//! time. The index must not be older than the archive.
 //!
 //! An attacker could make a copy of an archive with the same length, time and samples but other
 //! names, and have the victim make its index. The victim owns that index, and the attacker can
@@ -40,7 +40,7 @@ use crate::formats::index::{
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
 use crate::os::trust;
-use crate::storage::{FileStorage, Identity, Origin, Storage};
+use crate::storage::{FileStorage, Identity, Origin, Storage, Validator};
 use crate::sync::Arc;
 use crate::vfs::{Finding, Location};
 
@@ -121,15 +121,21 @@ impl SavedIndex {
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
     ) -> Result<Option<IndexFile>> {
+        if !self.can_be_identified() {
+            return Ok(None);
+        }
         let open = |file: FileStorage, requirement: Requirement| {
             let name = location.path.display().to_string();
             let check = |key: &Key| self.check_key(archive, key, requirement);
             IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &check).map(Some)
         };
         if location.kind == LocationKind::AtServer {
-            return match archive.fetched(&location.path)? {
-                Some(file) => open(file, Requirement::Bytes),
-                None => Ok(None),
+            let Some((file, changed)) = archive.fetched(&location.path)? else {
+                return Ok(None);
+            };
+            return match changed.is_some_and(|changed| changed < self.identity.modified.0) {
+                true => stale("older than the archive; upload it after the archive"),
+                false => open(file, Requirement::Bytes),
             };
         }
         let failed = |error| Error::io("cannot be read", error);
@@ -193,8 +199,14 @@ impl SavedIndex {
         Ok(())
     }
 
+    /// Whether anything tells this version of the archive from others. Otherwise no index is saved
+    /// or used.
+    pub(super) fn can_be_identified(&self) -> bool {
+        self.origin.validator != Validator::None
+    }
+
     fn file_key(&self) -> FileKey {
-        let Origin { file_system, changed, group: _ } = self.origin;
+        let Origin { file_system, changed, .. } = self.origin;
         let Identity { inode: (_, inode), owner, .. } = self.identity;
         FileKey { file_system, inode, changed, owner }
     }
@@ -259,6 +271,11 @@ impl SavedIndex {
         new: &New<'_>,
         is_demanded: bool,
     ) -> Result<(&Path, FileStorage)> {
+        if !self.can_be_identified() {
+            let context = "no index can be saved: the server names no version of the archive";
+            return Err(Error::new(Kind::Unsupported, context)
+                .with_hint("use a server that sends ETag or Last-Modified"));
+        }
         let mut outcome =
             Err(Error::new(Kind::Io, "no directory for the index: set HOME or --index"));
         for location in

@@ -5,7 +5,7 @@
 //! name, length and time. Invariants: length and time stay as they were at open; a file truncated
 //! later gives errors, not zeros. `changes` detects a file that is rewritten in place.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
 use std::ops::{Deref, Range};
@@ -19,7 +19,7 @@ use super::Storage;
 use super::archive_cache::ArchiveCache;
 use super::changes::{Attributes, Changes, Version};
 use super::download;
-use super::identity::{Identity, Origin, identified, identified_remote};
+use super::identity::{Identity, Origin, Validator, identified, identified_remote, modified_at};
 use super::near::{Fill, NearCopy, Wanted};
 use super::opened_file::{open_random, opened};
 use super::pool::{FilePool, Slot};
@@ -210,16 +210,20 @@ impl FileStorage {
         Self { handle, pool, path, identity, origin, version, fill, serving }
     }
 
-    /// All of the file at the URL `path`, in an unlinked file. `None` if the server has none, or
-    /// one that is larger than this archive, which is too much for an index.
+    /// All of the file at the URL `path`, in an unlinked file, and the time of its last change in
+    /// seconds since 1970, if the server says. `None` if the server has none, or one that is larger
+    /// than this archive, which is too much for an index.
     ///
     /// # Errors
     /// As `RemoteFile::open` and `RemoteFile::read_exact_at`; `Io` if there is no space for it.
-    pub fn fetched(&self, path: &Path) -> Result<Option<Self>> {
-        download::fetched(path, self.identity.len)?
-            .map(|file| Self::of(file, path.to_owned()))
-            .transpose()
-            .map_err(|error| Error::io(path.display().to_string(), error))
+    pub fn fetched(&self, path: &Path) -> Result<Option<(Self, Option<i64>)>> {
+        let Some((file, version)) = download::fetched(path, self.identity.len)? else {
+            return Ok(None);
+        };
+        match Self::of(file, path.to_owned()) {
+            Ok(file) => Ok(Some((file, modified_at(&version)))),
+            Err(error) => Err(Error::io(path.display().to_string(), error)),
+        }
     }
 
     /// Identifies this version of this file, also on another day. `None` if nothing does.
@@ -230,23 +234,15 @@ impl FileStorage {
         let Identity { len, modified, inode: (_, inode), .. } = self.identity;
         match &self.handle {
             Handle::Remote(file) => {
-                let name = url::text(&self.path);
                 let remote::Version { etag, modified } = file.version();
-                // URLs that differ in their query may have the same time and size.
-                let is_named = etag.is_some() || (modified.is_some() && !name.contains('?'));
                 let version = format!(" {len} {etag:?} {modified:?}");
-                // The signature of a presigned URL differs each time.
-                let identity = match name.contains('?') {
-                    true => name.into_bytes(),
-                    false => remote::identity_of(&name),
-                };
-                is_named.then(|| [identity, version.into_bytes()].concat())
+                let is_named = self.origin.validator != Validator::None;
+                is_named.then(|| [self.lasting_name(), version.into_bytes()].concat())
             }
             Handle::Open(_) | Handle::Pooled(..) if self.identity.is_regular() => {
                 let Origin { file_system, changed, .. } = self.origin;
-                let path = self.path.as_os_str().as_encoded_bytes();
                 let version = format!(" {len} {inode} {modified:?} {changed:?} {file_system}");
-                Some([path, version.as_bytes()].concat())
+                Some([self.lasting_name(), version.into_bytes()].concat())
             }
             Handle::Open(_) | Handle::Pooled(..) | Handle::Near(..) => None,
         }
@@ -260,6 +256,15 @@ impl FileStorage {
             Handle::Near(copy, number) => copy.note_opened(*number),
             Handle::Open(_) | Handle::Pooled(..) => {}
         }
+    }
+
+    /// What names it, also on another day: its real path, or what its URL leads to.
+    pub fn lasting_name(&self) -> Vec<u8> {
+        if self.is_remote() {
+            return remote::lasting_identity(&url::text(&self.path));
+        }
+        let real = fs::canonicalize(&self.path);
+        real.as_deref().unwrap_or(&self.path).as_os_str().as_encoded_bytes().to_owned()
     }
 
     /// Whether it is at a URL.
