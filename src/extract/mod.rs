@@ -109,7 +109,7 @@ pub fn extract(
     let listing = Listing::of(tree, &selection, &report)?;
     let target = Target::open(directory)?;
     if options.existing == Existing::Keep {
-        check_room(target.file(), &listing).inspect_err(|_| target.give_up(directory))?;
+        check_room(target.file(), &listing).inspect_err(|_| target.give_up())?;
     }
     progress.begin("extracting");
     progress.expect(listing.bytes);

@@ -3,10 +3,10 @@
 //! Invariant: a directory is opened by its name in the one above it, and never through a symbolic
 //! link. So what another process puts into the target leads nowhere else.
 
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -14,6 +14,7 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::listing::{DirectoryId, Listing};
 use crate::error::{Error, Result};
+use crate::os::directory::{Directory, parent_of};
 use crate::sync::Arc;
 
 /// Directories that a thread keeps open. All threads together stay well below the usual limit of
@@ -26,7 +27,8 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags
 /// The directory that is extracted to.
 pub(super) struct Target {
     file: File,
-    is_new: bool,
+    /// The directory above and the name, if it was created.
+    created: Option<(Directory, OsString)>,
 }
 
 impl Target {
@@ -35,21 +37,26 @@ impl Target {
     /// # Errors
     /// `Io` if that fails.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let is_new = match fs::DirBuilder::new().mode(0o700).create(path) {
-            Ok(()) => true,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(Error::io("cannot create the directory", error)),
+        let failed = |error| Error::io("cannot open the directory", error);
+        let (directory, created) = match Directory::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let cannot_create = |error| Error::io("cannot create the directory", error);
+                let parent = Directory::open(parent_of(path)).map_err(cannot_create)?;
+                let name = path.file_name().unwrap_or_default().to_owned();
+                let is_new = parent.create(&name).map_err(cannot_create)?;
+                let directory = parent.below(&name).map_err(failed)?;
+                (directory, is_new.then_some((parent, name)))
+            }
+            opened => (opened.map_err(failed)?, None),
         };
-        let opened = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let opened =
-            opened.map_err(|errno| Error::io("cannot open the directory", errno.into()))?;
-        Ok(Self { file: opened.into(), is_new })
+        let file = directory.open_with(".".as_ref(), DIRECTORY).map_err(failed)?;
+        Ok(Self { file, created })
     }
 
-    /// Removes the directory at `path` if it was created. Nothing was written to it.
-    pub(super) fn give_up(&self, path: &Path) {
-        if self.is_new {
-            let _ = fs::remove_dir(path);
+    /// Removes the directory if it was created. Nothing was written to it.
+    pub(super) fn give_up(&self) {
+        if let Some((parent, name)) = &self.created {
+            let _ = parent.remove_directory(name);
         }
     }
 
@@ -60,7 +67,7 @@ impl Target {
 
     /// Whether the directory was created.
     pub(super) fn is_new(&self) -> bool {
-        self.is_new
+        self.created.is_some()
     }
 }
 

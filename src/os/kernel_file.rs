@@ -46,6 +46,12 @@ pub fn own_memory(name: &str) -> Option<u64> {
     own_status(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The umask of this process.
+pub fn umask() -> u32 {
+    let mask = own_status("Umask");
+    mask.and_then(|mask| u32::from_str_radix(&mask, 8).ok()).unwrap_or(0o077)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

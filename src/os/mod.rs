@@ -16,6 +16,7 @@ pub mod new_file;
 pub(crate) mod own_program;
 pub mod page_aligned;
 pub mod page_cache;
+pub(crate) mod path_walk;
 pub(crate) mod peer_credentials;
 pub mod probe;
 pub mod process;

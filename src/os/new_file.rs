@@ -12,6 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use rustix::process::geteuid;
 use tempfile::{Builder, TempPath};
 
 use super::directory::Directory;
@@ -101,7 +102,14 @@ impl NewFile {
         let path = directory.path_for_others();
         let make = |path: &Path| {
             make(path)?;
-            OpenOptions::new().read(true).write(true).open(path)
+            let file = directory.open_with(path.file_name().unwrap_or_default(), OFlags::RDWR)?;
+            // Another user may have put something else in its place.
+            let found = file.metadata()?;
+            let is_new = found.is_file() && found.len() == 0 && found.nlink() == 1;
+            match is_new && found.uid() == geteuid().as_raw() {
+                true => Ok(file),
+                false => Err(ErrorKind::PermissionDenied.into()),
+            }
         };
         let (file, named) = Builder::new().prefix(prefix).make_in(path, make)?.into_parts();
         file.set_permissions(Permissions::from_mode(0o600))?;
@@ -192,7 +200,7 @@ fn share(file: &File, Readers { group, mode }: Readers) -> io::Result<()> {
 }
 
 /// Keeps only the kind of `error`: tempfile adds the path, which leads through /proc here.
-fn without_path(error: io::Error) -> io::Error {
+pub(super) fn without_path(error: io::Error) -> io::Error {
     error.kind().into()
 }
 
@@ -271,5 +279,29 @@ mod tests {
             assert_eq!(names(&moved), ["name"]);
             assert_eq!(names(&victim), [""; 0]);
         }
+    }
+
+    #[test]
+    fn a_file_that_another_user_put_in_its_place_is_not_written() {
+        let put: [fn(&Path, &Path) -> io::Result<()>; 3] = [
+            |from, to| std::os::unix::fs::symlink(from, to),
+            |from, to| fs::hard_link(from, to),
+            |from, to| fs::rename(from, to),
+        ];
+        for put in put {
+            let work = tempfile::tempdir().unwrap();
+            let directory = Directory::open(work.path()).unwrap();
+            let dear = work.path().join("dear");
+            fs::write(&dear, "dear").unwrap();
+            let refused = NewFile::create_by(&directory, PREFIX, &|path| put(&dear, path));
+            assert!(refused.is_err());
+            for name in names(work.path()) {
+                assert_eq!(fs::read(work.path().join(name)).unwrap(), b"dear");
+            }
+        }
+        let work = tempfile::tempdir().unwrap();
+        let directory = Directory::open(work.path()).unwrap();
+        NewFile::create_by(&directory, PREFIX, &|path| fs::write(path, "")).unwrap();
+        assert_eq!(names(work.path()), [""; 0]);
     }
 }

@@ -8,8 +8,11 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatfs, fstatvfs};
 use rustix::io::Errno;
+
+use super::directory::Directory;
+use super::new_file::without_path;
 
 /// Magic numbers of file systems that keep files in memory (linux/magic.h): tmpfs, ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
@@ -21,15 +24,35 @@ const WITH_BLOCKS: [u64; 2] = [0xef53, 0x5846_5342];
 /// Magic numbers of other file systems of this node: Btrfs, F2FS, ZFS, overlayfs.
 const ON_THIS_NODE: [u64; 4] = [0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x794c_7630];
 
-/// An unlinked file in `directory`, open for reading and writing.
+/// An unlinked file in the directory at `path`, open for reading and writing.
 ///
 /// # Errors
 /// Those of the system.
-pub fn create(directory: &Path) -> io::Result<File> {
-    let file = tempfile::tempfile_in(directory)?;
+pub fn create(path: &Path) -> io::Result<File> {
+    create_in(&Directory::open(path)?)
+}
+
+/// Like `create`, in an open directory.
+///
+/// # Errors
+/// Those of the system.
+pub fn create_in(directory: &Directory) -> io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL;
+    let file = match directory.open_with(".".as_ref(), flags) {
+        // The file system or the kernel has no unnamed files.
+        Err(error) if is_without_unnamed_files(&error) => {
+            tempfile::tempfile_in(directory.path()).map_err(without_path)?
+        }
+        opened => opened?,
+    };
     // It is still visible in /proc, and without O_TMPFILE it had a name for a moment.
     file.set_permissions(Permissions::from_mode(0o600))?;
     Ok(file)
+}
+
+fn is_without_unnamed_files(error: &io::Error) -> bool {
+    let without = [Errno::OPNOTSUPP, Errno::ISDIR, Errno::INVAL, Errno::NOENT];
+    Errno::from_io_error(error).is_some_and(|error| without.contains(&error))
 }
 
 /// Bytes that a user can still write to the file system of `file`. `None` if it has no limit

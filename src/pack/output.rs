@@ -3,13 +3,14 @@
 //! It appears complete or not at all (`os::new_file`), in the directory that was opened at the
 //! start.
 
-use std::fs::{self, File, Permissions};
+use std::ffi::OsStr;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::os::directory::Directory;
+use crate::os::directory::{Directory, parent_of};
 use crate::os::kernel_file;
 use crate::os::lustre;
 use crate::os::new_file::NewFile;
@@ -34,8 +35,21 @@ impl Output {
     /// # Errors
     /// `InvalidInput` if `path` exists and must not be replaced; `Io` if the directory is not
     /// writable.
+    #[cfg(test)]
     pub(crate) fn create(path: &Path, existing: Existing) -> Result<Self> {
-        Self::create_by(path, existing, &|directory| NewFile::create(directory, PREFIX))
+        Self::create_in(&open_parent(path)?, path, existing)
+    }
+
+    /// Like `create`, in the directory of `path`, which the caller has opened.
+    ///
+    /// # Errors
+    /// As `create`.
+    pub(super) fn create_in(
+        directory: &Directory,
+        path: &Path,
+        existing: Existing,
+    ) -> Result<Self> {
+        Self::create_by(directory, path, existing, &|directory| NewFile::create(directory, PREFIX))
     }
 
     /// Like `create`. On Lustre, the file is spread over several servers if it becomes large,
@@ -44,7 +58,7 @@ impl Output {
     /// # Errors
     /// As `create`.
     pub(crate) fn create_striped(path: &Path, existing: Existing) -> Result<Self> {
-        Self::create_by(path, existing, &|directory| {
+        Self::create_by(&open_parent(path)?, path, existing, &|directory| {
             if lustre::default_stripe_count(&directory.path_for_others()) == Some(1) {
                 match NewFile::create_by(directory, PREFIX, &lustre::create) {
                     Ok(created) => return Ok(created),
@@ -56,11 +70,13 @@ impl Output {
     }
 
     fn create_by(
+        directory: &Directory,
         path: &Path,
         existing: Existing,
         new_file: &dyn Fn(&Directory) -> io::Result<(File, NewFile)>,
     ) -> Result<Self> {
-        match fs::symlink_metadata(path) {
+        let name = path.file_name().unwrap_or(".".as_ref());
+        match directory.metadata(name) {
             Ok(found) if found.is_dir() => {
                 let context = format!("{}: is a directory", path.display());
                 return Err(Error::new(Kind::IsADirectory, context));
@@ -68,16 +84,7 @@ impl Output {
             Ok(_) if existing == Existing::Refuse => return Err(exists(path)),
             _ => {}
         }
-        let parent = parent_of(path);
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                Error::new(Kind::NotFound, format!("{}: no such directory", parent.display()))
-                    .with_hint("create it first, or use another path")
-            }
-            _ => Error::io(format!("{}: cannot create", path.display()), error),
-        };
-        let directory = Directory::open(parent).map_err(failed)?;
-        let (file, new) = new_file(&directory).map_err(failed)?;
+        let (file, new) = new_file(directory).map_err(|error| cannot_create(path, error))?;
         let file = BufWriter::with_capacity(BUFFER, file);
         Ok(Self { path: path.to_owned(), existing, file, new, len: 0 })
     }
@@ -138,7 +145,8 @@ impl Output {
         let failed = |error| cannot_write(&path, error);
         let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
         // The mode that open(2) would have given the file.
-        file.set_permissions(Permissions::from_mode(0o666 & !umask())).map_err(failed)?;
+        file.set_permissions(Permissions::from_mode(0o666 & !kernel_file::umask()))
+            .map_err(failed)?;
         file.sync_all().map_err(failed)?;
         Ok(Sealed { path, existing, new })
     }
@@ -156,9 +164,9 @@ pub(crate) struct Sealed {
 }
 
 impl Sealed {
-    /// The path that it will get.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    /// The name that it will get.
+    pub(crate) fn name(&self) -> &OsStr {
+        self.path.file_name().unwrap_or_default()
     }
 
     /// Gives the file its name.
@@ -167,8 +175,8 @@ impl Sealed {
     /// `InvalidInput` if the path exists and must not be replaced; `Io`.
     pub(crate) fn publish(self) -> Result<()> {
         let Self { path, existing, new } = self;
-        let name = path.file_name().unwrap_or_default();
-        new.publish(name, existing).map_err(|error| cannot_name(&path, error))
+        new.publish(path.file_name().unwrap_or_default(), existing)
+            .map_err(|error| cannot_name(&path, error))
     }
 
     /// Closes the file to save descriptors; a temporary name keeps it.
@@ -207,12 +215,20 @@ fn cannot_write(path: &Path, error: io::Error) -> Error {
 /// Prefix of temporary names.
 pub(super) const PREFIX: &str = ".archfs-pack-";
 
-/// The directory that contains `path`.
-pub(super) fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+/// Opens the directory of the archive `path`.
+pub(super) fn open_parent(path: &Path) -> Result<Directory> {
+    let parent = parent_of(path);
+    Directory::open(parent).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            Error::new(Kind::NotFound, format!("{}: no such directory", parent.display()))
+                .with_hint("create it first, or use another path")
+        }
+        _ => cannot_create(path, error),
+    })
+}
+
+fn cannot_create(path: &Path, error: io::Error) -> Error {
+    Error::io(format!("{}: cannot create", path.display()), error)
 }
 
 fn exists(path: &Path) -> Error {
@@ -220,14 +236,10 @@ fn exists(path: &Path) -> Error {
         .with_hint("use --force to replace it")
 }
 
-/// The umask of this process.
-fn umask() -> u32 {
-    let mask = kernel_file::own_status("Umask");
-    mask.and_then(|mask| u32::from_str_radix(&mask, 8).ok()).unwrap_or(0o077)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn names(parent: &Path) -> Vec<String> {

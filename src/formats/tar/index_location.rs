@@ -5,17 +5,15 @@
 //! scan, the index still goes into the directory that was opened.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::geteuid;
-
 use crate::os::base_directory::base_directory;
-use crate::os::directory::Directory;
+use crate::os::directory::{Directory, parent_of};
 use crate::os::trust;
 use crate::storage::FileStorage;
 use crate::url;
@@ -53,8 +51,7 @@ impl IndexLocation {
 
     /// The path that the user gave.
     pub(super) fn named(path: &Path) -> Self {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = Directory::open(parent.unwrap_or(Path::new("."))).ok();
+        let directory = Directory::open(parent_of(path)).ok();
         let name = path.file_name().unwrap_or_default().to_owned();
         Self { kind: LocationKind::Named, directory, name, path: path.to_owned() }
     }
@@ -96,11 +93,13 @@ impl IndexLocation {
         }
     }
 
-    /// Creates and opens the directory if it is the user's cache directory. Others must exist.
-    pub(super) fn create_directory(&self) -> io::Result<Option<Directory>> {
-        match (self.kind, self.path.parent()) {
-            (LocationKind::Cached, Some(parent)) => create_cache(parent).map(Some),
-            _ => Ok(None),
+    /// The directory to save the index in. Creates the user's cache directory; others must exist.
+    pub(super) fn directory_to_write(&self) -> io::Result<Directory> {
+        match (self.kind, &self.directory) {
+            (LocationKind::Cached, _) => create_cache(parent_of(&self.path)),
+            (_, Some(directory)) => Ok(directory.clone()),
+            // For the reason.
+            (_, None) => Directory::open(parent_of(&self.path)),
         }
     }
 }
@@ -130,12 +129,9 @@ fn create_cache(path: &Path) -> io::Result<Directory> {
     for part in path.ancestors().take(2) {
         check(part, &fs::symlink_metadata(part)?)?;
     }
-    let found = fs::metadata(path)?;
-    if found.uid() == geteuid().as_raw() && found.mode() & 0o077 != 0 {
-        // It contains the names of archives.
-        fs::set_permissions(path, Permissions::from_mode(0o700))?;
-    }
+    // It contains the names of archives.
     let directory = Directory::open(path)?;
+    directory.close_to_others()?;
     match directory.is_written_only_by_us(None) {
         true => Ok(directory),
         false => Err(rejected(path)),

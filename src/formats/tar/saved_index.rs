@@ -317,11 +317,8 @@ impl SavedIndex {
     ) -> Result<FileStorage> {
         let shown = location.path.display();
         let failed = |error| Error::io(format!("{shown}: cannot write"), error);
-        let created = location.create_directory().map_err(failed)?;
-        let Some(directory) = created.as_ref().or(location.directory.as_ref()) else {
-            return Err(failed(NotFound.into()));
-        };
-        if self.is_named && !may_be_replaced(directory, &location.name).map_err(failed)? {
+        let directory = location.directory_to_write().map_err(failed)?;
+        if self.is_named && !may_be_replaced(&directory, &location.name).map_err(failed)? {
             let context = format!("{shown}: not overwritten, because it is not an index of archfs");
             return Err(Error::new(Kind::InvalidInput, context));
         }
@@ -334,7 +331,7 @@ impl SavedIndex {
         let readers = Readers { group: self.origin.group, mode };
         let New { finished, key, archive_len } = new;
         let write = &mut |file: &mut File| finished.write(key, *archive_len, file);
-        let file = NewFile::replace(directory, &location.name, readers, write).map_err(failed)?;
+        let file = NewFile::replace(&directory, &location.name, readers, write).map_err(failed)?;
         archive.with(file, location.path.clone()).map_err(failed)
     }
 

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::error::{Error, Kind, Result};
-use crate::os::directory::{Appended, Directory};
+use crate::os::directory::{Appended, Directory, parent_of};
 
 /// Opens a log, or creates it with access for this user only.
 ///
@@ -24,8 +24,7 @@ pub(super) fn open(path: &Path) -> Result<File> {
         Error::io(format!("{}: cannot write the log", path.display()), error)
             .with_hint("without --log-file, the log goes to standard error if that is a file")
     };
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = Directory::open(parent.unwrap_or(Path::new("."))).map_err(failed)?;
+    let directory = Directory::open(parent_of(path)).map_err(failed)?;
     // A path that ends with `..` has no file name: it is a directory.
     let name = path.file_name().unwrap_or(path.as_os_str());
     match directory.append(name).map_err(failed)? {

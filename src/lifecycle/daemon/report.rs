@@ -4,19 +4,24 @@
 //! complete or does not exist. Only an older report is overwritten: a mistyped name must not cost a
 //! dataset.
 
-use std::fs::{self, File, Permissions};
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::OFlags;
+use rustix::process::getegid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::daemon::snapshot::{Served, Snapshot};
+use crate::os::directory::{Directory, parent_of};
+use crate::os::kernel_file;
+use crate::os::new_file::{NewFile, Readers};
 use crate::stats::Stats;
 use crate::sync::Arc;
+
+/// Prefix of a temporary name.
+const PREFIX: &str = ".archfs-stats-";
 
 /// What is reported of a mount when it ends.
 pub(in crate::lifecycle) struct Report {
@@ -73,53 +78,49 @@ impl Report {
 
 /// Checks that `write` would succeed now. Leaves nothing behind.
 fn check_writable(path: &Path) -> Result<()> {
-    check_replaceable(path)?;
-    tempfile::tempfile_in(parent(path)).map(|_| ()).map_err(failed(path))
+    let directory = open_directory(path)?;
+    NewFile::create(&directory, PREFIX).map(drop).map_err(failed(path))
 }
 
-/// Writes `snapshot` to a temporary file beside `path` first, so that no reader ever sees half of
-/// it.
+/// Writes `snapshot` to a new file first, so that no reader ever sees half of it.
 ///
 /// The user's umask decides who can read the file. Unlike the log it names no file of the dataset,
 /// and jobs are often monitored by another user of the same group.
 fn write(path: &Path, snapshot: &Snapshot) -> Result<()> {
-    check_replaceable(path)?;
-    let mut file = tempfile::Builder::new()
-        .prefix(".archfs-stats-")
-        .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(parent(path))
-        .map_err(failed(path))?;
-    writeln!(file, "{}", snapshot.json()).map_err(failed(path))?;
-    file.persist(path).map(|_| ()).map_err(|error| failed(path)(error.error))
+    let directory = open_directory(path)?;
+    let mode = 0o644 & !kernel_file::umask();
+    let readers = Readers { group: getegid().as_raw(), mode };
+    let name = path.file_name().unwrap_or_default();
+    let write = &mut |file: &mut File| writeln!(file, "{}", snapshot.json());
+    NewFile::replace(&directory, name, readers, write).map(drop).map_err(failed(path))
 }
 
-/// Accepts a missing file, an empty file, and a file that starts like JSON. Refuses a link as well:
-/// it may be /dev/stderr, whose target must be appended to, not replaced.
-fn check_replaceable(path: &Path) -> Result<()> {
-    let metadata = match fs::symlink_metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(path)(error)),
+/// Opens the directory of the file, which must be missing, empty or start like JSON. Refuses a link
+/// as well: it may be /dev/stderr, whose target must be appended to, not replaced.
+fn open_directory(path: &Path) -> Result<Directory> {
+    let directory = Directory::open(parent_of(path)).map_err(failed(path))?;
+    let refused = || {
+        let context =
+            format!("{}: not overwritten, because it is not a statistics file", path.display());
+        Err(Error::new(Kind::InvalidInput, context))
     };
+    let name = path.file_name().unwrap_or_default();
+    match directory.metadata(name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(directory),
+        Err(error) => return Err(failed(path)(error)),
+        Ok(found) if !found.is_file() => return refused(),
+        Ok(_) => {}
+    }
+    // Another process may just have put something else there. A pipe would wait for its writer.
+    let file = directory.open_file(name).map_err(failed(path))?;
     let mut first = Vec::new();
-    if metadata.is_file() {
-        // Another process may just have put a link or a pipe there. A pipe would wait for its
-        // writer.
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let opened = File::options().read(true).custom_flags(flags).open(path);
-        let opened = opened.map_err(failed(path))?;
-        opened.take(1).read_to_end(&mut first).map_err(failed(path))?;
+    if file.metadata().map_err(failed(path))?.is_file() {
+        file.take(1).read_to_end(&mut first).map_err(failed(path))?;
+        if matches!(first.as_slice(), b"" | b"{") {
+            return Ok(directory);
+        }
     }
-    if metadata.is_file() && matches!(first.as_slice(), b"" | b"{") {
-        return Ok(());
-    }
-    let context =
-        format!("{}: not overwritten, because it is not a statistics file", path.display());
-    Err(Error::new(Kind::InvalidInput, context))
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new("/"))
+    refused()
 }
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
@@ -128,6 +129,7 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;

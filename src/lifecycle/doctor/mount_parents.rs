@@ -1,6 +1,7 @@
 //! The directories in which users usually mount: whether they are writable, and their free space.
 
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::fs::statvfs;
 
@@ -41,11 +42,19 @@ impl MountParentState {
         if !path.is_dir() {
             return Self::Missing;
         }
-        if let Err(error) = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(path) {
+        if let Err(error) = unused_name(path) {
             return Self::Refused(reason(error));
         }
         let free_bytes =
             statvfs(path).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize));
         Self::Writable(free_bytes)
     }
+}
+
+/// Creates a directory in `path` and removes it; returns its path. Whatever another user exchanges
+/// it with, only an empty directory is removed.
+pub(super) fn unused_name(path: &Path) -> io::Result<PathBuf> {
+    let created = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(path)?.keep();
+    fs::remove_dir(&created)?;
+    Ok(created)
 }

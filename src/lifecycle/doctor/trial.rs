@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::mount_parents::{MountParent, MountParentState};
+use super::mount_parents::{MountParent, MountParentState, unused_name};
 use crate::error::{Error, Kind, Result, reason};
 use crate::log::{Label, parse_line};
 use crate::os::own_program;
@@ -139,9 +139,7 @@ impl Setup {
         let failed = |error| {
             Error::io(format!("{}: cannot create a mount point", directory.display()), error)
         };
-        // The directory is removed at once; only its unused name is needed.
-        let created = tempfile::Builder::new().prefix("archfs-doctor-").tempdir_in(directory);
-        let mount_point = created.map_err(failed)?.path().to_owned();
+        let mount_point = unused_name(directory).map_err(failed)?;
         let memory =
             memfd_create("trial.tar", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         // Other processes of this user can open this path as long as this process runs.

@@ -2,17 +2,18 @@
 //!
 //! Invariant: other users cannot replace it, or anything that leads to it.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::ffi::OsStr;
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, renameat};
 use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::share::{check_private, extraction_record, node, open_0600};
-use crate::os::trust;
+use crate::lifecycle::share::{extraction_record, node, open_0600};
+use crate::os::directory::Directory;
 
 /// The files, once all of them are there.
 const FILES: &str = "files";
@@ -29,7 +30,7 @@ const HOLDERS: &str = "holders-";
 
 /// A directory in which only this user and root can replace what archfs creates.
 #[derive(Clone, Debug)]
-pub(in crate::lifecycle) struct SafeParent(PathBuf);
+pub(in crate::lifecycle) struct SafeParent(Directory);
 
 impl SafeParent {
     /// Checks `parent`. In a user namespace the owners of directories are unknown, so check before
@@ -38,10 +39,9 @@ impl SafeParent {
     /// # Errors
     /// `Io` if it is missing; `Busy` if another user may replace it.
     pub(in crate::lifecycle) fn check(parent: &Path) -> Result<Self> {
-        let shown = parent.display();
-        let parent = fs::canonicalize(parent).map_err(|error| cannot_extract_to(parent, error))?;
-        let Some(untrusted) = trust::first_untrusted(&parent) else { return Ok(Self(parent)) };
-        let untrusted = untrusted.display();
+        let opened = Directory::open(parent).map_err(|error| cannot_extract_to(parent, error))?;
+        let Some(untrusted) = opened.first_untrusted() else { return Ok(Self(opened)) };
+        let (shown, untrusted) = (parent.display(), untrusted.display());
         let context =
             format!("{shown}: not safe to extract to: other users can replace {untrusted}");
         Err(Error::new(Kind::Busy, context)
@@ -56,6 +56,8 @@ fn cannot_extract_to(directory: &Path, error: io::Error) -> Error {
 /// A directory for extracted files.
 #[derive(Clone, Debug)]
 pub(super) struct ExtractedDirectory {
+    parent: Directory,
+    directory: Directory,
     path: PathBuf,
 }
 
@@ -65,35 +67,50 @@ impl ExtractedDirectory {
     /// # Errors
     /// `Io` if it cannot be created; `Busy` if it is not for this user alone.
     pub(super) fn create(SafeParent(parent): &SafeParent, name: &str) -> Result<Self> {
-        let directory = Self { path: parent.join(name) };
-        match DirBuilder::new().mode(0o700).create(&directory.path) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(cannot_extract_to(parent, error));
-            }
-            _ => {}
-        }
-        if let Err(error) = check_private(&directory.path, geteuid().as_raw()) {
-            let context = format!("{}: cannot be used: {error}", directory.path.display());
-            return Err(Error::new(Kind::Busy, context).with_hint("name another directory"));
-        }
-        Ok(directory)
+        let created = parent.create(name.as_ref());
+        created.map_err(|error| cannot_extract_to(parent.location(), error))?;
+        let path = parent.location().join(name);
+        Self::of(parent.clone(), name.as_ref()).map_err(|error| {
+            let context = format!("{}: cannot be used: {error}", path.display());
+            Error::new(Kind::Busy, context).with_hint("name another directory")
+        })
     }
 
     /// The directory at `path`, if it is one of this user.
     pub(super) fn existing(path: &Path) -> Option<Self> {
-        check_private(path, geteuid().as_raw()).ok().map(|()| Self { path: path.to_owned() })
+        let (parent, name) = Directory::open_parent(path).ok()?;
+        Self::of(parent, name).ok()
     }
 
+    fn of(parent: Directory, name: &OsStr) -> io::Result<Self> {
+        let directory = parent.private(name, geteuid().as_raw())?;
+        let path = parent.location().join(name);
+        Ok(Self { parent, directory, path })
+    }
+
+    /// Its path, for messages and other processes.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// The path of the extracted files, for other processes.
     pub(super) fn files(&self) -> PathBuf {
         self.path.join(FILES)
     }
 
+    /// Whether all files are there.
+    pub(super) fn has_files(&self) -> bool {
+        self.directory.metadata(FILES.as_ref()).is_ok()
+    }
+
+    /// Where files are extracted to, valid while this exists.
     pub(super) fn part(&self) -> PathBuf {
-        self.path.join(PART)
+        self.directory.path().join(PART)
+    }
+
+    /// Makes the extracted files those that `files` returns.
+    pub(super) fn complete(&self) -> io::Result<()> {
+        Ok(renameat(&self.directory, PART, &self.directory, FILES)?)
     }
 
     /// Removes the files that a killed process had begun to extract.
@@ -103,19 +120,19 @@ impl ExtractedDirectory {
 
     /// The file with the lock of the process that extracts.
     pub(super) fn extracting(&self) -> io::Result<File> {
-        open_lock(&self.path.join(EXTRACTING), true)
+        self.open_lock(EXTRACTING, true)
     }
 
     /// The file with the lock of all holders on this node. It is created only if `may_create`.
     pub(super) fn holders(&self, may_create: bool) -> io::Result<File> {
-        open_lock(&self.path.join(format!("{HOLDERS}{}", node())), may_create)
+        self.open_lock(&holders_name(), may_create)
     }
 
     /// Another node with holders, if any.
     pub(super) fn other_node(&self) -> Option<String> {
         let own = node();
-        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let names = self.directory.names().unwrap_or_default().into_iter();
+        let names = names.filter_map(|name| name.into_string().ok());
         let mut nodes = names.filter_map(|name| Some(name.strip_prefix(HOLDERS)?.to_owned()));
         nodes.find(|node| *node != own)
     }
@@ -130,9 +147,9 @@ impl ExtractedDirectory {
             Error::io(context, error).with_hint("run `archfs gc` to try again")
         };
         // Whoever takes the lock finds either all files or none.
-        let _ = fs::rename(self.files(), self.part());
+        let _ = renameat(&self.directory, FILES, &self.directory, PART);
         self.remove_part().map_err(failed)?;
-        let _ = fs::remove_file(self.path.join(EXTRACTING));
+        let _ = self.directory.remove_file(EXTRACTING.as_ref());
         self.remove_empty(holders);
         Ok(())
     }
@@ -141,17 +158,21 @@ impl ExtractedDirectory {
     pub(super) fn remove_empty(&self, holders: File) {
         // Before another process can take the lock, and write a record of its own.
         extraction_record::remove(&self.path);
-        let _ = fs::remove_file(self.path.join(format!("{HOLDERS}{}", node())));
+        let _ = self.directory.remove_file(holders_name().as_ref());
         // It is not empty if another process wants to extract to it.
-        let _ = fs::remove_dir(&self.path);
+        let _ = self.parent.remove_directory(self.path.file_name().unwrap_or_default());
         // Last: a process that waits for the lock finds that its file has no name any more.
         drop(holders);
     }
+
+    fn open_lock(&self, name: &str, may_create: bool) -> io::Result<File> {
+        let path = self.directory.path().join(name);
+        open_0600(&path, File::options().read(true).write(true).create(may_create))
+    }
 }
 
-/// Opens the file of a lock in a directory that is closed to others.
-fn open_lock(path: &Path, may_create: bool) -> io::Result<File> {
-    open_0600(path, File::options().read(true).write(true).create(may_create))
+fn holders_name() -> String {
+    format!("{HOLDERS}{}", node())
 }
 
 /// Whether the file of a lock, which is open, has been removed.

@@ -1,7 +1,5 @@
 //! Extracts archives to a directory, once for all processes that hold it.
 
-use std::fs;
-use std::path::Path;
 use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
@@ -54,7 +52,7 @@ fn extract_once(plan: &MountPlan, hold: &Hold, show: Show<'_>, watch: Watch<'_>)
     retry_on_intr(|| flock(&extracting, FlockOperation::LockExclusive))
         .map_err(|errno| failed(errno.into()))?;
     drop(waiting);
-    if directory.files().exists() {
+    if directory.has_files() {
         log::info!("{shown}: sharing the files that another process extracted");
         return Ok(());
     }
@@ -64,17 +62,21 @@ fn extract_once(plan: &MountPlan, hold: &Hold, show: Show<'_>, watch: Watch<'_>)
     let start = Instant::now();
     let progress = Arc::new(Progress::default());
     let watched = watch(&progress);
-    let extracted = extract(plan, &directory.part(), &progress)?;
+    let extracted = extract(plan, directory, &progress)?;
     drop(watched);
     report(plan, &extracted)?;
-    fs::rename(directory.part(), directory.files()).map_err(failed)?;
+    directory.complete().map_err(failed)?;
     let (files, bytes) = (counted(extracted.counts.files, "file"), extracted.counts.bytes);
     let (bytes, time) = (format_size(bytes), format_duration(start.elapsed()));
     crate::log::note(format_args!("{shown}: extracted {files}, {bytes}, in {time}"));
     Ok(())
 }
 
-fn extract(plan: &MountPlan, directory: &Path, progress: &Progress) -> Result<Extracted> {
+fn extract(
+    plan: &MountPlan,
+    directory: &ExtractedDirectory,
+    progress: &Progress,
+) -> Result<Extracted> {
     let options = OpenOptions { reads_all: true, ..opening::options(plan) };
     let tree = formats::open(&plan.archives, &options, progress)?;
     let tree = opening::view(plan, tree)?;
@@ -85,8 +87,8 @@ fn extract(plan: &MountPlan, directory: &Path, progress: &Progress) -> Result<Ex
         // A signal ends this process, and the keeper removes the files.
         interrupt: &AtomicBool::new(false),
     };
-    extract::extract(tree.as_ref(), directory, options, progress)
-        .map_err(|error| error.within(directory.display()))
+    extract::extract(tree.as_ref(), &directory.part(), options, progress)
+        .map_err(|error| error.within(directory.path().display()))
 }
 
 /// Fails if a file is missing, unless the user wants what is left of a damaged archive.

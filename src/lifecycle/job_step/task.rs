@@ -32,7 +32,8 @@ const BEAT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Task {
     node: String,
-    log: Option<PathBuf>,
+    /// The inode and the path of the script's log.
+    log: Option<(u64, PathBuf)>,
     is_holding: Arc<AtomicBool>,
 }
 
@@ -46,7 +47,6 @@ impl Task {
             let (inode, path) = log.split_once(':')?;
             Some((inode.parse().ok()?, PathBuf::from(path)))
         });
-        let log = log.and_then(|(inode, path)| is_log(&path, inode).then_some(path));
         Self { node, log, is_holding: Arc::new(AtomicBool::new(false)) }
     }
 
@@ -151,7 +151,7 @@ impl Task {
     /// file.
     fn detach(&self) -> io::Result<()> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
-        let log = self.log.as_deref().and_then(|log| open_log(log).ok());
+        let log = self.log.as_ref().and_then(|(inode, path)| open_log(path, *inode));
         rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&null))?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
@@ -171,14 +171,32 @@ pub(super) fn script_log() -> Option<String> {
         .then(|| Some(format!("{}:{}", found.st_ino, path.to_str()?)))?
 }
 
-/// Whether `path` is the file `inode` on this node as well, and belongs to this user.
-fn is_log(path: &Path, inode: u64) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|found| {
-        found.is_file() && found.ino() == inode && found.uid() == geteuid().as_raw()
-    })
+/// Opens `path` for appending, if it is the file `inode` on this node as well, and belongs to this
+/// user.
+fn open_log(path: &Path, inode: u64) -> Option<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = File::options().append(true).custom_flags(flags).open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let is_log = found.is_file() && found.ino() == inode && found.uid() == geteuid().as_raw();
+    is_log.then_some(file)
 }
 
-fn open_log(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    File::options().append(true).custom_flags(flags).open(path)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_was_replaced_is_not_written() {
+        let work = tempfile::tempdir().unwrap();
+        let (log, other) = (work.path().join("log"), work.path().join("other"));
+        std::fs::write(&log, "").unwrap();
+        let inode = log.metadata().unwrap().ino();
+        assert!(open_log(&log, inode).is_some());
+        std::fs::rename(&log, &other).unwrap();
+        std::fs::write(&log, "").unwrap();
+        assert!(open_log(&log, inode).is_none() && open_log(&other, inode).is_some());
+        std::fs::remove_file(&log).unwrap();
+        std::os::unix::fs::symlink("other", &log).unwrap();
+        assert!(open_log(&log, inode).is_none());
+    }
 }

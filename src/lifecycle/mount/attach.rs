@@ -5,8 +5,9 @@
 //! path may change: a rename of a directory above the mount point moves the mount.
 //!
 //! Invariants: archfs never detaches a mount that another process made later at the same mount
-//! point. Root follows no symbolic link to the mount point (`parent_directory`).
+//! point. Root follows no symbolic link to the mount point (`os::directory`).
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -18,9 +19,9 @@ use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
 use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::owned_directory::is_on_autofs;
-use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
 use crate::lifecycle::mount::{PROBE_TIMEOUT, device, fusermount};
 use crate::lifecycle::{Access, Restrictions};
+use crate::os::directory::Directory;
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
 use crate::os::probe;
 use crate::sync::{AtomicBool, Ordering};
@@ -40,15 +41,15 @@ pub(in crate::lifecycle) struct Attached {
 /// The directory that a mount covers.
 #[derive(Debug)]
 enum Covered {
-    Directory(OwnedFd),
+    Directory(Directory),
     /// On autofs, where it stays at its path, and must not be held open.
     OnAutofs,
     /// This user may not open it.
     Unknown,
 }
 
-impl From<Option<OwnedFd>> for Covered {
-    fn from(directory: Option<OwnedFd>) -> Self {
+impl From<Option<Directory>> for Covered {
+    fn from(directory: Option<Directory>) -> Self {
         match directory {
             Some(directory) if is_on_autofs(&directory) => Self::OnAutofs,
             Some(directory) => Self::Directory(directory),
@@ -74,7 +75,7 @@ impl Attached {
             let (connection, directory) = mount_as_root(mount_point, source, restrictions)?;
             (connection, Some(directory), "directly")
         } else {
-            let directory = ParentDirectory::new(mount_point).and_then(|parent| parent.directory());
+            let directory = directory_at(mount_point);
             let connection =
                 fusermount::mount(mount_point, source, restrictions, duplicate(lock)?)?;
             (connection, directory.ok(), "with fusermount")
@@ -123,9 +124,7 @@ impl Attached {
             return Ok(None);
         }
         let covered = match &self.covered {
-            Covered::Directory(directory) => {
-                std::fs::read_link(parent_directory::path_of(directory)).ok()
-            }
+            Covered::Directory(directory) => std::fs::read_link(directory.path()).ok(),
             Covered::OnAutofs => Some(self.mount_point.clone()),
             Covered::Unknown => None,
         };
@@ -249,10 +248,8 @@ fn detach_as_root(entry: &MountEntry, how: Detach) -> Result<()> {
     };
     match unmount_in_parent(mount_point, flags, |found| MountId::of(found) == MountId::of(entry)) {
         Ok(()) => Ok(()),
-        Err(Errno::BUSY) => Err(busy(mount_point)),
-        Err(error) => {
-            Err(Error::io(format!("{}: cannot unmount", mount_point.display()), error.into()))
-        }
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => Err(busy(mount_point)),
+        Err(error) => Err(cannot_unmount(mount_point, error)),
     }
 }
 
@@ -261,19 +258,21 @@ fn unmount_in_parent(
     mount_point: &Path,
     flags: UnmountFlags,
     is_meant: impl Fn(&MountEntry) -> bool,
-) -> rustix::io::Result<()> {
-    let parent = ParentDirectory::new(mount_point)?;
+) -> io::Result<()> {
+    let (parent, name) = Directory::open_parent(mount_point)?;
     // A mount point cannot be renamed, and `parent` does not depend on the directories above it.
     match mountinfo::topmost(mount_point) {
-        Ok(Some(entry)) if entry.is_archfs() && is_meant(&entry) => unmount(parent.path(), flags),
-        _ => Err(Errno::INVAL),
+        Ok(Some(entry)) if entry.is_archfs() && is_meant(&entry) => {
+            Ok(unmount(parent.path().join(name), flags)?)
+        }
+        _ => Err(Errno::INVAL.into()),
     }
 }
 
 /// Detaches the stale mount on `directory`, which was renamed during the mount. If that fails,
 /// `archfs gc` finds it.
-fn detach_moved(directory: &OwnedFd) {
-    let Ok(mount_point) = std::fs::read_link(parent_directory::path_of(directory)) else {
+fn detach_moved(directory: &Directory) {
+    let Ok(mount_point) = std::fs::read_link(directory.path()) else {
         return;
     };
     if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
@@ -312,9 +311,18 @@ fn log_mounted(mount_point: &Path, how: &str, start: Instant) {
 /// `Io`.
 pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
     let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
-    unmount_in_parent(mount_point, flags, |_| true).map_err(|error| {
-        Error::io(format!("{}: cannot unmount", mount_point.display()), error.into())
-    })
+    unmount_in_parent(mount_point, flags, |_| true)
+        .map_err(|error| cannot_unmount(mount_point, error))
+}
+
+fn cannot_unmount(mount_point: &Path, error: io::Error) -> Error {
+    Error::io(format!("{}: cannot unmount", mount_point.display()), error)
+}
+
+/// Opens the directory at `mount_point` or, if something is mounted there, the root of that.
+fn directory_at(mount_point: &Path) -> io::Result<Directory> {
+    let (parent, name) = Directory::open_parent(mount_point)?;
+    parent.below(name)
 }
 
 /// Returns the daemon's end of the connection, and the directory that the mount covers.
@@ -322,13 +330,11 @@ fn mount_as_root(
     mount_point: &Path,
     source: &Path,
     restrictions: Restrictions,
-) -> Result<(OwnedFd, OwnedFd)> {
+) -> Result<(OwnedFd, Directory)> {
     let device = device::open()?;
-    let directory = ParentDirectory::new(mount_point)
-        .and_then(|parent| parent.directory())
-        .map_err(|error| {
-            Error::io(format!("{}: cannot be the mount point", mount_point.display()), error.into())
-        })?;
+    let directory = directory_at(mount_point).map_err(|error| {
+        Error::io(format!("{}: cannot be the mount point", mount_point.display()), error)
+    })?;
     let mut options = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
         device.as_raw_fd(),
@@ -341,7 +347,7 @@ fn mount_as_root(
     let mut flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     flags.set(MountFlags::NOEXEC, restrictions.no_exec);
     let options = std::ffi::CString::new(options).unwrap_or_default();
-    let target = parent_directory::path_of(&directory);
+    let target = directory.path();
     match mount(source, target, TYPE, flags, Some(options.as_c_str())) {
         Ok(()) => Ok((device, directory)),
         Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(

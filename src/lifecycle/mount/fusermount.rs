@@ -7,7 +7,7 @@
 //!
 //! PATH comes from a job script, and may contain directories that other users can write to. archfs
 //! uses only absolute directories of PATH, and of those only a helper that no user but root and
-//! this one can have changed (`trust::first_untrusted`). In a user namespace that does not map
+//! this one can have changed (`path_walk::first_untrusted`). In a user namespace that does not map
 //! root, no helper of the system qualifies.
 //!
 //! A set-uid helper comes first, because PATH may contain a libfuse package whose helper has no
@@ -42,7 +42,7 @@ use crate::lifecycle::mount::{device, inherited};
 use crate::lifecycle::{Access, Restrictions};
 use crate::os::mountinfo;
 use crate::os::scm_rights;
-use crate::os::trust;
+use crate::os::{path_walk, trust};
 
 /// The names of the helper, newest first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
@@ -210,7 +210,7 @@ impl Helper {
     fn find_in(path: &OsStr, system: &[PathBuf]) -> Result<Self> {
         let mut of_system = helpers_in(system);
         if let Some(path) = of_system
-            .find(|helper| is_set_uid_root(helper) && trust::first_untrusted(helper).is_none())
+            .find(|helper| is_set_uid_root(helper) && path_walk::first_untrusted(helper).is_none())
         {
             return Ok(Self { path, is_set_uid: true });
         }
@@ -218,7 +218,7 @@ impl Helper {
         let (mut not_set_uid, mut rejected) = (None, None);
         for helper in helpers_in(&all) {
             let is_set_uid = is_set_uid_root(&helper);
-            match trust::first_untrusted(&helper) {
+            match path_walk::first_untrusted(&helper) {
                 None if is_set_uid => return Ok(Self { path: helper, is_set_uid }),
                 None => not_set_uid = not_set_uid.or(Some(helper)),
                 Some(weak) => rejected = rejected.or(Some((helper, weak))),

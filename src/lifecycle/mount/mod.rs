@@ -12,8 +12,6 @@ pub(super) mod inherited;
 pub(super) mod mount_point;
 pub(super) mod namespace;
 pub(super) mod owned_directory;
-pub(super) mod parent_directory;
-pub(super) mod root_path;
 
 /// How long to probe a mount before it counts as not stale. The kernel answers at once for a stale
 /// one.

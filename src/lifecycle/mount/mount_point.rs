@@ -3,21 +3,16 @@
 //! Invariant: archfs mounts only on an empty directory.
 
 use std::fs::{self, Metadata};
-use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
-use crate::lifecycle::mount::root_path::{self, Refusal};
 use crate::os::mountinfo::{self, MountEntry};
+use crate::os::path_walk::{self, Refusal};
 use crate::os::trust;
-
-/// The maximum number of symbolic links to follow, as in the kernel (path_resolution(7)).
-const LINKS_MAX: usize = 40;
 
 /// Checks the directory `mount_point`, and creates it if it is missing. Calls `before` before it
 /// creates it.
@@ -79,8 +74,8 @@ pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Err
 }
 
 /// The absolute path of `path` without symbolic links. The mount point itself may be a mount that
-/// is stale or hangs, so this checks only whether it is a link. Root follows no link of another
-/// user, and enters no file system that another user serves (`root_path`).
+/// is stale or hangs, so this checks only whether it is a link. `path_walk` says which links are
+/// followed; one of another user at the mount point itself is not.
 ///
 /// # Errors
 /// `NotFound` if the parent does not exist; `Usage` for the root directory and descriptors.
@@ -98,68 +93,35 @@ pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
     }
     // Removes empty components and a trailing `.`, which would hide a symbolic link.
     let path: PathBuf = path.components().collect();
-    if geteuid().is_root() {
-        return root_path::resolve(&path).map_err(|refusal| match refusal {
-            Refusal::Rule(error) => error,
-            Refusal::NoDirectory(missing) => no_such_directory(&missing),
-            Refusal::System(part, error) => {
-                let context = format!("{given}: cannot be the mount point: {}", part.display());
-                Error::io(context, error.into())
-            }
-        });
-    }
-    let link = link_at(&path);
-    if let Some(link) = &link {
-        // In /tmp, another user could make a link to a directory that this user does not mean.
-        let user = geteuid().as_raw();
-        if link.uid() != user && link.uid() != 0 {
-            let context = format!("{given}: is a symbolic link of another user");
-            return Err(Error::new(Kind::Busy, context).with_hint("choose another mount point"));
+    path_walk::resolve_mount_point(&path).map_err(|refusal| match refusal {
+        Refusal::Missing(missing) => no_such_directory(&missing),
+        Refusal::System(part, error) => {
+            let context = format!("{given}: cannot be the mount point: {}", part.display());
+            Error::io(context, error.into())
         }
+        Refusal::Link(link, uid) if link.file_name() == path.file_name() => {
+            let context = format!("{given}: is a symbolic link of another user (uid {uid})");
+            Error::new(Kind::Busy, context).with_hint(without_links())
+        }
+        rule => {
+            let is_link = matches!(rule, Refusal::Link(..));
+            let hint = if is_link { without_links() } else { "run archfs as that user" };
+            Error::new(Kind::Busy, format!("{given}: {rule}")).with_hint(hint)
+        }
+    })
+}
+
+fn without_links() -> &'static str {
+    match geteuid().is_root() {
+        true => "root does not follow links of other users; give the path without them",
+        false => "choose another mount point",
     }
-    if let Some(foreign) = path.ancestors().skip(1).find(|part| is_untrusted_link(part)) {
-        let context = format!("{given}: {} is a symbolic link of another user", foreign.display());
-        return Err(Error::new(Kind::Busy, context).with_hint("choose another mount point"));
-    }
-    if link.is_some() || path.file_name().is_none() {
-        return follow(path)
-            .map_err(|error| Error::io(format!("{given}: cannot be the mount point"), error));
-    }
-    let parent = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let parent = fs::canonicalize(parent).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => no_such_directory(parent),
-        _ => Error::io(format!("{}: cannot enter", parent.display()), error),
-    })?;
-    Ok(parent.join(path.file_name().unwrap_or_default()))
 }
 
 fn no_such_directory(path: &Path) -> Error {
     Error::new(Kind::NotFound, format!("{}: no such directory", path.display())).with_hint(
         "archfs creates only the last directory of the path; create the others with mkdir -p",
     )
-}
-
-/// The metadata of `path`, if it is a symbolic link. Calls readlink(2) first: for a mount, the
-/// kernel answers that call itself, but passes stat(2) on to the daemon.
-fn link_at(path: &Path) -> Option<Metadata> {
-    fs::read_link(path).ok()?;
-    fs::symlink_metadata(path).ok().filter(Metadata::is_symlink)
-}
-
-/// Resolves the links at `path`. Handles a target that ends with a slash, for which realpath(3)
-/// would check whether it is a directory.
-fn follow(mut path: PathBuf) -> io::Result<PathBuf> {
-    for _ in 0..LINKS_MAX {
-        let Ok(target) = fs::read_link(&path) else {
-            return fs::canonicalize(path);
-        };
-        let directory = path.parent().unwrap_or(Path::new("/"));
-        path = directory.join(target).components().collect();
-    }
-    Err(Errno::LOOP.into())
 }
 
 fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
@@ -177,13 +139,6 @@ fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
             .with_hint("use an empty directory, or a name that does not exist yet"));
     }
     Ok(())
-}
-
-/// Whether `path` is a link of another user in a world-writable directory. If fs.protected_symlinks
-/// is set, the kernel does not follow such links either.
-fn is_untrusted_link(path: &Path) -> bool {
-    let is_foreign = link_at(path).is_some_and(|link| !trust::is_trusted(&link));
-    is_foreign && is_world_writable(path.parent())
 }
 
 fn is_world_writable(directory: Option<&Path>) -> bool {

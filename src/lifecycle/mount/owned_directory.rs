@@ -13,22 +13,22 @@
 //! Invariant: archfs removes a directory only if archfs created it, it is empty and no mount uses
 //! it.
 
-use std::fs::{self, DirBuilder};
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fd::OwnedFd;
+use rustix::fd::AsFd;
 use rustix::fs::{
-    FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, flock, fstat, fstatfs,
-    futimens, open,
+    FlockOperation, OFlags, Timespec, Timestamps, UTIME_OMIT, flock, fstat, fstatfs, futimens,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
-use crate::lifecycle::mount::parent_directory::{self, ParentDirectory};
+use crate::os::directory::{Directory, path_of};
 use crate::os::mountinfo;
 
 /// The modification time of a directory that archfs created, seconds since 1970: "arch" in ASCII.
@@ -40,13 +40,15 @@ const AUTOFS: u64 = 0x0187;
 /// The largest difference between two time stamps of a file system that count as equal.
 const TICK: Duration = Duration::from_secs(1);
 
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
+
 /// One use of a directory as a mount point. Dropping the last use removes the directory, if archfs
 /// created it.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct OwnedDirectory {
     /// `None` if this user may not open it, because it belongs to another user, or if it is on
     /// autofs.
-    directory: Option<OwnedFd>,
+    directory: Option<File>,
 }
 
 impl OwnedDirectory {
@@ -62,24 +64,20 @@ impl OwnedDirectory {
         let failed =
             |error: io::Error| Error::io(format!("{}: cannot create", path.display()), error);
         loop {
-            let parent = ParentDirectory::new(path).map_err(|error| failed(error.into()))?;
-            if fs::symlink_metadata(parent.path()).is_err() {
+            let (parent, name) = Directory::open_parent(path).map_err(failed)?;
+            if parent.metadata(name).is_err() {
                 before()?;
             }
-            let is_new = match DirBuilder::new().mode(0o700).create(parent.path()) {
-                Ok(()) => true,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
-                Err(error) => return Err(failed(error)),
-            };
+            let is_new = parent.create(name).map_err(failed)?;
             if is_new {
                 // The umask may deny permissions to the owner.
-                let _ = parent.open_to_owner();
+                let _ = parent.below(name).and_then(|directory| directory.open_to_owner());
             }
-            let directory = match open_directory(&parent.path()) {
+            let directory = match parent.open_with(name, DIRECTORY) {
                 Ok(directory) => directory,
                 // Another process has just removed it, after its last use.
-                Err(Errno::NOENT) => continue,
-                Err(error) if is_new => return Err(failed(error.into())),
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) if is_new => return Err(failed(error)),
                 // Not ours to remove; it may not even be a directory.
                 Err(_) => return Ok((Self { directory: None }, false)),
             };
@@ -92,7 +90,7 @@ impl OwnedDirectory {
             // Another process holds the exclusive lock only briefly, to remove the directory. Some
             // network file systems have no locks.
             let _ = flock(&directory, FlockOperation::LockShared);
-            if is_named(&directory, &parent.path()) {
+            if is_named(&directory, &parent, name) {
                 return Ok((Self { directory: Some(directory) }, is_new));
             }
         }
@@ -116,9 +114,7 @@ pub(in crate::lifecycle) fn remove_unused(path: &Path, creation_start: Option<Sy
     if !matches!(mountinfo::topmost(path), Ok(None)) {
         return false;
     }
-    let Ok(directory) =
-        ParentDirectory::new(path).and_then(|parent| open_directory(&parent.path()))
-    else {
+    let Ok(directory) = open_directory(path) else {
         return false;
     };
     (is_marked(&directory) || creation_start.is_some_and(|start| is_created_at(&directory, start)))
@@ -129,8 +125,7 @@ pub(in crate::lifecycle) fn remove_unused(path: &Path, creation_start: Option<Sy
 /// about to create at `creation_start`. The last mount that uses it then removes it.
 pub(in crate::lifecycle) fn adopt(path: &Path, creation_start: SystemTime) {
     if matches!(mountinfo::topmost(path), Ok(None))
-        && let Ok(directory) =
-            ParentDirectory::new(path).and_then(|parent| open_directory(&parent.path()))
+        && let Ok(directory) = open_directory(path)
         && is_created_at(&directory, creation_start)
     {
         let _ = mark(&directory);
@@ -138,23 +133,23 @@ pub(in crate::lifecycle) fn adopt(path: &Path, creation_start: SystemTime) {
 }
 
 /// Removes `directory` at its current path, unless another mount uses it.
-fn remove(directory: &OwnedFd) -> bool {
+fn remove(directory: &File) -> bool {
     // A file system without locks cannot show other uses.
     let locked = flock(directory, FlockOperation::NonBlockingLockExclusive);
     if let Err(Errno::WOULDBLOCK | Errno::INTR) = locked {
         return false;
     }
     // A directory above it may have been renamed.
-    let Ok(path) = fs::read_link(parent_directory::path_of(directory)) else {
+    let Ok(path) = fs::read_link(path_of(directory)) else {
         return false;
     };
-    let Ok(parent) = ParentDirectory::new(&path) else {
+    let Ok((parent, name)) = Directory::open_parent(&path) else {
         return false;
     };
-    if !matches!(mountinfo::topmost(&path), Ok(None)) || !is_named(directory, &parent.path()) {
+    if !matches!(mountinfo::topmost(&path), Ok(None)) || !is_named(directory, &parent, name) {
         return false;
     }
-    match fs::remove_dir(parent.path()) {
+    match parent.remove_directory(name) {
         Ok(()) => true,
         Err(error) => {
             log::warn!(
@@ -168,29 +163,29 @@ fn remove(directory: &OwnedFd) -> bool {
 
 /// Whether the directory is on autofs, where an automounter creates and removes directories, and
 /// unmounts only while no process has the directory open.
-pub(in crate::lifecycle) fn is_on_autofs(directory: &OwnedFd) -> bool {
+pub(in crate::lifecycle) fn is_on_autofs(directory: impl AsFd) -> bool {
     fstatfs(directory).is_ok_and(|found| found.f_type as u64 == AUTOFS)
 }
 
-fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty())
+fn open_directory(path: &Path) -> io::Result<File> {
+    let (parent, name) = Directory::open_parent(path)?;
+    parent.open_with(name, DIRECTORY)
 }
 
-fn mark(directory: &OwnedFd) -> rustix::io::Result<()> {
+fn mark(directory: &File) -> rustix::io::Result<()> {
     let created = Timespec { tv_sec: CREATED, tv_nsec: 0 };
     let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
     futimens(directory, &Timestamps { last_access: omitted, last_modification: created })
 }
 
-fn is_marked(directory: &OwnedFd) -> bool {
+fn is_marked(directory: &File) -> bool {
     fstat(directory)
         .is_ok_and(|found| found.st_mtime == CREATED && found.st_uid == geteuid().as_raw())
 }
 
 /// Whether `directory` belongs to this user and was created or changed at `time`. One that another
 /// process created later has a later time.
-fn is_created_at(directory: &OwnedFd, time: SystemTime) -> bool {
+fn is_created_at(directory: &File, time: SystemTime) -> bool {
     let Ok(found) = fstat(directory) else {
         return false;
     };
@@ -199,9 +194,9 @@ fn is_created_at(directory: &OwnedFd, time: SystemTime) -> bool {
     found.st_uid == geteuid().as_raw() && apart <= TICK
 }
 
-fn is_named(directory: &OwnedFd, path: &Path) -> bool {
-    match (fstat(directory), fs::symlink_metadata(path)) {
-        (Ok(held), Ok(named)) => (held.st_dev, held.st_ino) == (named.dev(), named.ino()),
+fn is_named(directory: &File, parent: &Directory, name: &OsStr) -> bool {
+    match (directory.metadata(), parent.metadata(name)) {
+        (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
         _ => false,
     }
 }

@@ -50,7 +50,7 @@ pub(super) use lock::{LOCK_RETRY_INTERVAL, LockWait, MountLock};
 pub(super) use owner_only_file::open_0600;
 pub(super) use peers::{Peers, is_served_by_others};
 pub(super) use record::{Record, node};
-pub(super) use record_directory::{check_private, in_record_directory};
+pub(super) use record_directory::in_record_directory;
 pub(super) use record_directory_check::check_record_directory;
 pub(super) use record_snapshot::RecordSnapshot;
 pub(super) use state::{MountState, mount_state, mount_state_within};

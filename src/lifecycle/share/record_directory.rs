@@ -9,22 +9,20 @@
 //! its parent. A FUSE file system could be mounted there, and its daemon can claim any owner for
 //! its files.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fd::OwnedFd;
-use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat2};
-use rustix::io::Errno;
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::mount::parent_directory;
-use crate::os::mountinfo;
-use crate::os::trust;
+use crate::os::directory::{Directory, parent_of};
+use crate::os::path_walk;
+use crate::sync::OnceLock;
 
 /// Parent directories that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -187,13 +185,21 @@ fn node_parents(uid: u32) -> Vec<PathBuf> {
 /// The parent directories to use. Root ignores the environment, which sudo(8) may have preserved
 /// from a user.
 fn parents(uid: u32) -> Vec<PathBuf> {
+    static OF_ENVIRONMENT: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let mut parents = node_parents(uid);
     if uid == own_uid() && uid != 0 {
-        let variable = |name| std::env::var_os(name).map(PathBuf::from);
-        let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];
-        parents.extend(own.into_iter().flatten().filter(|path| path.is_absolute()));
+        parents.extend_from_slice(OF_ENVIRONMENT.get_or_init(|| {
+            let variable = |name| std::env::var_os(name).map(PathBuf::from);
+            let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];
+            own.into_iter().flatten().filter(|path| is_usable_parent(path)).collect()
+        }));
     }
     parents
+}
+
+/// Whether no other user can exchange what archfs creates in the directory that a variable names.
+fn is_usable_parent(path: &Path) -> bool {
+    path.is_absolute() && path_walk::first_untrusted(path).is_none()
 }
 
 /// The record directory of `uid` in `parent` with the usual name, if that is usable.
@@ -249,49 +255,16 @@ fn usual_name(uid: u32) -> String {
 ///
 /// # Errors
 /// `PermissionDenied` with the reason; those of the system.
-pub(in crate::lifecycle) fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
-    let opened = open_on_parent(directory)?;
-    let found = fstat(&opened)?;
-    let denied = |why| Err(io::Error::new(ErrorKind::PermissionDenied, why));
-    if found.st_uid != uid {
-        return denied("belongs to another user");
-    }
-    if trust::is_served_by_another(&opened) {
-        return denied("is on a FUSE file system of another user");
-    }
-    if found.st_mode & 0o077 != 0 {
-        return denied("is open to other users; its mode must be 0700");
-    }
-    // It was created under a umask that denies permissions to the owner.
-    if found.st_mode & 0o700 != 0o700 && uid == own_uid() {
-        fs::set_permissions(parent_directory::path_of(&opened), fs::Permissions::from_mode(0o700))?;
-    }
-    Ok(())
-}
-
-/// Opens `directory` without following a link. Does not enter a file system that is mounted there,
-/// because its daemon may never answer.
-fn open_on_parent(directory: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let parent = directory.parent().unwrap_or(Path::new("/"));
-    let name = directory.file_name().unwrap_or(OsStr::new("."));
-    let parent = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
-    match openat2(&parent, name, flags, Mode::empty(), within) {
-        // Linux before 5.6, or a container forbids openat2(2).
-        Err(Errno::NOSYS | Errno::PERM) => {
-            if mountinfo::topmost(directory).map_err(io::Error::other)?.is_some() {
-                return Err(Errno::XDEV.into());
-            }
-            Ok(open(directory, flags, Mode::empty())?)
-        }
-        opened => Ok(opened?),
-    }
+fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
+    let parent = Directory::of_system(parent_of(directory))?;
+    parent.private(directory.file_name().unwrap_or_default(), uid).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+
+    use rustix::io::Errno;
 
     use super::*;
 
@@ -353,6 +326,16 @@ mod tests {
         assert_eq!(containing("a.mount"), Some(other.clone()));
         assert_eq!(directories(&parents), [usual, other]);
         assert_eq!(containing("b.mount"), None);
+    }
+
+    #[test]
+    fn a_parent_in_which_others_can_exchange_the_directory_is_not_used() {
+        let work = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(work.path()).unwrap();
+        for (mode, is_usable) in [(0o700, true), (0o1777, true), (0o777, false)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(is_usable_parent(&path), is_usable, "{mode:o}");
+        }
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //! Invariant: no file gets its name before all files are complete and on the disk. If a name cannot
 //! be given, names given before are removed, unless they replaced files of an earlier run.
 
-use std::fs;
+use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
-use crate::pack::output::{Existing, Output, Sealed, parent_of};
+use crate::os::directory::{Directory, parent_of};
+use crate::pack::output::{Existing, Output, Sealed, open_parent};
 
 /// Maximum number of unnamed files kept open; each needs a descriptor.
 const OPEN_MAX: usize = 256;
@@ -20,6 +21,8 @@ const DIGITS: usize = 6;
 pub(super) struct Set {
     /// The common start of all paths.
     stem: PathBuf,
+    /// Where they are.
+    directory: Directory,
     existing: Existing,
     sealed: Vec<Sealed>,
     shards: u64,
@@ -38,9 +41,11 @@ impl Set {
                 .with_hint("OUT.tar makes OUT-000000.tar and so on"));
         }
         let stem = path.with_extension("");
-        let set = Self { stem, existing, sealed: Vec::new(), shards: 0 };
+        let directory = open_parent(path)?;
+        let set = Self { stem, directory, existing, sealed: Vec::new(), shards: 0 };
         match set.existing_files()?.first() {
             Some(found) if existing == Existing::Refuse => {
+                let found = path.with_file_name(found);
                 let context = format!("{}: already exists", found.display());
                 Err(Error::new(Kind::InvalidInput, context)
                     .with_hint("use --force to replace all shards of that name"))
@@ -56,7 +61,8 @@ impl Set {
     pub(super) fn shard(&mut self) -> Result<Output> {
         let number = self.shards;
         self.shards += 1;
-        Output::create(&self.named(&format!("-{number:0DIGITS$}.tar")), self.existing)
+        let path = self.named(&format!("-{number:0DIGITS$}.tar"));
+        Output::create_in(&self.directory, &path, self.existing)
     }
 
     /// Creates the list of classes.
@@ -64,7 +70,7 @@ impl Set {
     /// # Errors
     /// The errors of the output.
     pub(super) fn classes(&self) -> Result<Output> {
-        Output::create(&self.named("-classes.txt"), self.existing)
+        Output::create_in(&self.directory, &self.named("-classes.txt"), self.existing)
     }
 
     /// Adds a complete file.
@@ -84,22 +90,24 @@ impl Set {
     /// The errors of the output.
     pub(super) fn publish(self) -> Result<()> {
         let before = self.existing_files()?;
-        let mut published: Vec<PathBuf> = Vec::new();
+        let mut published: Vec<OsString> = Vec::new();
         for sealed in self.sealed {
-            let path = sealed.path().to_owned();
+            let name = sealed.name().to_owned();
             if let Err(error) = sealed.publish() {
-                for path in published.iter().filter(|path| !before.contains(path)) {
+                for name in published.iter().filter(|name| !before.contains(name)) {
                     // Report the first error, not one of the cleanup.
-                    let _ = fs::remove_file(path);
+                    let _ = self.directory.remove_file(name);
                 }
                 return Err(error);
             }
-            published.push(path);
+            published.push(name);
         }
         published.sort();
-        for path in before.iter().filter(|path| published.binary_search(path).is_err()) {
-            fs::remove_file(path)
-                .map_err(|error| Error::io(format!("{}: cannot remove", path.display()), error))?;
+        for name in before.iter().filter(|name| published.binary_search(name).is_err()) {
+            self.directory.remove_file(name).map_err(|error| {
+                let path = self.stem.with_file_name(name);
+                Error::io(format!("{}: cannot remove", path.display()), error)
+            })?;
         }
         Ok(())
     }
@@ -107,24 +115,22 @@ impl Set {
     fn named(&self, end: &str) -> PathBuf {
         let mut path = self.stem.clone().into_os_string().into_vec();
         path.extend(end.bytes());
-        PathBuf::from(std::ffi::OsString::from_vec(path))
+        PathBuf::from(OsString::from_vec(path))
     }
 
-    /// Existing files with a name that a run with this stem could use.
-    fn existing_files(&self) -> Result<Vec<PathBuf>> {
-        let directory = parent_of(&self.stem);
-        let failed = |error| Error::io(format!("{}: cannot list", directory.display()), error);
+    /// Names of existing files that a run with this stem could use.
+    fn existing_files(&self) -> Result<Vec<OsString>> {
+        let listed = self.directory.names();
+        let mut names = listed.map_err(|error| {
+            Error::io(format!("{}: cannot list", parent_of(&self.stem).display()), error)
+        })?;
         let stem = self.stem.file_name().unwrap_or_default().as_bytes();
-        let mut found = Vec::new();
-        for entry in fs::read_dir(directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
+        names.retain(|name| {
             let end = name.as_bytes().strip_prefix(stem).and_then(|end| end.strip_prefix(b"-"));
-            if end.is_some_and(is_shard_suffix) {
-                found.push(self.stem.with_file_name(name));
-            }
-        }
-        found.sort();
-        Ok(found)
+            end.is_some_and(is_shard_suffix)
+        });
+        names.sort();
+        Ok(names)
     }
 }
 
@@ -144,6 +150,8 @@ fn is_shard_suffix(end: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {

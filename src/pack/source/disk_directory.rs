@@ -13,6 +13,7 @@ use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRul
 use super::list::Wanted;
 use super::table;
 use crate::error::{Error, Kind, Result};
+use crate::os::directory::parent_of;
 use crate::pack::{output, shards};
 
 /// What happens to directories on which another file system is mounted.
@@ -48,7 +49,7 @@ impl OutputArchive {
     /// The archive that will be at `path`; `None` if its directory does not exist.
     pub(super) fn new(path: &Path, names: OutputNames) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
-        let stat = rustix::fs::stat(output::parent_of(path)).ok()?;
+        let stat = rustix::fs::stat(parent_of(path)).ok()?;
         let name = path.file_name()?.as_bytes().to_vec();
         Some(Self { directory: disk::file_id(&stat), name, names })
     }

@@ -14,9 +14,9 @@ use rustix::stdio;
 use rustix::termios::isatty;
 
 use crate::error::{Error, Kind, Result};
+use crate::os::directory::parent_of;
 use crate::os::unlinked;
 use crate::pack::Job;
-use crate::pack::output::parent_of;
 use crate::storage::FileStorage;
 
 /// The name of standard input in messages.
