@@ -3,13 +3,15 @@
 //! A copy is two files: the bytes of the archives, and their checksums (`near::checksums`). Its
 //! name identifies the archives and their versions, so that a copy of another version is never
 //! found. The daemon that uses it locks its checksums. The directory has mode 0700 and belongs to
-//! this user; if another user has taken its name, nothing is kept.
+//! this user; if another user has taken its name, or could replace it, nothing is kept. Invariant:
+//! only files with names that archfs makes are used or removed, in the directory that was opened.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -19,16 +21,26 @@ use rustix::process::geteuid;
 
 use super::file::FileStorage;
 use crate::error::{Error, Kind, Result};
+use crate::os::directory::Directory;
 use crate::sync::Arc;
 use crate::units::Size;
 
 /// What the names of checksums end with.
 const CHECKSUMS: &str = ".sums";
 
+/// Length of the name of a copy, in hexadecimal digits.
+const NAME_LEN: usize = 32;
+
 /// The kept copies of this user in a directory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct KeptCopies {
-    directory: PathBuf,
+    parent: Directory,
+    /// Only this user can enter it.
+    directory: Directory,
+    name: OsString,
+    /// For messages.
+    path: PathBuf,
+    is_new: bool,
 }
 
 /// A kept copy, locked.
@@ -38,7 +50,8 @@ pub struct KeptCopy {
     pub(super) checksums: File,
     pub(super) identity: [u8; 32],
     is_new: bool,
-    paths: [PathBuf; 2],
+    name: OsString,
+    copies: KeptCopies,
 }
 
 /// What was removed.
@@ -63,34 +76,58 @@ struct Old {
 }
 
 impl KeptCopies {
-    /// Those below `parent`. The directory is created if it does not exist.
+    /// Those in `parent`, which the user named as `shown`. Their directory is created if it does
+    /// not exist.
     ///
     /// # Errors
-    /// `Io` if it cannot be created, or another user has taken its name.
-    pub fn open(parent: &Path) -> Result<Self> {
-        let found = Self::below(parent);
-        match DirBuilder::new().mode(0o700).create(&found.directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                let context = format!("{}: cannot create", found.directory.display());
-                return Err(Error::io(context, error));
+    /// `Busy` if other users can replace that directory; `Io` if it cannot be created, or another
+    /// user has taken its name.
+    pub fn open(parent: &Directory, shown: &Path) -> Result<Self> {
+        check_safe(parent, shown)?;
+        let name = directory_name();
+        let is_new = parent.create(&name).map_err(|error| {
+            Error::io(format!("{}: cannot create", shown.join(&name).display()), error)
+        })?;
+        Self::of_existing(parent, shown, is_new).inspect_err(|_| {
+            if is_new {
+                let _ = parent.remove_directory(&name);
             }
-            _ => {}
-        }
-        found.check()?;
-        Ok(found)
+        })
     }
 
-    /// Removes all copies below `parent` that are not in use.
+    /// Those in `parent`, if their directory exists.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn existing(parent: &Directory, shown: &Path) -> Result<Option<Self>> {
+        match parent.metadata(&directory_name()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            _ => check_safe(parent, shown)?,
+        }
+        Self::of_existing(parent, shown, false).map(Some)
+    }
+
+    fn of_existing(parent: &Directory, shown: &Path, is_new: bool) -> Result<Self> {
+        let name = directory_name();
+        let path = shown.join(&name);
+        let directory = parent.private(&name, geteuid().as_raw()).map_err(|error| {
+            let context = format!("{}: not a directory that only you can enter", path.display());
+            Error::io(context, error).with_hint("remove it, or stage elsewhere")
+        })?;
+        Ok(Self { parent: parent.clone(), directory, name, path, is_new })
+    }
+
+    /// Removes all copies in `parent` that are not in use.
     ///
     /// # Errors
     /// `Io`; none if there is no directory of copies.
     pub fn remove_all(parent: &Path) -> Result<Removed> {
-        let found = Self::below(parent);
-        if !found.directory.exists() {
-            return Ok(Removed::default());
-        }
-        found.check()?;
         let mut removed = Removed::default();
+        let opened = match Directory::open(parent) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(removed),
+            opened => opened.map_err(|error| Error::io(parent.display().to_string(), error))?,
+        };
+        let Some(found) = Self::existing(&opened, parent)? else { return Ok(removed) };
         for old in found.all()? {
             match found.remove(&old)? {
                 true => {
@@ -100,40 +137,18 @@ impl KeptCopies {
                 false => removed.in_use += 1,
             }
         }
-        // Fails if some are in use.
-        let _ = fs::remove_dir(&found.directory);
+        found.remove_if_empty();
         Ok(removed)
     }
 
-    fn below(parent: &Path) -> Self {
-        Self { directory: parent.join(format!("archfs-stage-{}", geteuid().as_raw())) }
-    }
-
-    /// Fails unless only this user can enter the directory.
-    fn check(&self) -> Result<()> {
-        let shown = self.directory.display();
-        let found = fs::symlink_metadata(&self.directory)
-            .map_err(|error| Error::io(format!("{shown}: cannot read"), error))?;
-        let is_own =
-            found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0;
-        match is_own {
-            true => Ok(()),
-            false => {
-                let context = format!("{shown}: not a directory that only you can enter");
-                Err(Error::new(Kind::Io, context).with_hint("remove it, or stage elsewhere"))
-            }
-        }
-    }
-
-    /// Removes copies below `parent` that are not in use, those that were used least recently
-    /// first, while `lack` says how many bytes are missing. Removes none if all are not enough.
-    pub fn make_room(parent: &Path, lack: impl Fn() -> u64) {
-        let found = Self::below(parent);
+    /// Removes copies that are not in use, those that were used least recently first, while `lack`
+    /// says how many bytes are missing. Removes none if all are not enough.
+    pub fn make_room(&self, lack: impl Fn() -> u64) {
         let missing = lack();
-        if missing == 0 || found.check().is_err() {
+        if missing == 0 {
             return;
         }
-        let all = found.all().unwrap_or_default();
+        let all = self.all().unwrap_or_default();
         if all.iter().map(|old| old.taken).fold(0, u64::saturating_add) < missing {
             return;
         }
@@ -141,18 +156,31 @@ impl KeptCopies {
             if lack() == 0 {
                 return;
             }
-            found.evict(&old);
+            self.evict(&old);
         }
     }
 
     /// The copy of `files`, or a new one. All copies together get at most `most` bytes, of which
     /// this one needs `len`: those that were used least recently are removed for it. `None` if
-    /// another daemon uses it.
+    /// another daemon uses it. If it fails, a new directory is removed.
     ///
     /// # Errors
     /// `Io`; `Unsupported` if the files have nothing that identifies their version, or `most` bytes
     /// are not enough beside the copies in use.
     pub fn take(
+        &self,
+        files: &[Arc<FileStorage>],
+        len: u64,
+        most: u64,
+    ) -> Result<Option<KeptCopy>> {
+        self.try_to_take(files, len, most).inspect_err(|_| {
+            if self.is_new {
+                self.remove_if_empty();
+            }
+        })
+    }
+
+    fn try_to_take(
         &self,
         files: &[Arc<FileStorage>],
         len: u64,
@@ -166,16 +194,16 @@ impl KeptCopies {
             return Err(too_large(""));
         }
         let identity = identity_of(files)?;
-        let name: OsString = blake3::Hash::from_bytes(identity).to_hex()[..32].into();
-        let failed = |error| Error::io(format!("{}: cannot use", self.directory.display()), error);
-        let checksums = self.opened(&with_suffix(&name)).map_err(failed)?;
+        let name: OsString = blake3::Hash::from_bytes(identity).to_hex()[..NAME_LEN].into();
+        let failed = |error| Error::io(format!("{}: cannot use", self.path.display()), error);
+        let checksums = self.opened(&with_suffix(&name), OFlags::CREATE).map_err(failed)?;
         if !is_locked_now(&checksums).map_err(failed)? {
             return Ok(None);
         }
-        let bytes = self.opened(&name).map_err(failed)?;
+        let bytes = self.opened(&name, OFlags::CREATE).map_err(failed)?;
         let is_new = blocks(&bytes) == 0;
-        let paths = [self.directory.join(&name), self.directory.join(with_suffix(&name))];
-        let copy = KeptCopy { bytes, checksums, identity, is_new, paths };
+        let copies = self.clone();
+        let copy = KeptCopy { bytes, checksums, identity, is_new, name: name.clone(), copies };
         // With its size, which others count, and the time of its last use.
         let noted =
             copy.bytes.set_len(len).and_then(|()| copy.bytes.set_modified(SystemTime::now()));
@@ -197,21 +225,19 @@ impl KeptCopies {
         Ok(Some(copy))
     }
 
-    /// The copies that are there, those that were used least recently first.
+    /// The copies that are there, those that were used least recently first. Other files are none
+    /// of archfs, which leaves them alone.
     fn all(&self) -> Result<Vec<Old>> {
-        let failed = |error| Error::io(format!("{}: cannot read", self.directory.display()), error);
+        let failed = |error| Error::io(format!("{}: cannot read", self.path.display()), error);
         // A crash may have left one of the two files.
-        let mut names = BTreeSet::new();
-        for entry in fs::read_dir(&self.directory).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            names.insert(Path::new(&name).file_stem().unwrap_or_default().to_owned());
-        }
-        let old = |name: OsString| {
-            let found = fs::symlink_metadata(self.directory.join(&name)).ok();
+        let names = self.directory.names().map_err(failed)?;
+        let names: BTreeSet<_> = names.iter().filter_map(|name| copy_name(name)).collect();
+        let old = |name: &OsStr| {
+            let found = self.directory.metadata(name).ok();
             let taken = found.as_ref().map_or(0, |found| found.blocks().saturating_mul(512));
-            let len = found.as_ref().map_or(0, fs::Metadata::len).max(taken);
+            let len = found.as_ref().map_or(0, Metadata::len).max(taken);
             let used = found.and_then(|found| found.modified().ok());
-            Old { name, taken, len, used: used.unwrap_or(SystemTime::UNIX_EPOCH) }
+            Old { name: name.to_owned(), taken, len, used: used.unwrap_or(SystemTime::UNIX_EPOCH) }
         };
         let mut all: Vec<_> = names.into_iter().map(old).collect();
         all.sort_by_key(|old| old.used);
@@ -220,22 +246,25 @@ impl KeptCopies {
 
     /// Removes a copy for another one. Returns whether it could.
     fn evict(&self, old: &Old) -> bool {
-        let shown = self.directory.join(&old.name);
         match self.remove(old) {
-            Ok(true) => log::info!("{}: removed for another copy", shown.display()),
+            Ok(true) => {
+                let shown = self.path.join(&old.name);
+                log::info!("{}: removed for another copy", shown.display());
+            }
             Ok(false) => {}
             Err(error) => log::info!("{error}"),
         }
-        !shown.exists()
+        self.directory.metadata(&old.name).is_err()
     }
 
     /// Removes a copy. Returns whether it could: a daemon may use it.
     fn remove(&self, old: &Old) -> Result<bool> {
-        let shown = self.directory.join(&old.name);
-        let failed = |error| Error::io(format!("{}: cannot remove", shown.display()), error);
-        let sums = self.directory.join(with_suffix(&old.name));
+        let failed = |error| {
+            Error::io(format!("{}: cannot remove", self.path.join(&old.name).display()), error)
+        };
+        let sums = with_suffix(&old.name);
         // Kept until the end of the call.
-        let _lock = match self.options().create(false).open(&sums) {
+        let _lock = match self.opened(&sums, OFlags::empty()) {
             Ok(lock) => match is_locked_now(&lock).map_err(failed)? {
                 true => Some(lock),
                 false => return Ok(false),
@@ -243,25 +272,27 @@ impl KeptCopies {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed(error)),
         };
-        for path in [&shown, &sums] {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-                _ => {}
-            }
-        }
+        self.remove_files(&old.name).map_err(failed)?;
         Ok(true)
     }
 
-    /// Opens or creates a file of the directory.
-    fn opened(&self, name: &OsStr) -> io::Result<File> {
-        self.options().create(true).open(self.directory.join(name))
+    fn remove_files(&self, name: &OsStr) -> io::Result<()> {
+        self.directory.remove_file(name)?;
+        self.directory.remove_file(&with_suffix(name))
     }
 
-    fn options(&self) -> OpenOptions {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).truncate(false).mode(0o600);
-        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        options
+    fn remove_if_empty(&self) {
+        let _ = self.parent.remove_directory(&self.name);
+    }
+
+    /// Opens a file of the directory, which must be a regular file of this user.
+    fn opened(&self, name: &OsStr, flags: OFlags) -> io::Result<File> {
+        let file = self.directory.open_with(name, OFlags::RDWR | OFlags::NONBLOCK | flags)?;
+        let found = file.metadata()?;
+        match found.is_file() && found.uid() == geteuid().as_raw() {
+            true => Ok(file),
+            false => Err(io::Error::other("a file of another user is in its place")),
+        }
     }
 }
 
@@ -269,8 +300,9 @@ impl KeptCopy {
     /// Removes it if nothing of the archives was in it before: there is no room for it.
     pub fn discard_if_new(&self) {
         if self.is_new {
-            for path in &self.paths {
-                let _ = fs::remove_file(path);
+            let _ = self.copies.remove_files(&self.name);
+            if self.copies.is_new {
+                self.copies.remove_if_empty();
             }
         }
     }
@@ -279,6 +311,28 @@ impl KeptCopy {
     pub fn taken(&self) -> u64 {
         blocks(&self.bytes)
     }
+}
+
+/// Fails if other users can rename what archfs creates in `parent`.
+fn check_safe(parent: &Directory, shown: &Path) -> Result<()> {
+    let Some(untrusted) = parent.first_untrusted() else { return Ok(()) };
+    let (shown, untrusted) = (shown.display(), untrusted.display());
+    let context =
+        format!("{shown}: not safe to keep copies in: other users can replace {untrusted}");
+    Err(Error::new(Kind::Busy, context)
+        .with_hint("name a directory of your own, or one with the sticky bit"))
+}
+
+fn directory_name() -> OsString {
+    format!("archfs-stage-{}", geteuid().as_raw()).into()
+}
+
+/// The name of the copy that the file `name` belongs to, if it is one that archfs makes.
+fn copy_name(name: &OsStr) -> Option<&OsStr> {
+    let bytes = name.as_bytes();
+    let stem = bytes.strip_suffix(CHECKSUMS.as_bytes()).unwrap_or(bytes);
+    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    (stem.len() == NAME_LEN && stem.iter().all(is_digit)).then(|| OsStr::from_bytes(stem))
 }
 
 fn blocks(file: &File) -> u64 {
@@ -317,6 +371,7 @@ fn identity_of(files: &[Arc<FileStorage>]) -> Result<[u8; 32]> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{FileExt, PermissionsExt};
     use std::time::Duration;
 
@@ -329,11 +384,19 @@ mod tests {
         copies: KeptCopies,
     }
 
+    fn open(parent: &Path) -> Result<KeptCopies> {
+        KeptCopies::open(&Directory::open(parent).unwrap(), parent)
+    }
+
     impl Work {
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let copies = KeptCopies::open(directory.path()).unwrap();
+            let copies = open(directory.path()).unwrap();
             Self { directory, copies }
+        }
+
+        fn path(&self) -> PathBuf {
+            self.directory.path().join(directory_name())
         }
 
         fn archive(&self, name: &str) -> Vec<Arc<FileStorage>> {
@@ -357,7 +420,7 @@ mod tests {
         }
 
         fn count(&self) -> usize {
-            fs::read_dir(&self.copies.directory).unwrap().count()
+            fs::read_dir(self.path()).unwrap().count()
         }
     }
 
@@ -409,7 +472,7 @@ mod tests {
         drop(held);
         let removed = KeptCopies::remove_all(work.directory.path()).unwrap();
         assert_eq!((removed.copies, removed.in_use), (1, 0));
-        assert!(!work.copies.directory.exists());
+        assert!(!work.path().exists());
         assert_eq!(KeptCopies::remove_all(work.directory.path()).unwrap(), Removed::default());
     }
 
@@ -419,10 +482,10 @@ mod tests {
         work.take("a", 4 * LEN);
         work.take("b", 4 * LEN);
         let copies: Vec<_> = work.copies.all().unwrap().into_iter().map(|old| old.name).collect();
-        fs::remove_file(work.copies.directory.join(&copies[0])).unwrap();
-        fs::remove_file(work.copies.directory.join(with_suffix(&copies[1]))).unwrap();
+        fs::remove_file(work.path().join(&copies[0])).unwrap();
+        fs::remove_file(work.path().join(with_suffix(&copies[1]))).unwrap();
         KeptCopies::remove_all(work.directory.path()).unwrap();
-        assert!(!work.copies.directory.exists());
+        assert!(!work.path().exists());
     }
 
     #[test]
@@ -433,7 +496,7 @@ mod tests {
         }
         let make_room = |missing: u64| {
             let before = work.copies.all().unwrap().iter().map(|old| old.taken).sum::<u64>();
-            KeptCopies::make_room(work.directory.path(), || {
+            work.copies.make_room(|| {
                 let now = work.copies.all().unwrap().iter().map(|old| old.taken).sum::<u64>();
                 missing.saturating_sub(before - now)
             });
@@ -448,16 +511,104 @@ mod tests {
     fn a_directory_that_others_can_enter_is_not_used() {
         let work = Work::new();
         let set = |mode| {
-            fs::set_permissions(&work.copies.directory, fs::Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(work.path(), fs::Permissions::from_mode(mode)).unwrap();
         };
         set(0o755);
-        assert!(KeptCopies::open(work.directory.path()).is_err());
+        assert!(open(work.directory.path()).is_err());
         set(0o700);
-        assert!(KeptCopies::open(work.directory.path()).is_ok());
-        fs::remove_dir(&work.copies.directory).unwrap();
-        std::os::unix::fs::symlink("/tmp", &work.copies.directory).unwrap();
-        assert!(KeptCopies::open(work.directory.path()).is_err());
+        assert!(open(work.directory.path()).is_ok());
+        fs::remove_dir(work.path()).unwrap();
+        std::os::unix::fs::symlink("/tmp", work.path()).unwrap();
+        assert!(open(work.directory.path()).is_err());
         let files = work.archive("a");
         assert!(files[0].version_text().is_some());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_exchange_is_not_used() {
+        let work = Work::new();
+        work.take("a", 4 * LEN);
+        let parent = work.directory.path();
+        let set = |mode| fs::set_permissions(parent, fs::Permissions::from_mode(mode)).unwrap();
+        set(0o777);
+        let refused = open(parent).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Busy);
+        assert!(refused.to_string().contains("other users can replace"), "{refused}");
+        assert!(KeptCopies::remove_all(parent).is_err());
+        assert_eq!(work.count(), 2);
+        set(0o1777);
+        assert_eq!(KeptCopies::remove_all(parent).unwrap().copies, 1);
+    }
+
+    /// > They remove only files whose names archfs makes.
+    #[test]
+    fn what_archfs_did_not_make_stays() {
+        let work = Work::new();
+        work.take("a", 4 * LEN);
+        let others = ["results", "results.sums", &"A".repeat(32), &"a".repeat(33)];
+        for name in others {
+            fs::write(work.path().join(name), "dear").unwrap();
+        }
+        assert!(work.take("b", LEN).1, "the other copy makes room");
+        assert_eq!(work.count(), others.len() + 2);
+        assert_eq!(KeptCopies::remove_all(work.directory.path()).unwrap().copies, 1);
+        assert_eq!(work.count(), others.len());
+    }
+
+    /// > They stay in the directory that they opened, even if the path leads elsewhere later.
+    #[test]
+    fn nothing_is_removed_through_a_link_in_place_of_the_directory() {
+        let work = Work::new();
+        let (victim, moved) = (work.directory.path().join("victim"), work.path().join("../moved"));
+        for name in ["a", "b", "c"] {
+            work.take(name, 4 * LEN);
+        }
+        let (_held, _) = work.take("d", 4 * LEN);
+        fs::create_dir(&victim).unwrap();
+        for name in work.copies.directory.names().unwrap() {
+            fs::write(victim.join(name), "dear").unwrap();
+        }
+        fs::rename(work.path(), &moved).unwrap();
+        std::os::unix::fs::symlink(&victim, work.path()).unwrap();
+        let count = |path: &Path| fs::read_dir(path).unwrap().count();
+        let lack = std::cell::Cell::new(2_u64);
+        work.copies.make_room(|| lack.replace(lack.get().saturating_sub(1)));
+        assert_eq!((count(&moved), count(&victim)), (6, 8));
+        let copy = work.copies.take(&work.archive("e"), LEN, 2 * LEN).unwrap().unwrap();
+        assert_eq!((count(&moved), count(&victim)), (4, 8));
+        copy.discard_if_new();
+        assert_eq!((count(&moved), count(&victim)), (2, 8));
+    }
+
+    #[test]
+    fn a_copy_that_fails_leaves_no_directory_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("a"), "a").unwrap();
+        let files = vec![Arc::new(FileStorage::open(&directory.path().join("a")).unwrap())];
+        let count = || fs::read_dir(directory.path()).unwrap().count();
+        open(directory.path()).unwrap().take(&files, LEN, LEN - 1).unwrap_err();
+        assert_eq!(count(), 1);
+        let copies = open(directory.path()).unwrap();
+        copies.take(&files, LEN, LEN).unwrap().unwrap().discard_if_new();
+        assert_eq!(count(), 1);
+        // One that was there stays.
+        open(directory.path()).unwrap();
+        open(directory.path()).unwrap().take(&files, LEN, LEN - 1).unwrap_err();
+        assert_eq!(count(), 2);
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_no_copy() {
+        let work = Work::new();
+        work.take("a", 4 * LEN);
+        for name in work.copies.directory.names().unwrap() {
+            if std::os::unix::fs::chown(work.path().join(name), Some(5), None).is_err() {
+                return println!("SKIPPED: needs root");
+            }
+        }
+        let refused = work.copies.take(&work.archive("a"), LEN, 4 * LEN).unwrap_err();
+        assert!(refused.to_string().contains("a file of another user"), "{refused}");
+        assert!(KeptCopies::remove_all(work.directory.path()).is_err());
+        assert_eq!(work.count(), 2);
     }
 }

@@ -208,6 +208,28 @@ fn a_copy_in_use_stays_and_the_oldest_makes_room() {
     assert!(Work::is_empty(&work.disk));
 }
 
+#[test]
+fn a_copy_that_cannot_stay_leaves_nothing_behind() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = Work::new();
+    let output = work.mount(&["--stage-keep=1M"]);
+    assert!(said(&output).contains("the copy is removed with the mount"), "{}", said(&output));
+    assert!(Work::is_empty(&work.disk));
+    work.unmount();
+    // Other users could exchange the directory of the copies.
+    fs::set_permissions(&work.disk, PermissionsExt::from_mode(0o777)).unwrap();
+    let output = work.mount(&["--stage-keep=1G"]);
+    assert!(said(&output).contains("other users can replace"), "{}", said(&output));
+    assert!(Work::is_empty(&work.disk));
+    work.unmount();
+    fs::set_permissions(&work.disk, PermissionsExt::from_mode(0o1777)).unwrap();
+    work.mount(&["--stage-keep=1G"]);
+    work.unmount();
+    work.copy();
+}
+
 /// 100 rounds with ARCHFS_LONG_TESTS.
 #[test]
 fn after_a_kill_at_any_moment_no_wrong_byte_is_believed() {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
+use crate::os::directory::Directory;
 use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
 use crate::progress::Progress;
@@ -163,20 +164,21 @@ fn begin(
     cache_bytes: u64,
 ) -> Result<(Vec<Arc<FileStorage>>, Staging)> {
     let len = storage::copied_len(&files);
-    let kept = keep.and_then(|most| kept_copy(&files, directory, len, most));
+    let opened = Directory::open(directory).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::new(Kind::Io, "no such directory"),
+        ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
+        _ => Error::io("cannot open the directory", error),
+    })?;
+    let kept = keep.and_then(|most| kept_copy(&files, (&opened, directory), len, most));
     let target = match kept {
         Some(copy) => CopyTarget::Kept(copy),
         None => {
-            CopyTarget::New(unlinked::create(directory).map_err(|error| match error.kind() {
-                ErrorKind::NotFound if !directory.exists() => {
-                    Error::new(Kind::Io, "no such directory")
-                }
-                ErrorKind::NotADirectory => Error::new(Kind::Io, "not a directory"),
-                _ => Error::io("cannot create a file", error),
-            })?)
+            let created = unlinked::create_in(&opened);
+            CopyTarget::New(created.map_err(|error| Error::io("cannot create a file", error))?)
         }
     };
-    match with_room(&target, directory, len, cache_bytes) {
+    let copies = KeptCopies::existing(&opened, directory).ok().flatten();
+    match with_room(&target, copies, len, cache_bytes) {
         Ok(room) => {
             let (copy, files) = storage::near_copy(files, target, name, room)?;
             let fill = Fill::start(&copy)?;
@@ -191,20 +193,26 @@ fn begin(
     }
 }
 
-/// Checks that a copy of `len` bytes fits in `target`, and reserves space for it. Kept copies in
-/// `directory` make room for it.
-fn with_room(target: &CopyTarget, directory: &Path, len: u64, cache_bytes: u64) -> Result<Room> {
+/// Checks that a copy of `len` bytes fits in `target`, and reserves space for it. `copies` make room
+/// for it.
+fn with_room(
+    target: &CopyTarget,
+    copies: Option<KeptCopies>,
+    len: u64,
+    cache_bytes: u64,
+) -> Result<Room> {
     let file = target.file();
     // What it takes already need not be free.
     let more = len.saturating_sub(target.taken());
     let is_in_memory = unlinked::is_in_memory(file);
     let free = || unlinked::free_bytes(file).map(|free| free.unwrap_or(u64::MAX));
-    KeptCopies::make_room(directory, || {
+    let lack = || {
         let on_disk = more.saturating_sub(free().unwrap_or(u64::MAX));
         let left = memory::headroom().filter(|_| is_in_memory && more > 0);
         let wanted = more.saturating_add(cache_bytes);
         on_disk.max(left.map_or(0, |left| wanted.saturating_sub(left.bytes)))
-    });
+    };
+    copies.iter().for_each(|copies| copies.make_room(lack));
     let free = free().map_err(|error| Error::io("cannot get the free space", error))?;
     if free < more {
         let what = if more < len { "takes another" } else { "takes" };
@@ -224,11 +232,11 @@ fn with_room(target: &CopyTarget, directory: &Path, len: u64, cache_bytes: u64) 
 /// `None` if this copy cannot stay; the log says why.
 fn kept_copy(
     files: &[Arc<FileStorage>],
-    directory: &Path,
+    (directory, shown): (&Directory, &Path),
     len: u64,
     most: u64,
 ) -> Option<KeptCopy> {
-    let taken = KeptCopies::open(directory).and_then(|copies| copies.take(files, len, most));
+    let taken = KeptCopies::open(directory, shown).and_then(|copies| copies.take(files, len, most));
     match taken {
         Ok(Some(copy)) => return Some(copy),
         Ok(None) => log::info!("--stage-keep: another mount uses the copy; this one has its own"),
