@@ -1,4 +1,5 @@
-//! Mounts whose path changes, and processes that /proc hides or shows with other PIDs.
+//! Mounts whose path changes, processes that /proc hides or shows with other PIDs, and users with
+//! the right to mount or with a copy of a mount in their own namespace.
 
 use std::fs;
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::process::{Command, Output};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::mount::{CleanUp, is_mounted};
+use crate::support::skip::skip;
 use crate::support::stage::{Talker, has_ended, processes_about, said, stage};
 use crate::support::user::{OpenDevice, User};
 use crate::support::{skip_without_mounts, wait_until};
@@ -126,6 +128,74 @@ fn a_caller_hidden_by_hidepid_holds_its_mount() {
     root.end();
     wait_until("its daemon has ended", || has_ended(daemon));
     wait_until("nothing is left", || !user.mount_point.exists() && !user.registry().exists());
+}
+
+/// Container runtimes call archfs in a user namespace that maps only the caller, with all
+/// capabilities. There the helper of the system has no rights.
+///
+/// > A process with CAP_SYS_ADMIN mounts and unmounts in the same way.
+#[test]
+fn a_user_with_the_capability_mounts_without_the_helper() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 13);
+    let namespace = "unshare --user --mount --map-current-user --keep-caps";
+    if !user.runs(&format!("{namespace} true")).status.success() {
+        return skip("no user namespaces");
+    }
+    let mount = "$ARCHFS mount -v --keep $IMAGE mount && cat mount/hello && $ARCHFS unmount mount";
+    let run = "$ARCHFS run -v $IMAGE mount -- cat mount/hello";
+    let squashfuse = "ln -s $ARCHFS squashfuse; mkdir mount; ./squashfuse -f -o uid=13,gid=13 $IMAGE mount & \
+                      until [ -e mount/hello ]; do :; done; cat mount/hello; kill $!; wait $!";
+    for script in [mount, run, squashfuse] {
+        let output = user.runs(&format!("{namespace} bash -c '{script}'"));
+        let said = said(&output);
+        assert_eq!(out(&output), "hello, world\n", "{script}: {said}");
+        assert!(output.status.success() && !said.contains("only the command sees"), "{said}");
+        assert_eq!(said.contains("mounted directly"), script != squashfuse, "{said}");
+    }
+    let output = user.runs(&format!("{namespace} $ARCHFS doctor"));
+    assert!(out(&output).contains("with CAP_SYS_ADMIN, does not need it"), "{}", out(&output));
+    // The same outside of a user namespace.
+    let mut ambient = Command::new("setpriv");
+    ambient.args(["--reuid=13", "--regid=13", "--clear-groups"]);
+    ambient.args(["--inh-caps=+sys_admin", "--ambient-caps=+sys_admin", "bash", "-c"]);
+    ambient.args([format!("rmdir mount; {mount}")]).current_dir(&user.home);
+    ambient.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
+    let output = ambient.output().unwrap();
+    assert_eq!(out(&output), "hello, world\n", "{}", said(&output));
+    assert!(said(&output).contains("mounted directly"), "{}", said(&output));
+    assert!(!user.mount_point.exists());
+}
+
+#[test]
+fn an_error_of_mounting_names_each_way_and_why_it_failed() {
+    let Some(stage) = stage() else { return };
+    let _device = OpenDevice::new();
+    let user = User::new(&stage, 13);
+    if !user.runs("unshare --user true").status.success() {
+        return skip("no user namespaces");
+    }
+    // Without a mount namespace, the capability does not concern the mounts.
+    let script = "unshare --user --map-current-user --keep-caps $ARCHFS mount $IMAGE mount";
+    let output = user.runs(script);
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    let said_of_both = said(&output);
+    for words in [
+        "mount: the kernel does not permit the mount: Operation not permitted; fusermount cannot \
+         either: ",
+        "not run: this user namespace does not map the owner of",
+        "hint: use `archfs run`",
+    ] {
+        assert!(said_of_both.contains(words), "{words}: {said_of_both}");
+    }
+    // Without the capability, only the helper can be tried.
+    let script = "unshare --user --map-current-user $ARCHFS run $IMAGE mount -- cat mount/hello";
+    let output = user.runs(script);
+    assert_eq!(out(&output), "hello, world\n", "{}", said(&output));
+    let said = said(&output);
+    assert!(said.contains("not run: this user namespace does not map"), "{said}");
+    assert!(said.contains("; mounting in a namespace that only the command sees"), "{said}");
 }
 
 /// If /tmp is private to a job and /dev/shm is not, each job has its own records and does not see

@@ -266,7 +266,7 @@ fn run_mounts_privately_without_fusermount() {
     command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
     let output = command.output().unwrap();
     assert_eq!(text(&output), "hello, world\n1\n", "{}", said(&output));
-    assert!(said(&output).contains("no fusermount3 on this node"), "{}", said(&output));
+    assert!(said(&output).contains("fusermount3: not found on this node"), "{}", said(&output));
     assert!(!user.mount_point.exists());
 }
 

@@ -62,8 +62,8 @@ fn ask(request: &str) -> String {
 
 fn fusermount(node: &Node, trial: &Trial) -> Check {
     const NAME: &str = "fusermount";
-    if node.is_root {
-        return of_root(node, trial);
+    if let Some(who) = node.mounts_directly {
+        return without_helper(who, node, trial);
     }
     let why = match &node.helper {
         Ok((path, version)) => {
@@ -99,19 +99,20 @@ fn is_conclusive(node: &Node, trial: &Trial) -> bool {
     node.kernel.has_proc && trial.is_known()
 }
 
-/// Root in a container or user namespace may be unable to mount, and no helper changes that.
-fn of_root(node: &Node, trial: &Trial) -> Check {
+/// `who` mounts without a helper, except where the kernel forbids it, as in a container or user
+/// namespace.
+fn without_helper(who: &str, node: &Node, trial: &Trial) -> Check {
     const NAME: &str = "fusermount";
     match &trial.mount {
         Err(Failure { said, hint, .. }) if node.device == Device::Opens => {
-            let text = format!("root cannot mount here: {said}");
+            let text = format!("{who} cannot mount here: {said}");
             // An error without a hint is about this process: limits or /proc.
             match hint.clone().filter(|_| is_conclusive(node, trial)) {
                 Some(hint) => Check::problem(NAME, text, or_run(trial, hint)),
                 None => Check::note(NAME, text, None),
             }
         }
-        _ => Check::good(NAME, "root does not need it"),
+        _ => Check::good(NAME, format!("{who} does not need it")),
     }
 }
 

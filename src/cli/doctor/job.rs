@@ -39,7 +39,7 @@ fn batch(batch: Option<&Batch>) -> Check {
 
 fn others(node: &Node) -> Check {
     const NAME: &str = "allow-other";
-    if node.is_root || node.configuration.user_allow_other {
+    if node.mounts_directly.is_some() || node.configuration.user_allow_other {
         return Check::good(NAME, "-o allow_other is permitted");
     }
     let text = "no user_allow_other in /etc/fuse.conf";

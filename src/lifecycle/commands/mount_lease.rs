@@ -8,14 +8,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::geteuid;
-
 use crate::direct;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::mount;
 use crate::lifecycle::commands::run_options::{Chart, Privacy};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
-use crate::lifecycle::mount::{attach, fusermount, mount_point, namespace, owned_directory};
+use crate::lifecycle::mount::fusermount::{self, Helper};
+use crate::lifecycle::mount::{attach, mount_point, namespace, owned_directory};
 use crate::lifecycle::share::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
 use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::os::mountinfo;
@@ -57,11 +56,11 @@ pub(super) fn obtain(
     if privacy == Privacy::Private {
         return mount_privately(mount_point, plan, arguments);
     }
-    if !geteuid().is_root() && !fusermount::is_there() {
-        log::warn!(
-            "{}: no fusermount3 on this node; mounting in a namespace that only the command sees",
-            mount_point.display()
-        );
+    if !attach::may_mount_directly()
+        && let Err(error) = Helper::find()
+    {
+        let path = mount_point.display();
+        log::warn!("{path}: {error}; mounting in a namespace that only the command sees");
         return mount_privately(mount_point, plan, arguments);
     }
     let has_fallback = fusermount::check_device().is_ok();

@@ -31,14 +31,15 @@ use std::path::PathBuf;
 use rustix::process::geteuid;
 
 use crate::lifecycle::commands::list::{State, list};
+use crate::lifecycle::mount::attach;
 use crate::lifecycle::share;
 use crate::os::processors;
 
 /// The facts about a node, for this user.
 #[derive(Debug)]
 pub struct Node {
-    /// Whether this user is root, and mounts without a helper.
-    pub is_root: bool,
+    /// Who tries mount(2) before the helper; `None` if this process does not.
+    pub mounts_directly: Option<&'static str>,
     /// /dev/fuse.
     pub device: Device,
     /// The helper that mounts for ordinary users and its version, or why it is unusable.
@@ -77,7 +78,10 @@ impl Node {
         let processors = processors::count();
         let threads = super::daemon::usual_threads();
         Self {
-            is_root: geteuid().is_root(),
+            mounts_directly: attach::may_mount_directly().then(|| match geteuid().is_root() {
+                true => "root",
+                false => "this process, with CAP_SYS_ADMIN,",
+            }),
             device: Device::probe(),
             helper: fusermount::probe(),
             configuration: Configuration::read(),

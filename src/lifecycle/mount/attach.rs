@@ -1,5 +1,5 @@
-//! Attaches a FUSE connection to a directory and detaches it: with mount(2) as root, otherwise with
-//! fusermount.
+//! Attaches a FUSE connection to a directory and detaches it: with mount(2) as root or with the
+//! capability for it; otherwise, or if the kernel refuses, with fusermount.
 //!
 //! A mount is identified by its mount id and device number, which are unique while it exists. Its
 //! path may change: a rename of a directory above the mount point moves the mount.
@@ -15,6 +15,7 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::mount::detach::{Detach, busy};
@@ -71,15 +72,7 @@ impl Attached {
         lock: &impl AsFd,
     ) -> Result<(Self, OwnedFd)> {
         let start = Instant::now();
-        let (connection, directory, how) = if geteuid().is_root() {
-            let (connection, directory) = mount_as_root(mount_point, source, restrictions)?;
-            (connection, Some(directory), "directly")
-        } else {
-            let directory = directory_at(mount_point);
-            let connection =
-                fusermount::mount(mount_point, source, restrictions, duplicate(lock)?)?;
-            (connection, directory.ok(), "with fusermount")
-        };
+        let (connection, directory, how) = connect(mount_point, source, restrictions, lock)?;
         match mountinfo::topmost(mount_point)? {
             Some(entry) if entry.is_own() => {
                 log_mounted(mount_point, how, start);
@@ -89,7 +82,7 @@ impl Attached {
             }
             _ => {
                 drop(connection);
-                if let Some(directory) = directory.filter(|_| geteuid().is_root()) {
+                if let Some(directory) = directory.filter(|_| how == DIRECTLY) {
                     detach_moved(&directory);
                 }
                 let context =
@@ -227,9 +220,16 @@ pub(in crate::lifecycle) fn detach(entry: &MountEntry, how: Detach) -> Result<()
         }
         None => return Ok(()),
     }
-    let detached = match geteuid().is_root() {
-        true => detach_as_root(entry, how),
-        false => fusermount::unmount(mount_point, how),
+    let direct = may_mount_directly().then(|| detach_directly(entry, how));
+    let detached = match direct {
+        Some(Err(error)) if error.kind() == Kind::CannotMount => {
+            fusermount::unmount(mount_point, how).map_err(|by_helper| match by_helper.kind() {
+                Kind::Busy => by_helper,
+                _ => refused_twice(mount_point, &error, &by_helper),
+            })
+        }
+        Some(detached) => detached,
+        None => fusermount::unmount(mount_point, how),
     };
     match detached {
         Err(error) if error.kind() != Kind::Busy && mountinfo::topmost(mount_point)?.is_none() => {
@@ -240,7 +240,8 @@ pub(in crate::lifecycle) fn detach(entry: &MountEntry, how: Detach) -> Result<()
     }
 }
 
-fn detach_as_root(entry: &MountEntry, how: Detach) -> Result<()> {
+/// `CannotMount` if the kernel does not permit it to this process.
+fn detach_directly(entry: &MountEntry, how: Detach) -> Result<()> {
     let mount_point = entry.mount_point.as_path();
     let flags = match how {
         Detach::IfIdle => UnmountFlags::NOFOLLOW,
@@ -248,8 +249,15 @@ fn detach_as_root(entry: &MountEntry, how: Detach) -> Result<()> {
     };
     match unmount_in_parent(mount_point, flags, |found| MountId::of(found) == MountId::of(entry)) {
         Ok(()) => Ok(()),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => Err(busy(mount_point)),
-        Err(error) => Err(cannot_unmount(mount_point, error)),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => Err(busy(mount_point)),
+            Some(refusal @ (Errno::PERM | Errno::ACCESS)) => {
+                let context =
+                    format!("{}: cannot unmount: {}", mount_point.display(), reason(refusal));
+                Err(Error::new(Kind::CannotMount, context))
+            }
+            _ => Err(cannot_unmount(mount_point, error)),
+        },
     }
 }
 
@@ -278,7 +286,7 @@ fn detach_moved(directory: &Directory) {
     if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
         && entry.is_own()
         && probe::is_stale(&mount_point, &entry, PROBE_TIMEOUT)
-        && let Err(error) = detach_as_root(&entry, Detach::Lazily)
+        && let Err(error) = detach_directly(&entry, Detach::Lazily)
     {
         log::warn!("{error}; run `archfs gc`");
     }
@@ -295,7 +303,7 @@ pub(in crate::lifecycle) fn mount_here(
     restrictions: Restrictions,
 ) -> Result<OwnedFd> {
     let start = Instant::now();
-    let (connection, _) = mount_as_root(mount_point, source, restrictions)?;
+    let (connection, _) = mount_directly(mount_point, source, restrictions)?;
     log_mounted(mount_point, "in a namespace", start);
     Ok(connection)
 }
@@ -325,8 +333,66 @@ fn directory_at(mount_point: &Path) -> io::Result<Directory> {
     parent.below(name)
 }
 
+/// Whether to try mount(2) and umount(2) first. Root always does: if it lacks the capability, as in
+/// a container, the error says so. Another user has the capability in a user namespace that a
+/// container runtime made.
+pub(in crate::lifecycle) fn may_mount_directly() -> bool {
+    let has_capability =
+        || capabilities(None).map(|own| own.effective.contains(CapabilitySet::SYS_ADMIN));
+    geteuid().is_root() || has_capability().unwrap_or(false)
+}
+
+/// How `connect` mounts with mount(2).
+const DIRECTLY: &str = "directly";
+
+/// Mounts in the first way that works. Returns the daemon's end of the connection, the directory
+/// that the mount covers if it could be opened, and the way.
+fn connect(
+    mount_point: &Path,
+    source: &Path,
+    restrictions: Restrictions,
+    lock: &impl AsFd,
+) -> Result<(OwnedFd, Option<Directory>, &'static str)> {
+    let mut refusal = None;
+    if may_mount_directly() {
+        match mount_directly(mount_point, source, restrictions) {
+            Ok((connection, directory)) => return Ok((connection, Some(directory), DIRECTLY)),
+            // A container may have a helper that mounts in another way. It needs the device as
+            // well.
+            Err(error)
+                if error.kind() == Kind::CannotMount && fusermount::check_device().is_ok() =>
+            {
+                refusal = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let directory = directory_at(mount_point);
+    match fusermount::mount(mount_point, source, restrictions, duplicate(lock)?) {
+        Ok(connection) => Ok((connection, directory.ok(), "with fusermount")),
+        Err(error) => Err(match refusal {
+            Some(refusal) => refused_twice(mount_point, &refusal, &error),
+            None => error,
+        }),
+    }
+}
+
+/// The error for `mount_point` if both the kernel and the helper refuse. For root, the helper is
+/// rarely the remedy.
+fn refused_twice(mount_point: &Path, by_kernel: &Error, by_helper: &Error) -> Error {
+    let said = by_helper.to_string();
+    let said = said.strip_prefix(&format!("{}: ", mount_point.display())).unwrap_or(&said);
+    let context = format!("{by_kernel}; fusermount cannot either: {said}");
+    let error = Error::new(by_helper.kind(), context);
+    let hint = if geteuid().is_root() { by_kernel.hint() } else { by_helper.hint() };
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
 /// Returns the daemon's end of the connection, and the directory that the mount covers.
-fn mount_as_root(
+fn mount_directly(
     mount_point: &Path,
     source: &Path,
     restrictions: Restrictions,
@@ -350,7 +416,7 @@ fn mount_as_root(
     let target = directory.path();
     match mount(source, target, TYPE, flags, Some(options.as_c_str())) {
         Ok(()) => Ok((device, directory)),
-        Err(error @ (Errno::PERM | Errno::NODEV)) => Err(Error::new(
+        Err(error @ (Errno::PERM | Errno::ACCESS | Errno::NODEV)) => Err(Error::new(
             Kind::CannotMount,
             format!(
                 "{}: the kernel does not permit the mount: {}",

@@ -1,4 +1,4 @@
-//! Mounts as an ordinary user, with the set-uid helper fusermount3 or fusermount.
+//! Mounts with the set-uid helper fusermount3 or fusermount, as an ordinary user does.
 //!
 //! The helper mounts, and sends the descriptor of the connection over the socket whose number is in
 //! _FUSE_COMMFD (libfuse, lib/mount.c). Its message on standard error becomes the error. The helper
@@ -183,11 +183,6 @@ fn options(source: &Path, restrictions: Restrictions) -> OsString {
         bytes.push(byte);
     }
     OsString::from_vec(bytes)
-}
-
-/// Whether this node has a helper that is safe to run.
-pub(in crate::lifecycle) fn is_there() -> bool {
-    Helper::find().is_ok()
 }
 
 /// The helper of this node.

@@ -28,9 +28,9 @@ pub(in crate::lifecycle) fn enter() -> Result<()> {
         return Err(Error::new(Kind::CannotMount, context)
             .with_hint("raise the stack limit: ulimit -s 512"));
     }
-    // Root needs no user namespace, and keeps its groups and rights without one.
-    let has_right = geteuid().is_root() && unshare(UnshareFlags::NEWNS).is_ok();
-    if !has_right {
+    // Root needs no user namespace, and keeps its groups and rights without one. The same holds for
+    // a user with CAP_SYS_ADMIN.
+    if unshare(UnshareFlags::NEWNS).is_err() {
         let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
         unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(not_permitted)?;
         // An ordinary user may map a group only after disabling setgroups(2).
