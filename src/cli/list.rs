@@ -16,7 +16,8 @@ use crate::stats::StageCounts;
 /// List your archfs mounts on this node: mount point, archives, daemon, holders, state
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "State: alive; stale (run archfs gc); silent (the daemon does not answer); unknown.
+    after_help = "State: alive; stale (run archfs gc); silent (the daemon does not answer); detached
+(unmounted, but served to the processes that still have it); unknown.
 
 Examples:
   archfs list
@@ -145,6 +146,7 @@ fn name(state: State) -> &'static str {
         State::Stale => "stale",
         State::Silent => "silent",
         State::Unknown => "unknown",
+        State::Detached => "detached",
     }
 }
 

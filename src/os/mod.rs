@@ -11,6 +11,7 @@ pub mod kernel_file;
 pub mod lustre;
 pub mod memory;
 pub(crate) mod memory_file;
+pub(crate) mod mount_users;
 pub mod mountinfo;
 pub mod new_file;
 pub(crate) mod own_program;

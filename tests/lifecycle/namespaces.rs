@@ -6,12 +6,14 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::support::mount::{CleanUp, is_mounted};
+use crate::support::node;
 use crate::support::skip::skip;
 use crate::support::stage::{Talker, has_ended, processes_about, said, stage};
 use crate::support::user::{OpenDevice, User};
-use crate::support::{skip_without_mounts, wait_until};
+use crate::support::{archfs, skip_without_mounts, wait_until};
 
 fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -196,6 +198,115 @@ fn an_error_of_mounting_names_each_way_and_why_it_failed() {
     let said = said(&output);
     assert!(said.contains("not run: this user namespace does not map"), "{said}");
     assert!(said.contains("; mounting in a namespace that only the command sees"), "{said}");
+}
+
+/// The rows of `archfs list --json` whose mount point is `mount_point`.
+fn rows_at(mount_point: &Path) -> Vec<Value> {
+    let output = archfs().args(["list", "--json"]).output().unwrap();
+    let rows = out(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let is_meant = |row: &Value| row["mountpoint"].as_str() == mount_point.to_str();
+    Vec::into_iter(rows).filter(is_meant).collect()
+}
+
+/// > A mount namespace that was made during a mount, such as that of a container, keeps a copy of
+/// > it. After `unmount`, archfs serves that copy until the last process of the namespace exits.
+/// > `archfs list` shows it as detached, with these processes. If archfs made the directory of the
+/// > mount point, it removes that directory, and the copies at that path end with it. A copy that
+/// > is bound to another path stays.
+#[test]
+fn a_copy_of_a_mount_in_another_namespace_is_served_and_shown() {
+    // Other tests make mount namespaces, and so copies of all mounts that they see.
+    let Some(stage) = node::enter().and_then(|()| stage()) else { return };
+    let other = stage.work.path().join("other");
+    fs::create_dir(&other).unwrap();
+    for (is_bound, place) in [(true, &other), (false, &stage.mount_point)] {
+        if !is_bound {
+            fs::create_dir(place).unwrap();
+        }
+        assert!(stage.mount(&["--keep"]).status.success());
+        let daemon = stage.daemon();
+        let script = format!(
+            "if {is_bound}; then mount --bind mount other; fi; echo in; read x; cat {0}/hello; \
+             cat mount/hello 2> /dev/null; read x; echo out",
+            place.display()
+        );
+        let mut container = Command::new("unshare");
+        container.args(["--mount", "--propagation=private", "sh", "-c", &script]);
+        let mut container = Talker::start(container.current_dir(stage.work.path()));
+        assert_eq!(container.line(), "in");
+        let pid = container.pid().as_raw_nonzero().get();
+
+        let output = stage.ends(&["unmount", "mount"]);
+        let said = said(&output);
+        assert!(output.status.success() && !stage.mount_point.join("hello").exists(), "{said}");
+        assert_eq!(stage.mount_point.exists(), !is_bound);
+        let words = format!(
+            "process {pid} (sh) still has it at {} in another mount namespace",
+            place.display()
+        );
+        assert!(said.contains(&words), "{said}");
+        let words = format!("`kill -INT {}` ends it", daemon.as_raw_nonzero());
+        assert!(said.contains(&words), "{said}");
+
+        wait_until("it is listed", || !rows_at(&stage.mount_point).is_empty());
+        let rows = rows_at(&stage.mount_point);
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!(row["state"], "detached");
+        assert_eq!(row["daemon"], daemon.as_raw_nonzero().get());
+        assert_eq!(row["holders"], serde_json::json!([{"pid": pid, "name": "sh"}]));
+        let output = archfs().arg("doctor").output().unwrap();
+        let words = format!("{} is unmounted but still served", stage.mount_point.display());
+        assert!(out(&output).contains(&words), "{}", out(&output));
+
+        // Its mount point is free, and a mount there concerns only itself.
+        assert!(stage.mount(&["--keep"]).status.success());
+        assert_eq!(rows_at(&stage.mount_point).len(), 2);
+        assert!(stage.ends(&["unmount", "mount"]).status.success());
+        container.write("\n");
+        assert_eq!(container.line(), "hello, world");
+        if !is_bound {
+            assert_eq!(container.line(), "hello, world");
+        }
+        container.write("\n");
+        assert_eq!(container.line(), "out");
+        assert_eq!(container.end(), Some(0));
+        wait_until("its daemon has ended", || has_ended(daemon));
+        assert_eq!(rows_at(&stage.mount_point), Vec::<Value>::new());
+    }
+}
+
+#[test]
+fn a_second_place_of_a_mount_is_named_when_the_first_is_unmounted() {
+    let Some(stage) = node::enter().and_then(|()| stage()) else { return };
+    let script = "mkdir bound && $ARCHFS mount -q --keep $IMAGE mount && mount --bind mount bound && \
+                  $ARCHFS unmount mount && cat bound/hello && $ARCHFS unmount bound";
+    let _clean_up = CleanUp(stage.work.path().join("bound"));
+    let output = stage.bash(script).output().unwrap();
+    assert_eq!(out(&output), "hello, world\n", "{}", said(&output));
+    let place = stage.work.path().join("bound");
+    let words = format!("also mounted at {}", place.display());
+    assert!(output.status.success() && said(&output).contains(&words), "{}", said(&output));
+    wait_until("no daemon is left", || rows_at(&stage.mount_point).is_empty());
+}
+
+#[test]
+fn a_process_with_open_files_of_an_unmounted_mount_is_shown_and_the_hint_ends_its_daemon() {
+    let Some(stage) = node::enter().and_then(|()| stage()) else { return };
+    let script = "$ARCHFS mount -q --keep $IMAGE mount && exec 9<mount/hello && \
+                  $ARCHFS unmount --lazy mount && echo up && read x";
+    let mut holder = Talker::start(&mut stage.bash(script));
+    assert_eq!(holder.line(), "up");
+    wait_until("it is listed", || !rows_at(&stage.mount_point).is_empty());
+    let rows = rows_at(&stage.mount_point);
+    let pid = holder.pid().as_raw_nonzero().get();
+    assert_eq!(rows[0]["state"], "detached");
+    assert_eq!(rows[0]["holders"][0]["pid"], pid);
+    let daemon = rows[0]["daemon"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();
+    kill_process(daemon, Signal::INT).unwrap();
+    wait_until("its daemon has ended", || has_ended(daemon));
+    assert_eq!(rows_at(&stage.mount_point), Vec::<Value>::new());
+    holder.write("\n");
+    assert_eq!(holder.end(), Some(0));
 }
 
 /// If /tmp is private to a job and /dev/shm is not, each job has its own records and does not see

@@ -87,6 +87,7 @@ fn broken(node: &Node) -> Check {
     }
     let describe = node.broken.iter().map(|(mount_point, state)| match state {
         MountState::Stale => format!("{} is stale", mount_point.display()),
+        MountState::Detached => format!("{} is unmounted but still served", mount_point.display()),
         _ => format!("{} does not answer", mount_point.display()),
     });
     let text = describe.collect::<Vec<_>>().join(", ");

@@ -11,6 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{self, MountState, RecordSnapshot, Status};
+use crate::os::mount_users;
 use crate::os::mountinfo::{self, MountEntry};
 use crate::stats::StageCounts;
 
@@ -50,6 +51,9 @@ pub enum State {
     Silent,
     /// Nothing is known of its daemon.
     Unknown,
+    /// It is unmounted, and served to the processes that hold it: they have files open, or their
+    /// mount namespace has a copy of the mount.
+    Detached,
 }
 
 /// Statistics of the archfs mount at `path` so far: one JSON object, with the keys of
@@ -100,7 +104,28 @@ pub(super) fn clear(path: &Path) -> String {
     format!("clear it: archfs unmount {}", path.display())
 }
 
-/// All archfs mounts of this user, in the order they were mounted.
+/// The mounts of this user that are unmounted but still served.
+fn detached() -> Vec<Listed> {
+    let snapshots = RecordSnapshot::all_of(geteuid().as_raw());
+    let listed = |snapshot: &RecordSnapshot| {
+        let (record, mount) = snapshot.detached()?;
+        let daemon = record.process.pid();
+        let holders = mount_users::of(mount, Some(daemon)).into_iter();
+        Some(Listed {
+            mount_point: record.mount_point.clone(),
+            archives: record.archives.clone(),
+            daemon: Some(daemon),
+            holders: holders.map(|user| (user.pid, user.name)).collect(),
+            kept: false,
+            staged: None,
+            state: State::Detached,
+        })
+    };
+    snapshots.iter().filter_map(listed).collect()
+}
+
+/// All archfs mounts of this user, in the order they were mounted, and then those that are
+/// unmounted but still served.
 ///
 /// # Errors
 /// `Io` if /proc cannot be read.
@@ -143,5 +168,6 @@ pub fn list() -> Result<Vec<Listed>> {
             mount_point,
         });
     }
+    all.extend(detached());
     Ok(all)
 }

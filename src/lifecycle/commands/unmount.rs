@@ -14,14 +14,18 @@ use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::{self, Detach};
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::share::{
-    self, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState, RecordSnapshot,
-    UNMOUNT_TIMEOUT, UnmountAnswer,
+    self, Client, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState,
+    RecordSnapshot, UNMOUNT_TIMEOUT, UnmountAnswer,
 };
-use crate::os::mountinfo::MountEntry;
+use crate::os::mount_users;
+use crate::os::mountinfo::{self, MountEntry, MountId};
 use crate::os::process::ProcessId;
 
 /// How long a daemon may take to answer a request of this command.
 const UNMOUNT_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time within which a daemon usually exits. After that, this looks for what keeps it.
+const EXIT_EXPECTED: Duration = Duration::from_secs(1);
 
 /// Time between two checks of a mount that is starting.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -79,10 +83,14 @@ fn ask(
     };
     match answer {
         Ok(Some(UnmountAnswer::Done)) => {
-            let has_exited =
-                client.map_or(Ok(true), |client| client.wait_for_exit(how, EXIT_TIMEOUT))?;
+            let daemon = client.as_ref().and_then(Client::daemon);
+            let limit = match how {
+                Detach::IfIdle => EXIT_EXPECTED,
+                Detach::Lazily => EXIT_TIMEOUT,
+            };
+            let has_exited = client.map_or(Ok(true), |client| client.wait_for_exit(how, limit))?;
             if !has_exited {
-                log::warn!("{}: unmounted, but the daemon does not exit", mount_point.display());
+                await_exit(mount_point, entry, daemon);
             }
             Ok(Unmounted::Gone)
         }
@@ -110,6 +118,53 @@ fn ask(
         }
         Err(error) if error.kind() == Kind::TimedOut => Err(silent(error, mount_point)),
         Err(error) => Err(error.within(mount_point.display())),
+    }
+}
+
+/// Waits at most `EXIT_TIMEOUT` until `daemon`, which has unmounted `entry`, has exited. Warns if
+/// other processes still have the mount, for which it serves on.
+fn await_exit(mount_point: &Path, entry: &MountEntry, daemon: Option<ProcessId>) {
+    let path = mount_point.display();
+    if let Ok(Some(bound)) = mountinfo::find(|other| other.device == entry.device) {
+        let place = bound.mount_point.display();
+        return crate::log::warn(
+            format_args!("{path}: unmounted, but it is also mounted at {place}"),
+            &format!("archfs unmount {place}"),
+        );
+    }
+    let users = mount_users::of(&MountId::of(entry), daemon.map(ProcessId::pid));
+    let Some(first) = users.first() else {
+        let has_exited =
+            daemon.is_none_or(|daemon| daemon.wait_for_end(Some(EXIT_TIMEOUT)).unwrap_or(true));
+        if !has_exited {
+            log::warn!(
+                "{path}: unmounted, but the daemon does not exit; another user's process may have \
+                 the mount in its own mount namespace"
+            );
+        }
+        return;
+    };
+    let (more, have) = match users.len() {
+        1 => (String::new(), "has"),
+        count => (format!(" and {} more", count - 1), "have"),
+    };
+    let place = match &first.mounted_at {
+        Some(place) => format!("{have} it at {} in another mount namespace", place.display()),
+        None => format!("{have} files of it open"),
+    };
+    let what = format!(
+        "{path}: unmounted, but process {} ({}){more} still {place}, so the daemon serves on",
+        first.pid, first.name
+    );
+    match daemon {
+        Some(daemon) => crate::log::warn(
+            format_args!("{what}"),
+            &format!(
+                "it exits when they do; `kill -INT {}` ends it now, and their reads fail",
+                daemon.pid()
+            ),
+        ),
+        None => log::warn!("{what}"),
     }
 }
 

@@ -99,7 +99,13 @@ struct Daemon {
     has_reported: bool,
     /// When to touch the record file again.
     refresh_at: Instant,
+    /// When to record that the mount is served although it is unmounted.
+    detached_at: Option<Instant>,
 }
+
+/// How long after the unmount the mount counts as still served. Usually the kernel ends the
+/// connection at once.
+const DETACHED_AFTER: Duration = Duration::from_millis(300);
 
 /// How often to touch it: cleaners of /tmp remove files that are days old.
 const REFRESH: Duration = Duration::from_secs(3600);
@@ -189,6 +195,7 @@ impl Daemon {
             report,
             has_reported: false,
             refresh_at: Instant::now() + REFRESH,
+            detached_at: None,
         })
     }
 
@@ -249,7 +256,8 @@ impl Daemon {
                     let release = self.release.update(now);
                     let archive_cache = self.archive_cache.update(now);
                     let names = self.name_readahead.update(now);
-                    let until = [until, share, release, archive_cache, names, refresh];
+                    let detached = self.record_as_detached(now);
+                    let until = [until, share, release, archive_cache, names, refresh, detached];
                     let until = until.into_iter().flatten().min();
                     let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
                     self.wait(limit)?;
@@ -291,6 +299,16 @@ impl Daemon {
             }
         }
         self.mount.is_attached().then_some(self.refresh_at)
+    }
+
+    /// Records that the mount is served although it is unmounted, if it is time; returns when to do
+    /// so.
+    fn record_as_detached(&mut self, now: Instant) -> Option<Instant> {
+        if self.detached_at.is_some_and(|time| now >= time) {
+            self.detached_at = None;
+            self.mount.record_as_detached();
+        }
+        self.detached_at
     }
 
     /// Unmounts for another process, unless others hold the mount or it is in use, and sends the
@@ -342,6 +360,7 @@ impl Daemon {
         }
         self.failure_log.finish(FAILURE_LOG_LIMIT);
         self.has_reported |= self.leases.close(&self.report.write().summary());
+        self.detached_at = Some(Instant::now() + DETACHED_AFTER);
     }
 
     /// Ends the daemon after its session: nothing is mounted any more, or the kernel gave up.

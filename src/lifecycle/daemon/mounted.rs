@@ -28,6 +28,10 @@ pub(in crate::lifecycle) struct Mounted {
     /// Guards the parts to remove, so that each is removed once. Only the lock of a `State` is
     /// taken while it is held.
     parts: Mutex<Option<Parts>>,
+    /// Guards the record of the mount after it was removed. Held only to move it.
+    removed: Mutex<Option<Record>>,
+    /// Guards the lock of the file that records the mount as still served. Held only to move it.
+    detached: Mutex<Option<MountLock>>,
 }
 
 /// Descriptors kept for unmounting: the mount table, or fusermount with its pipes.
@@ -79,7 +83,7 @@ impl Mounted {
         let lock = Some((lock, record));
         let parts = Parts { reserve: reserve(), attached, directory, lock, direct: None };
         let mount_point = mount_point.to_owned();
-        Ok((Arc::new(Self { mount_point, parts: Mutex::new(Some(parts)) }), connection))
+        Ok((Arc::new(Self::new(mount_point, parts)), connection))
     }
 
     /// A mount that another process made. `directory` is the directory to remove, if this process
@@ -90,7 +94,12 @@ impl Mounted {
         lock: Option<(MountLock, Record)>,
     ) -> Arc<Self> {
         let parts = Parts { reserve: reserve(), attached: None, directory, lock, direct: None };
-        Arc::new(Self { mount_point: plan.mount_point.clone(), parts: Mutex::new(Some(parts)) })
+        Arc::new(Self::new(plan.mount_point.clone(), parts))
+    }
+
+    fn new(mount_point: PathBuf, parts: Parts) -> Self {
+        let (removed, detached) = (Mutex::default(), Mutex::default());
+        Self { mount_point, parts: Mutex::new(Some(parts)), removed, detached }
     }
 
     /// Mount point.
@@ -197,8 +206,20 @@ impl Mounted {
     /// nothing the second time. If another process mounted, that process unmounts.
     pub(in crate::lifecycle) fn clear_up(&self) {
         let parts = self.parts.lock().take();
-        if let Some(parts) = parts {
-            parts.remove_all();
+        if let Some(record) = parts.and_then(Parts::remove_all) {
+            *self.removed.lock() = Some(record);
+        }
+    }
+
+    /// Records that the mount is still served although this process has unmounted it, so that
+    /// `archfs list` shows it. Does nothing the second time.
+    pub(in crate::lifecycle) fn record_as_detached(&self) {
+        let Some(record) = self.removed.lock().take() else { return };
+        // The directory is removed, and a mount in another namespace takes no part of a budget.
+        let record = Record { creates_directory: false, job: None, ..record };
+        match MountLock::acquire_private(&record) {
+            Ok(lock) => *self.detached.lock() = Some(lock),
+            Err(error) => log::info!("{}: {error}", self.mount_point.display()),
         }
     }
 }
@@ -206,6 +227,10 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.clear_up();
+        let detached = self.detached.lock().take();
+        if let Some(lock) = detached {
+            lock.remove();
+        }
     }
 }
 
@@ -222,19 +247,21 @@ impl Parts {
         }
     }
 
-    fn remove_all(mut self) {
+    /// Returns the record, if other processes could use the mount.
+    fn remove_all(mut self) -> Option<Record> {
         // First: if another process has unmounted, the device number may be in use again.
         self.direct.as_deref().map(State::end);
         self.note_ending(true);
         let Self { reserve, attached, directory, lock, direct: _ } = self;
+        let is_own = attached.is_some();
         drop(reserve);
         // First: this process may be killed before it can do the rest.
         drop(attached);
         drop(directory);
         // Last, because it shows other processes that the mount point is free.
-        if let Some((lock, _)) = lock {
-            lock.remove();
-        }
+        let (lock, record) = lock?;
+        lock.remove();
+        is_own.then_some(record)
     }
 }
 
@@ -277,9 +304,7 @@ pub(in crate::lifecycle) fn unmount_on_panic(mount: Weak<Mounted>) {
             let deadline = Instant::now() + LOCK_PATIENCE;
             while Instant::now() < deadline {
                 if let Some(mut parts) = mount.parts.try_lock() {
-                    if let Some(parts) = parts.take() {
-                        parts.remove_all();
-                    }
+                    let _ = parts.take().and_then(Parts::remove_all);
                     break;
                 }
                 thread::sleep(Duration::from_millis(1));

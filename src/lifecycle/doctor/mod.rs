@@ -66,7 +66,8 @@ pub struct Node {
     pub mount_parents: Vec<MountParent>,
     /// The record directory, or the error of writing to it.
     pub records: crate::error::Result<PathBuf>,
-    /// Mounts of this user that are stale, or whose daemon does not answer.
+    /// Mounts of this user that are stale, whose daemon does not answer, or that are served
+    /// although they are unmounted.
     pub broken: Vec<(PathBuf, State)>,
 }
 
@@ -74,7 +75,7 @@ impl Node {
     /// Collects everything that can be checked without mounting.
     pub fn examine() -> Self {
         let broken = list().unwrap_or_default().into_iter();
-        let broken = broken.filter(|mount| matches!(mount.state, State::Stale | State::Silent));
+        let broken = broken.filter(|mount| !matches!(mount.state, State::Alive | State::Unknown));
         let processors = processors::count();
         let threads = super::daemon::usual_threads();
         Self {

@@ -72,8 +72,8 @@ impl MountLock {
         }
     }
 
-    /// Locks a new record file for a private mount. No other process shares that mount, so several
-    /// may have the same mount point.
+    /// Locks a new record file for a private mount, or for one that is unmounted but still served.
+    /// No other process shares that mount, so several may have the same mount point.
     ///
     /// # Errors
     /// `Io` if no file can be created.

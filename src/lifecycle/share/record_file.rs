@@ -1,7 +1,8 @@
 //! The names of the files in a record directory, and how to read a record file.
 //!
 //! Each mount point has a record file, `KEY.mount`, and the socket of its daemon, `KEY.socket`. The
-//! files of a private mount are named `KEY-PROCESS`.
+//! files of a private mount, and of one that is unmounted but still served, are named
+//! `KEY-PROCESS`.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -38,6 +39,11 @@ pub(super) fn record_name(mount_point: &Path) -> String {
 /// The name of the record file of a private mount that `record` describes.
 pub(super) fn private_record_name(record: &Record) -> String {
     format!("{}{}{RECORD_SUFFIX}", private_prefix(&record.mount_point), record.process)
+}
+
+/// Whether the record file `record_name` is not the lock of a mount point.
+pub(super) fn is_private(record_name: &str) -> bool {
+    record_name.contains('-')
 }
 
 /// The prefix of the names of the record files of private mounts at `mount_point`.

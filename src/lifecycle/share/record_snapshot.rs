@@ -14,8 +14,9 @@ use super::lock::MountLock;
 use super::record::Record;
 use super::record_directory::RecordDirectory;
 use super::record_file::{
-    RECORD_SUFFIX, read_record, record_name, retry_if_interrupted, socket_name,
+    RECORD_SUFFIX, is_private, read_record, record_name, retry_if_interrupted, socket_name,
 };
+use crate::os::mountinfo::MountId;
 
 /// A record file, as it was when it was read.
 #[derive(Debug)]
@@ -78,6 +79,14 @@ impl RecordSnapshot {
         let _ = flock(&file, FlockOperation::Unlock);
         let record = read_record(&file);
         Some(Self { record, name: name.to_owned(), record_directory, was_locked })
+    }
+
+    /// The mount of a daemon that has unmounted it but still serves, to processes that have files
+    /// of it or another mount namespace; see `MountLock::acquire_private`.
+    pub(in crate::lifecycle) fn detached(&self) -> Option<(&Record, &MountId)> {
+        let record = self.record.as_ref().filter(|record| record.is_ending && self.was_locked)?;
+        let is_detached = is_private(&self.name) && record.is_of_this_node();
+        record.mount.as_ref().filter(|_| is_detached).map(|mount| (record, mount))
     }
 
     /// The name of the file.
