@@ -69,6 +69,7 @@ impl MountArgs {
         Ok(MountPlan {
             archives: archives.iter().map(absolute).collect::<Result<_>>()?,
             mount_point,
+            covers_files: options.covers_files || self.is_squashfuse,
             offset,
             recursive: self.recursive,
             partial: self.partial,
@@ -77,6 +78,7 @@ impl MountArgs {
                 subdir: subdir.map(OsStringExt::into_vec),
                 uid: options.uid,
                 gid: options.gid,
+                umask: options.umask,
             },
             access: options.access,
             no_exec: options.no_exec,
@@ -145,11 +147,12 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     let MountPlan {
         archives,
         mount_point,
+        covers_files,
         offset,
         recursive,
         partial,
         index,
-        view: ViewOptions { subdir, uid, gid },
+        view: ViewOptions { subdir, uid, gid, umask },
         access,
         no_exec,
         lifetime: Lifetime { grace, linger, idle, detaches_on_signal },
@@ -181,6 +184,7 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--subdir=", subdir.clone().map(OsString::from_vec));
     add("-ouid=", uid.map(|uid| uid.to_string().into()));
     add("-ogid=", gid.map(|gid| gid.to_string().into()));
+    add("-oumask=", umask.map(|umask| format!("{umask:o}").into()));
     add("--grace=", grace.map(|grace| grace.as_secs().to_string().into()));
     add("--linger=", Some(linger.as_secs().to_string().into()));
     add("--idle-timeout=", idle.map(|idle| idle.as_secs().to_string().into()));
@@ -194,6 +198,8 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
     add("--stats-json=", stats_json.clone().map(OsString::from));
     if *detaches_on_signal {
         arguments.push("--squashfuse_ll".into());
+    } else if *covers_files {
+        arguments.push("-ononempty".into());
     }
     if *recursive {
         arguments.push("--nested".into());
@@ -275,6 +281,7 @@ mod tests {
         let mount_point = OsString::from_vec(b"/m\xff\\".to_vec()).into();
         let minimal = MountPlan::without_options("/a b,c/-x=\n.sqfs".into(), mount_point);
         let full = MountPlan {
+            covers_files: true,
             offset: u64::MAX,
             recursive: true,
             partial: true,
@@ -283,6 +290,7 @@ mod tests {
                 subdir: Some(b"-a,b=\xfe".to_vec()),
                 uid: Some(0),
                 gid: Some(u32::MAX - 1),
+                umask: Some(0o27),
             },
             access: Access::Everybody,
             no_exec: true,
@@ -312,7 +320,7 @@ mod tests {
         let (verbosity, archive_cache) = (Verbosity::Quiet, ArchiveCacheChoice::Keep);
         let quiet = MountPlan { verbosity, archive_cache, ..minimal.clone() };
         let archives = ["/a", "/-b", "/c"].map(PathBuf::from).to_vec();
-        let several = MountPlan { archives, ..minimal.clone() };
+        let several = MountPlan { archives, covers_files: true, ..minimal.clone() };
         for plan in [minimal, full, quiet, several] {
             assert_eq!(parse(render(&plan)), plan);
         }

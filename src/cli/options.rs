@@ -15,6 +15,8 @@ pub(super) struct MountOptions {
     pub(super) subdir: Option<String>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
+    pub(super) umask: Option<u16>,
+    pub(super) covers_files: bool,
     pub(super) access: Access,
     pub(super) no_exec: bool,
     pub(super) allow_changes: bool,
@@ -53,6 +55,10 @@ impl MountOptions {
             ("subdir", Some(value)) => self.subdir = Some(value.to_owned()),
             ("uid", Some(value)) => self.uid = Some(number(option, value)?),
             ("gid", Some(value)) => self.gid = Some(number(option, value)?),
+            // Of libfuse, in octal digits.
+            ("umask", Some(value)) => self.umask = Some(permissions(option, value)?),
+            // Of libfuse 2; squashfuse with libfuse 3 needs no option.
+            ("nonempty", None) => self.covers_files = true,
             ("noexec", None) => self.no_exec = true,
             ("exec", None) => self.no_exec = false,
             ("allow_other", None) => self.access = Access::Everybody,
@@ -102,17 +108,26 @@ impl MountOptions {
 /// Why an option of another FUSE program has no effect; `None` if it is none of these.
 fn reason_without_effect(name: &str, value: Option<&str>) -> Option<&'static str> {
     let reason = match (name, value) {
-        ("kernel_cache" | "auto_cache", None)
-        | ("attr_timeout" | "entry_timeout" | "negative_timeout", Some(_)) => {
-            "the kernel caches everything, because an archive does not change"
+        ("kernel_cache" | "auto_cache" | "noauto_cache" | "noforget", None)
+        | (
+            "attr_timeout" | "ac_attr_timeout" | "entry_timeout" | "negative_timeout" | "remember",
+            Some(_),
+        ) => "the kernel caches everything, because an archive does not change",
+        ("auto_unmount", None) => {
+            "archfs unmounts however its daemon ends, except by SIGKILL; archfs gc clears that"
         }
         ("default_permissions", None) => "the kernel always checks permissions",
         ("use_ino" | "readdir_ino", None) => "inode numbers are always those of the archive",
-        ("nonempty", None) => "archfs also mounts on a directory that is not empty",
         ("debug", None) => "use -v and --log-file",
-        ("clone_fd" | "big_writes" | "large_read" | "async_read" | "intr", None)
+        (
+            "clone_fd" | "big_writes" | "large_read" | "async_read" | "sync_read" | "intr"
+            | "splice_read" | "splice_write" | "splice_move" | "no_splice_read" | "no_splice_write"
+            | "no_splice_move",
+            None,
+        )
         | (
             "max_read"
+            | "max_write"
             | "max_readahead"
             | "max_background"
             | "congestion_threshold"
@@ -134,6 +149,15 @@ fn number(option: &str, value: &str) -> Result<u32> {
     })
 }
 
+/// Permission bits in octal digits.
+fn permissions(option: &str, value: &str) -> Result<u16> {
+    let number = u16::from_str_radix(value, 8).ok().filter(|&number| number <= 0o777);
+    number.ok_or_else(|| {
+        Error::new(Kind::Usage, format!("-o {option}: not permissions in octal digits"))
+            .with_hint("for example, umask=022 shows all files with mode 0755")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +171,8 @@ mod tests {
         let options = parse(
             "ro,exec,noexec,offset=4K,subdir=a/b,uid=7,gid=8,allow_other,allow_changes,noauto,_netdev,\
              x-systemd.automount,x-systemd.requires=/data,comment=x,fsname=a,kernel_cache,\
-             timeout=90,debug,notify_pipe=/tmp/a b,max_threads=3",
+             timeout=90,debug,notify_pipe=/tmp/a b,max_threads=3,umask=0027,nonempty,auto_unmount,\
+             remember=-1",
         );
         let options = options.unwrap();
         let expected = MountOptions {
@@ -155,6 +180,8 @@ mod tests {
             subdir: Some("a/b".into()),
             uid: Some(7),
             gid: Some(8),
+            umask: Some(0o27),
+            covers_files: true,
             access: Access::Everybody,
             no_exec: true,
             allow_changes: true,
@@ -168,6 +195,14 @@ mod tests {
                     "the kernel caches everything, because an archive does not change",
                 ),
                 ("debug".into(), "use -v and --log-file"),
+                (
+                    "auto_unmount".into(),
+                    "archfs unmounts however its daemon ends, except by SIGKILL; archfs gc clears that",
+                ),
+                (
+                    "remember=-1".into(),
+                    "the kernel caches everything, because an archive does not change",
+                ),
             ],
         };
         assert_eq!(options, expected);
@@ -193,6 +228,9 @@ mod tests {
             "uid=-1",
             "uid=4294967295",
             "ro=1",
+            "umask=8",
+            "umask=1777",
+            "umask",
         ] {
             assert_eq!(parse(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }

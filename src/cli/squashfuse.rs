@@ -25,6 +25,7 @@ Options:
     -o subdir=PATH         show only this directory of ARCHIVE
     -o timeout=SECONDS     unmount after this idle time
     -o uid=N, -o gid=N     show this owner and group
+    -o umask=OCTAL         show all files with the permissions 0777 without these
     -o notify_pipe=PATH    write s (mounted) or f (failed) to this named pipe
     -o allow_other         let other users access the mount
     -h, --help             show this text

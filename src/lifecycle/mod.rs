@@ -69,6 +69,8 @@ pub struct MountPlan {
     pub archives: Vec<PathBuf>,
     /// Mount point.
     pub mount_point: PathBuf,
+    /// Whether the mount point may be a directory with files, which the mount then hides.
+    pub covers_files: bool,
     /// Offset of the archive in its file, bytes.
     pub offset: u64,
     /// Whether archives inside an archive are shown as directories.
@@ -136,6 +138,7 @@ impl MountPlan {
         Self {
             archives: vec![archive],
             mount_point,
+            covers_files: false,
             offset: 0,
             recursive: false,
             partial: false,

@@ -1,6 +1,8 @@
-//! A tree shown differently: from a subdirectory, with other owners, or without some files.
+//! A tree shown differently: from a subdirectory, with other owners or permissions, or without some
+//! files.
 //!
-//! Implements `--subdir`, `uid=` and `gid=`, and hides archives that are shown as directories.
+//! Implements `--subdir`, `uid=`, `gid=` and `umask=`, and hides archives that are shown as
+//! directories.
 //! Invariants: the subdirectory is `Ino::ROOT` of the view, and all other inode numbers keep their
 //! meaning; a hidden inode has no name.
 
@@ -23,14 +25,18 @@ pub struct ViewOptions {
     pub uid: Option<u32>,
     /// The group shown for all files.
     pub gid: Option<u32>,
+    /// The permissions that no file has; each has all others. `None` to show those in the archive.
+    pub umask: Option<u16>,
 }
 
-/// A tree with another root, other owners or fewer files.
+/// A tree with another root, other owners, other permissions or fewer files.
 pub struct View {
     tree: Arc<dyn Tree>,
     root: Ino,
     uid: Option<u32>,
     gid: Option<u32>,
+    /// The permissions of all files.
+    permissions: Option<u16>,
     /// Files that are neither listed nor found by name.
     hidden: HashSet<Ino>,
 }
@@ -42,7 +48,8 @@ impl View {
             return tree;
         }
         let hidden = hidden.into_iter().collect();
-        Arc::new(Self { tree, root: Ino::ROOT, uid: None, gid: None, hidden })
+        let (uid, gid, permissions) = (None, None, None);
+        Arc::new(Self { tree, root: Ino::ROOT, uid, gid, permissions, hidden })
     }
 
     /// `tree` as `options` describe. If they change nothing, the tree itself.
@@ -51,10 +58,10 @@ impl View {
     /// `NotFound` or `NotADirectory` for the subdirectory; errors of the tree during its
     /// resolution.
     pub fn apply(tree: Arc<dyn Tree>, options: &ViewOptions) -> Result<Arc<dyn Tree>> {
-        let ViewOptions { subdir, uid, gid } = options.clone();
-        if subdir.is_none() && uid.is_none() && gid.is_none() {
+        if *options == ViewOptions::default() {
             return Ok(tree);
         }
+        let ViewOptions { subdir, uid, gid, umask } = options.clone();
         let root = match subdir {
             None => Ino::ROOT,
             Some(path) => {
@@ -69,7 +76,8 @@ impl View {
                 attr.ino
             }
         };
-        Ok(Arc::new(Self { tree, root, uid, gid, hidden: HashSet::new() }))
+        let permissions = umask.map(|umask| 0o777 & !umask);
+        Ok(Arc::new(Self { tree, root, uid, gid, permissions, hidden: HashSet::new() }))
     }
 
     /// The tree's number for an inode of the view.
@@ -86,6 +94,7 @@ impl View {
         attr.ino = self.outer(attr.ino);
         attr.uid = self.uid.unwrap_or(attr.uid);
         attr.gid = self.gid.unwrap_or(attr.gid);
+        attr.permissions = self.permissions.unwrap_or(attr.permissions);
         attr
     }
 }

@@ -114,6 +114,49 @@ fn a_link_named_squashfuse_behaves_like_it() {
     assert!(!stage.work.path().join("none").exists());
 }
 
+#[test]
+fn a_directory_with_files_is_covered_as_by_squashfuse() {
+    let Some(stage) = stage_with_links() else { return };
+    let below = stage.mount_point.join("below");
+    fs::write(&below, "").unwrap();
+    let output = stage.bash("$ARCHFS mount --keep $IMAGE mount").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("the directory is not empty"), "{}", said(&output));
+    assert!(said(&output).contains("-o nonempty hides the files"), "{}", said(&output));
+    let calls = ["./squashfuse", "./squashfuse_ll -o nonempty", "$ARCHFS mount --keep -o nonempty"];
+    for call in calls {
+        let output = stage.bash(&format!("{call} $IMAGE mount")).output().unwrap();
+        assert!(output.status.success(), "{call}: {}", said(&output));
+        stage.assert_readable();
+        assert!(!below.exists(), "{call}");
+        assert!(stage.ends(&["unmount", "mount"]).status.success(), "{call}");
+        assert!(below.exists(), "{call}");
+    }
+    let run = "$ARCHFS run --private -o nonempty $IMAGE mount -- ls mount";
+    let output = stage.bash(run).output().unwrap();
+    assert!(all(&output).starts_with("folder\nhello\n"), "{}", all(&output));
+    assert!(below.exists());
+}
+
+/// > With `umask=`, all files have the same permissions.
+#[test]
+fn options_of_libfuse_have_an_effect_or_a_note() {
+    let Some(stage) = stage_with_links() else { return };
+    let script = "./squashfuse -o auto_unmount,remember=9,umask=0137 $IMAGE mount && \
+                  stat -c %a mount mount/hello; $ARCHFS unmount mount; rmdir mount; \
+                  $ARCHFS mount -v --keep -o auto_unmount,remember=9,umask=0 $IMAGE mount && \
+                  stat -c %a mount/hello";
+    let output = stage.bash(script).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "640\n640\n777\n", "{}", said(&output));
+    for option in ["auto_unmount", "remember=9"] {
+        let note = format!("note: -o {option} has no effect: ");
+        assert_eq!(said(&output).matches(&note).count(), 1, "{}", said(&output));
+    }
+    // Other modes are another mount.
+    let output = stage.mount(&["-o", "umask=077"]);
+    assert!(!output.status.success(), "{}", said(&output));
+}
+
 /// The calls of Apptainer 1.4 (`internal/pkg/image/driver/imagedriver.go`): it looks for `-o uid=`
 /// in the usage, mounts in a user namespace, and passes the image as a descriptor. At the end it
 /// sends SIGTERM, and SIGKILL a second later.

@@ -66,7 +66,7 @@ impl Mounted {
         if let Some(entry) = lock.detach_stale(mount_point)? {
             return Err(mount_point::taken(mount_point, &entry));
         }
-        let directory = mount_point::prepare(mount_point, &mut || {
+        let directory = mount_point::prepare(mount_point, plan.covers_files, &mut || {
             record.creates_directory = true;
             lock.write(&record)
         })?;

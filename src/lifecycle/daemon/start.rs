@@ -135,7 +135,7 @@ fn private_directory(mount_point: &Path, plan: &MountPlan) -> Result<PrivateDire
             log::info!("{}: mounting without a record: {error}", mount_point.display());
         })
         .ok();
-    let directory = mount_point::prepare_in_namespace(mount_point, &mut || {
+    let directory = mount_point::prepare_in_namespace(mount_point, plan.covers_files, &mut || {
         record.creates_directory = true;
         lock.as_ref().map_or(Ok(()), |lock| lock.write(&record))
     });

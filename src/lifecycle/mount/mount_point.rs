@@ -1,6 +1,6 @@
 //! Locates and checks the mount point.
 //!
-//! Invariant: archfs mounts only on an empty directory.
+//! Invariant: archfs mounts only on an empty directory, unless the user asks for another.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -15,16 +15,17 @@ use crate::os::path_walk::{self, Refusal};
 use crate::os::trust;
 
 /// Checks the directory `mount_point`, and creates it if it is missing. Calls `before` before it
-/// creates it.
+/// creates it. `covers_files` is whether the directory may have files.
 ///
 /// # Errors
 /// `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is missing;
 /// `Io`; any error of `before`.
 pub(in crate::lifecycle) fn prepare(
     mount_point: &Path,
+    covers_files: bool,
     before: &mut dyn FnMut() -> Result<()>,
 ) -> Result<OwnedDirectory> {
-    check_or_create(mount_point, AllowedOwner::Own, before)
+    check_or_create(mount_point, AllowedOwner::Own, covers_files, before)
 }
 
 /// Like `prepare`, for a mount in a private namespace. Only such a mount may cover another mount:
@@ -34,22 +35,24 @@ pub(in crate::lifecycle) fn prepare(
 /// As `prepare`.
 pub(in crate::lifecycle) fn prepare_in_namespace(
     mount_point: &Path,
+    covers_files: bool,
     before: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Option<OwnedDirectory>> {
     if mountinfo::topmost(mount_point)?.is_some() {
         return Ok(None);
     }
-    check_or_create(mount_point, AllowedOwner::Any, before).map(Some)
+    check_or_create(mount_point, AllowedOwner::Any, covers_files, before).map(Some)
 }
 
 fn check_or_create(
     mount_point: &Path,
     allowed: AllowedOwner,
+    covers_files: bool,
     before: &mut dyn FnMut() -> Result<()>,
 ) -> Result<OwnedDirectory> {
     let (directory, is_new) = OwnedDirectory::create_or_use(mount_point, before)?;
     if !is_new {
-        check_existing(mount_point, allowed)?;
+        check_existing(mount_point, allowed, covers_files)?;
     }
     Ok(directory)
 }
@@ -124,7 +127,7 @@ fn no_such_directory(path: &Path) -> Error {
     )
 }
 
-fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
+fn check_existing(mount_point: &Path, allowed: AllowedOwner, covers_files: bool) -> Result<()> {
     let path = mount_point.display();
     let failed = |error| Error::io(format!("{path}: cannot be the mount point"), error);
     // Does not follow a link that was created after `locate`.
@@ -134,9 +137,12 @@ fn check_existing(mount_point: &Path, allowed: AllowedOwner) -> Result<()> {
             .with_hint("use an empty directory, or a name that does not exist yet"));
     }
     check_owner(mount_point, &found, allowed)?;
-    if fs::read_dir(mount_point).map_err(failed)?.next().is_some() {
+    if !covers_files && fs::read_dir(mount_point).map_err(failed)?.next().is_some() {
         return Err(Error::new(Kind::Busy, format!("{path}: the directory is not empty"))
-            .with_hint("use an empty directory, or a name that does not exist yet"));
+            .with_hint(
+                "use an empty directory, or a name that does not exist yet; -o nonempty hides the \
+                 files",
+            ));
     }
     Ok(())
 }
@@ -182,8 +188,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kind = |path: &Path| {
             let mut ignored = || Ok(());
-            let prepared = locate(path)
-                .and_then(|located| check_or_create(&located, AllowedOwner::Own, &mut ignored));
+            let prepared = locate(path).and_then(|located| prepare(&located, false, &mut ignored));
             prepared.unwrap_err().kind()
         };
         fs::write(directory.path().join("file"), "x").unwrap();
@@ -191,6 +196,7 @@ mod tests {
         assert_eq!(kind(&directory.path().join("file")), Kind::NotADirectory);
         assert_eq!(kind(&directory.path().join("no/such")), Kind::NotFound);
         assert_eq!(kind(Path::new("/")), Kind::Usage);
+        prepare(&locate(directory.path()).unwrap(), true, &mut || Ok(())).unwrap();
         assert!(directory.path().join("file").exists());
     }
 

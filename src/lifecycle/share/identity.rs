@@ -92,7 +92,7 @@ fn identity_on_all_nodes(plan: &MountPlan) -> String {
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
     let MountPlan { archives, offset, recursive, partial, view, .. } = plan;
     let MountPlan { access, no_exec, allow_changes, .. } = plan;
-    let ViewOptions { subdir, uid, gid } = view;
+    let ViewOptions { subdir, uid, gid, umask } = view;
     let mut digest = Xxh3::new();
     for path in archives {
         match fs::metadata(path) {
@@ -109,7 +109,8 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
         }
     }
     let options = format!(
-        "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {no_exec} {allow_changes}"
+        "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {no_exec} \
+         {allow_changes} {umask:?}"
     );
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
