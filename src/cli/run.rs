@@ -10,7 +10,7 @@ use clap::builder::FalseyValueParser;
 
 use super::args::Summary;
 use super::bar::Bar;
-use super::{args, mistakes, mount, mount_plan, stats};
+use super::{args, mistakes, mount, mount_plan, stats, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Display, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
@@ -105,6 +105,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         true => args.command.iter().map(|word| replaced(word, path)).collect(),
         false => args.command.clone(),
     };
+    if is_chosen && !args.no_replace && !quiet && is_nested(&args.command) {
+        term::print_note(
+            "{} is the mount point of the outer `archfs run`; with --no-replace there, it is that of \
+             the inner one",
+        );
+    }
     let display = Display {
         show: &show,
         watch: &watch,
@@ -132,6 +138,14 @@ fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
     Err(Error::new(Kind::Usage, context).with_hint("archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND"))
 }
 
+/// Whether `command` runs `archfs run` with a placeholder, which may be meant for that.
+fn is_nested(command: &[OsString]) -> bool {
+    let is_archfs = |word: &OsString| Path::new(word).file_name() == Some(OsStr::new("archfs"));
+    let start = command.windows(2).position(|pair| is_archfs(&pair[0]) && pair[1] == "run");
+    let inner = start.and_then(|start| command.get(start..)).unwrap_or_default();
+    inner.iter().any(|word| placeholder_in(word.as_bytes()).is_some())
+}
+
 /// `word` with the mount point in place of each placeholder.
 fn replaced(word: &OsStr, mount_point: &Path) -> OsString {
     let mut rest = word.as_bytes();
@@ -153,6 +167,20 @@ fn placeholder_in(bytes: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_inner_run_with_a_placeholder_is_noticed() {
+        let is_nested = |command: &str| {
+            let words: Vec<OsString> = command.split(' ').map(OsString::from).collect();
+            is_nested(&words)
+        };
+        assert!(is_nested("archfs run b.sqfs -- cat {}/file"));
+        assert!(is_nested("srun -n 2 ./bin/archfs run b.sqfs -- train --data={}"));
+        assert!(!is_nested("archfs run b.sqfs /mnt -- cat /mnt/file"));
+        assert!(!is_nested("archfs ls {}"));
+        assert!(!is_nested("train {} archfs run"));
+        assert!(!is_nested("archfs"));
+    }
 
     #[test]
     fn each_placeholder_becomes_the_mount_point() {

@@ -174,8 +174,13 @@ fn a_signal_ends_the_mount_despite_background_processes() {
 fn processes_that_do_not_use_the_mount_do_not_keep_it() {
     let Some(stage) = stage_as_user() else { return };
     let go = stage.fifo("go");
-    let output = run(&mut command(&stage, "(read x <go; echo >done) >/dev/null 2>&1 & exit 0"));
+    let script = "(read x <go; echo >done) >/dev/null 2>&1 & echo $! >pid; exit 0";
+    let output = run(&mut command(&stage, script));
     assert!(stage.is_gone(), "{}", said(&output));
+    let pid = fs::read_to_string(stage.work.path().join("pid")).unwrap();
+    let note = format!("unmounted; process {} (bash) of the command can open no more", pid.trim());
+    assert_eq!(said(&output).matches(&note).count(), 1, "{}", said(&output));
+    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
     let done = stage.work.path().join("done");
     assert!(!done.exists());
     fs::write(&go, "x\n").unwrap();

@@ -1,52 +1,88 @@
-//! Finds processes that a command left running and that still use the mount.
+//! Finds processes that a command left running, and those of them that still use the mount.
 //!
 //! Invariant: this reads /proc and follows no link in it, so a mount that does not answer cannot
 //! make it hang.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::process::{getpgrp, getpid};
 
-use crate::os::process;
+use crate::os::process::{self, ProcessId};
 
 /// Processes of this process group that descend from this process and have something of
 /// `mount_point` open, mapped, or as their working directory, root or program.
 ///
 /// This process must be a subreaper. Otherwise orphans are no longer its descendants.
 pub(in crate::lifecycle) fn users_of(mount_point: &Path) -> Vec<i32> {
-    let own = getpid().as_raw_nonzero().get();
     let group = getpgrp().as_raw_nonzero().get();
-    let processes = fs::read_dir("/proc").into_iter().flatten();
-    let parents: HashMap<i32, (i32, i32)> = processes
-        .filter_map(|entry| {
+    let processes = Processes::scan();
+    let is_in_group = |pid: &i32| processes.0.get(pid).is_some_and(|found| found.group == group);
+    let mut users = processes.descendants(&HashSet::new());
+    users.retain(|pid| is_in_group(pid) && uses(*pid, mount_point));
+    users
+}
+
+/// The children of this process; none if the kernel does not list them (CONFIG_PROC_CHILDREN).
+pub(in crate::lifecycle) fn children() -> HashSet<i32> {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let pids = |list: String| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>();
+    lists.flat_map(pids).collect()
+}
+
+/// The descendants of this process, a subreaper, apart from `others` and their descendants.
+pub(in crate::lifecycle) fn all_except(others: &HashSet<i32>) -> Vec<ProcessId> {
+    let found = Processes::scan().descendants(others).into_iter();
+    found.filter_map(|pid| ProcessId::of(pid).ok()).collect()
+}
+
+/// All processes that /proc shows, by their ids.
+struct Processes(HashMap<i32, Relations>);
+
+struct Relations {
+    parent: i32,
+    group: i32,
+}
+
+impl Processes {
+    fn scan() -> Self {
+        let processes = fs::read_dir("/proc").into_iter().flatten();
+        let relations = processes.filter_map(|entry| {
             let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
             let stat = process::stat(pid)?;
-            Some((pid, (stat.parent, stat.group)))
-        })
-        .collect();
-    let is_descendant = |pid: i32| {
-        let mut ancestor = pid;
-        // If processes start or end during the scan, a process may seem to be its own ancestor.
-        for _ in 0..parents.len() {
-            match parents.get(&ancestor) {
-                Some((parent, _)) if *parent == own => return true,
-                Some((parent, _)) => ancestor = *parent,
-                None => return false,
+            Some((pid, Relations { parent: stat.parent, group: stat.group }))
+        });
+        Self(relations.collect())
+    }
+
+    /// The descendants of this process, sorted, apart from `others` and their descendants.
+    fn descendants(&self, others: &HashSet<i32>) -> Vec<i32> {
+        let own = own_pid();
+        let is_meant = |pid: i32| {
+            let mut ancestor = pid;
+            // If processes start or end during the scan, a process may seem to be its own ancestor.
+            for _ in 0..self.0.len() {
+                match self.0.get(&ancestor) {
+                    _ if others.contains(&ancestor) => return false,
+                    Some(found) if found.parent == own => return true,
+                    Some(found) => ancestor = found.parent,
+                    None => return false,
+                }
             }
-        }
-        false
-    };
-    let mut users: Vec<i32> = parents
-        .iter()
-        .filter(|(pid, (_, process_group))| *process_group == group && **pid != own)
-        .map(|(pid, _)| *pid)
-        .filter(|pid| is_descendant(*pid) && uses(*pid, mount_point))
-        .collect();
-    users.sort_unstable();
-    users
+            false
+        };
+        let mut meant: Vec<i32> = self.0.keys().copied().filter(|pid| is_meant(*pid)).collect();
+        meant.sort_unstable();
+        meant
+    }
+}
+
+fn own_pid() -> i32 {
+    getpid().as_raw_nonzero().get()
 }
 
 fn uses(pid: i32, mount_point: &Path) -> bool {

@@ -112,13 +112,15 @@ impl HeldFiles {
         }
     }
 
-    /// Gives the files back. Returns when they are gone, or at once if others hold them.
-    pub(super) fn end(self, show: Show<'_>, chart: Option<Chart<'_>>) {
+    /// Gives the files back. Returns when they are gone, or at once if others hold them; returns
+    /// whether a mount is gone.
+    pub(super) fn end(self, show: Show<'_>, chart: Option<Chart<'_>>) -> bool {
         match self {
             Self::Mounted(lease) => lease.end(show, chart),
             Self::Extracted(hold) => {
                 let _shown = show(&format!("removing {}", hold.files().display()));
                 end_hold(hold);
+                false
             }
         }
     }

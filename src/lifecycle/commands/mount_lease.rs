@@ -165,8 +165,8 @@ impl MountLease {
     }
 
     /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
-    /// hold it. If it is unmounted, `chart` gets its statistics.
-    pub(super) fn end(mut self, show: Show<'_>, chart: Option<Chart<'_>>) {
+    /// hold it; returns whether it is unmounted. If it is, `chart` gets its statistics.
+    pub(super) fn end(mut self, show: Show<'_>, chart: Option<Chart<'_>>) -> bool {
         let mount_point = self.mount_point.as_path();
         // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
@@ -216,9 +216,11 @@ impl MountLease {
                 _ => Ok(()),
             },
         };
+        let is_unmounted = matches!(mount_fate, Ok(MountFate::Unmounted(_)));
         for error in [mount_fate.err(), cleared.err()].into_iter().flatten() {
             crate::log::error(&error.within(mount_point.display()));
         }
+        is_unmounted
     }
 }
 

@@ -86,6 +86,8 @@ pub fn run(
         environment.extend(held.direct_reads());
     }
     let mut held = Some(held);
+    // The daemon, and processes of a shell that has replaced itself by this process.
+    let others = descendants::children();
     let command = command(&path);
     let outcome = execute(
         relay,
@@ -96,10 +98,35 @@ pub fn run(
         &mut held,
         display.show,
     );
-    if let Some(held) = held {
-        held.end(display.show, display.chart);
+    let is_unmounted = held.is_some_and(|held| held.end(display.show, display.chart));
+    if is_unmounted {
+        note_left_behind(&path, &descendants::all_except(&others));
     }
     outcome
+}
+
+/// How many processes a message names.
+const NAMED: usize = 3;
+
+/// Prints which processes of the command still run although their files are gone.
+fn note_left_behind(path: &Path, left: &[ProcessId]) {
+    if left.is_empty() {
+        return;
+    }
+    let named: Vec<_> = left
+        .iter()
+        .take(NAMED)
+        .map(|process| format!("{} ({})", process.pid(), process.name()))
+        .collect();
+    let more = match left.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    let (processes, named) = (processes(left.len()), named.join(", "));
+    crate::log::note(format_args!(
+        "{}: unmounted; {processes} {named}{more} of the command can open no more files there",
+        path.display()
+    ));
 }
 
 fn execute(
