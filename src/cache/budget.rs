@@ -6,8 +6,9 @@
 
 use std::fmt;
 
-use crate::os::memory::{self, Bound};
+use crate::os::memory::{self, Headroom};
 use crate::sync::{Arc, Mutex, Weak};
+use crate::units::format_size;
 
 /// The largest default, in bytes.
 const DEFAULT_MAX: u64 = 16 << 30;
@@ -27,11 +28,25 @@ pub fn default_bytes() -> u64 {
     share(memory::limit(), memory::headroom_at_start().map(|left| left.bytes))
 }
 
-/// The largest budget that fits the job's control group now, and the group's limit, both in bytes.
-/// `None` if no control group limits the job.
-pub fn most_bytes() -> Option<(u64, u64)> {
-    let left = memory::headroom_at_start().filter(|left| left.bound == Bound::ControlGroup)?;
-    memory::limit().map(|limit| (largest_within(left.bytes), limit))
+/// The budget of a user who asked for `wanted` bytes: less, with a warning, if the job or the node
+/// cannot hold that many.
+pub fn reduced_to_fit(wanted: u64) -> u64 {
+    let left = memory::headroom_at_start();
+    let budget = fitting(wanted, left);
+    if let Some(left) = left.filter(|_| budget < wanted) {
+        log::warn!(
+            "--cache {}: {} {}; using {}",
+            format_size(wanted),
+            left.bound.leaves(),
+            format_size(left.bytes),
+            format_size(budget)
+        );
+    }
+    budget
+}
+
+fn fitting(wanted: u64, left: Option<Headroom>) -> u64 {
+    left.map_or(wanted, |left| wanted.min(largest_within(left.bytes)))
 }
 
 fn share(limit: Option<u64>, left: Option<u64>) -> u64 {
@@ -115,6 +130,7 @@ impl fmt::Debug for Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::memory::Bound;
 
     #[test]
     fn a_part_of_any_capacity_neither_overflows_nor_divides_by_zero() {
@@ -143,6 +159,17 @@ mod tests {
         assert_eq!(share(Some(1 << 30), Some(0)), LEAST);
         assert_eq!(share(None, Some(9 << 20)), LEAST);
         assert_eq!(share(None, None), 64 << 20);
+    }
+
+    #[test]
+    fn a_given_budget_is_reduced_to_what_the_job_or_the_node_can_hold() {
+        for bound in [Bound::Node, Bound::ControlGroup] {
+            let fitting = |wanted| fitting(wanted, Some(Headroom { bytes: 256 << 20, bound }));
+            let most = largest_within(256 << 20);
+            assert_eq!([most - 1, most, most + 1].map(fitting), [most - 1, most, most]);
+            assert_eq!(fitting(400 << 40), most);
+        }
+        assert_eq!(fitting(400 << 40, None), 400 << 40);
     }
 
     #[test]

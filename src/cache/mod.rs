@@ -39,7 +39,7 @@ mod workers;
 
 pub use archive_order::ArchiveOrder;
 pub use block::{Block, BlockPool, BlockPools};
-pub use budget::{Budget, LEAST, Part, Resize, default_bytes, largest_within, most_bytes};
+pub use budget::{Budget, LEAST, Part, Resize, default_bytes, largest_within, reduced_to_fit};
 pub use permits::Permit;
 pub use readahead::Readahead;
 pub use room::{Evict, Room};

@@ -11,6 +11,7 @@ use super::bar::Bar;
 use super::term::{self, name_for_output, written};
 use super::values::{size, threads};
 use super::{exit, mistakes};
+use crate::cache;
 use crate::error::Result;
 use crate::formats::{self, OpenOptions};
 use crate::log::printable;
@@ -120,7 +121,10 @@ fn verify_one(args: &Args, archive: &PathBuf) -> Result<u8> {
     let cache_limit = CACHE_A_THREAD.saturating_mul(threads as u64);
     let options = OpenOptions {
         offset: args.offset,
-        cache_bytes: args.cache.unwrap_or_else(|| cache_limit.min(crate::cache::default_bytes())),
+        cache_bytes: match args.cache {
+            Some(wanted) => cache::reduced_to_fit(wanted),
+            None => cache_limit.min(cache::default_bytes()),
+        },
         recursive: args.recursive,
         index: args.index.clone(),
         ..OpenOptions::default()

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
 use super::super::values::{size, threads};
+use crate::cache;
 use crate::error::{Error, Kind, Result};
 use crate::os::processors;
 use crate::pack::{
@@ -174,7 +175,7 @@ impl Args {
                 owner: self.owner.unwrap_or_default(),
                 recursive: self.recursive,
                 as_file: self.as_file,
-                cache_bytes: self.cache.unwrap_or_else(crate::cache::default_bytes),
+                cache_bytes: self.cache.map_or_else(cache::default_bytes, cache::reduced_to_fit),
                 other_mounts: match self.one_file_system {
                     true => OtherMounts::Skip,
                     false => OtherMounts::Enter,

@@ -7,14 +7,13 @@ use crate::lifecycle::MountPlan;
 use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::format_size;
 use crate::vfs::{Tree, View, list_root};
 
 /// The options that say what the archives of `plan` contain, and its cache budget.
 pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
     OpenOptions {
         offset: plan.offset,
-        cache_bytes: cache_bytes(plan.cache_bytes),
+        cache_bytes: plan.cache_bytes.map_or_else(cache::default_bytes, cache::reduced_to_fit),
         recursive: plan.recursive,
         partial: plan.partial,
         index: plan.index.clone(),
@@ -60,24 +59,5 @@ pub(in crate::lifecycle) fn check_root(plan: &MountPlan, tree: &dyn Tree) -> Res
             Err(error.with_hint(hint))
         }
         listed => listed,
-    }
-}
-
-/// The cache budget, bytes: as asked for, unless the job's memory limit is too low.
-fn cache_bytes(wanted: Option<u64>) -> u64 {
-    let Some(wanted) = wanted else {
-        return cache::default_bytes();
-    };
-    match cache::most_bytes() {
-        Some((most, limit)) if wanted > most => {
-            log::warn!(
-                "--cache {}: the job's memory limit is {}; using {}",
-                format_size(wanted),
-                format_size(limit),
-                format_size(most)
-            );
-            most
-        }
-        _ => wanted,
     }
 }
