@@ -21,6 +21,7 @@ mod request;
 mod shards;
 mod source;
 mod squashfs;
+mod stale_bytecode;
 mod tar;
 mod walk;
 

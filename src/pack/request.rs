@@ -12,7 +12,7 @@ use super::shards::{self, Sharded, Shards};
 use super::source::{self, Gathered, Sources};
 use super::squashfs::{self, Layout};
 use super::tar::{self, Holes, Members};
-use super::{Job, OnProblem, Problem};
+use super::{Job, OnProblem, Problem, stale_bytecode};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::AtomicBool;
@@ -144,15 +144,19 @@ impl Unwritten {
         request: &Request,
     ) -> Result<(CreatedArchive, Unnamed)> {
         job.progress.begin("packing");
+        let stale =
+            |epoch: Option<i64>| epoch.and_then(|epoch| stale_bytecode::note(catalog, epoch));
         match self {
             Self::Image(recipe, mut output) => {
-                let layout =
+                let mut layout =
                     squashfs::write(job, catalog, &recipe, request.on_problem, &mut output)?;
+                layout.notes.extend(stale(recipe.epoch));
                 Ok((CreatedArchive::Image(layout), Unnamed::One(output)))
             }
             Self::Tar(epoch, holes, mut output) => {
                 job.progress.expect(total_bytes(catalog));
-                let members = tar::write(job, catalog, epoch, holes, &mut output)?;
+                let mut members = tar::write(job, catalog, epoch, holes, &mut output)?;
+                members.notes.extend(stale(epoch));
                 Ok((CreatedArchive::Tar(members), Unnamed::One(output)))
             }
             Self::Shards(shards, epoch) => {

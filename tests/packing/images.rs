@@ -150,6 +150,39 @@ fn the_archive_time_is_its_latest_file_time() {
     assert!(first == fs::read(&image).unwrap());
 }
 
+/// Python itself says whether the compiled file is stale.
+#[test]
+fn a_time_that_makes_compiled_python_files_stale_is_noted() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    write_all(&tree, &[("module.py", b"x = 1\n"), ("package/__init__.py", b"")]);
+    let python = |words: &[&str]| run(Command::new("python3").args(words).current_dir(&tree));
+    for (mode, epoch, is_stale) in [
+        ("timestamp", "1000000000", true),
+        ("timestamp", "4000000000", false),
+        ("checked-hash", "1000000000", false),
+    ] {
+        python(&["-m", "compileall", "-q", "-f", "--invalidation-mode", mode, "."]);
+        for form in ["a.sqfs", "a.tar"] {
+            let archive = work.path().join(form);
+            let mut command = archfs();
+            command.arg("pack").args(["--force", text(&tree), text(&archive)]);
+            let output = run(command.env("SOURCE_DATE_EPOCH", epoch));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let note = "SOURCE_DATE_EPOCH makes 2 compiled files of Python stale";
+            assert_eq!(said.matches(note).count(), usize::from(is_stale), "{mode} {epoch}: {said}");
+            let extracted = work.path().join("extracted");
+            run(archfs().arg("extract").args([text(&archive), text(&extracted)]));
+            let import = "import sys; sys.path.insert(0, sys.argv[1]); import module, package";
+            let output = python(&["-B", "-v", "-c", import, text(&extracted)]);
+            let found =
+                String::from_utf8_lossy(&output.stderr).matches("bytecode is stale").count();
+            assert_eq!(found, if is_stale { 2 } else { 0 }, "{mode} {epoch} {form}");
+            fs::remove_dir_all(extracted).unwrap();
+        }
+    }
+}
+
 #[test]
 fn duplicates_are_stored_once() {
     let work = work_directory();
