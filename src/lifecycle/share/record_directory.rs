@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 
+use super::record_file::SOCKET_SUFFIX;
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::{Directory, parent_of};
 use crate::os::path_walk;
@@ -191,15 +192,28 @@ fn parents(uid: u32) -> Vec<PathBuf> {
         parents.extend_from_slice(OF_ENVIRONMENT.get_or_init(|| {
             let variable = |name| std::env::var_os(name).map(PathBuf::from);
             let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];
-            own.into_iter().flatten().filter(|path| is_usable_parent(path)).collect()
+            let is_usable = |path: &PathBuf| {
+                path.is_absolute() && has_room_for_sockets(path, uid) && is_trusted(path)
+            };
+            own.into_iter().flatten().filter(is_usable).collect()
         }));
     }
     parents
 }
 
 /// Whether no other user can exchange what archfs creates in the directory that a variable names.
-fn is_usable_parent(path: &Path) -> bool {
-    path.is_absolute() && path_walk::first_untrusted(path).is_none()
+fn is_trusted(path: &Path) -> bool {
+    path_walk::first_untrusted(path).is_none()
+}
+
+/// The longest path of a socket, bytes (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Whether the paths of sockets in the record directory of `parent` are short enough.
+fn has_room_for_sockets(parent: &Path, uid: u32) -> bool {
+    // The key of a mount point has 32 digits.
+    let socket = format!("/{}/{:032}{SOCKET_SUFFIX}", usual_name(uid), 0);
+    parent.as_os_str().len() + socket.len() <= SOCKET_PATH_MAX
 }
 
 /// The record directory of `uid` in `parent` with the usual name, if that is usable.
@@ -334,7 +348,22 @@ mod tests {
         let path = fs::canonicalize(work.path()).unwrap();
         for (mode, is_usable) in [(0o700, true), (0o1777, true), (0o777, false)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(is_usable_parent(&path), is_usable, "{mode:o}");
+            assert_eq!(is_trusted(&path), is_usable, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_parent_is_used_only_if_a_socket_can_be_bound_in_it() {
+        let work = tempfile::tempdir_in("/tmp").unwrap();
+        let uid = own_uid();
+        for len in work.path().as_os_str().len() + 2..SOCKET_PATH_MAX {
+            let name = "x".repeat(len - work.path().as_os_str().len() - 1);
+            let parent = work.path().join(name);
+            let records = parent.join(usual_name(uid));
+            fs::create_dir_all(&records).unwrap();
+            let socket = records.join(format!("{:032x}{SOCKET_SUFFIX}", u128::MAX));
+            let bound = std::os::unix::net::UnixListener::bind(socket);
+            assert_eq!(has_room_for_sockets(&parent, uid), bound.is_ok(), "{len}: {bound:?}");
         }
     }
 
