@@ -256,13 +256,12 @@ impl Opening<'_> {
         let opening = self.with_share(tar.nested_archives().len());
         let mut parts = Vec::new();
         for nested_archive in tar.nested_archives() {
-            let file_range = FileRange::new(Arc::clone(tar.storage()), nested_archive.offset)?
-                .cut(nested_archive.len)?;
+            let nested_bytes = tar.nested_bytes(nested_archive)?;
             // The directory exists in the tar. It stays empty if the image cannot be opened.
             opening.open_inner(
                 name,
                 &nested_archive.path,
-                Arc::new(file_range),
+                Arc::new(nested_bytes),
                 depth,
                 &mut parts,
             )?;

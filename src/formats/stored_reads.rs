@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::bytes::length;
 use crate::cache::{ArchiveOrder, Readahead};
 use crate::error::Result;
 use crate::storage::Storage;
@@ -23,7 +24,8 @@ impl StoredReads {
         Self { storage, readahead: Readahead::furthest(), order: ArchiveOrder::default() }
     }
 
-    /// Reads `range` of the file `ino`, which has `len` bytes from `start` on in the archive.
+    /// Reads `range` of the file `ino`, which has `len` bytes from `start` on in the archive. If
+    /// the answer is longer, it begins with what is before `range` in the archive.
     ///
     /// # Errors
     /// As `Storage::read_contents_at`.
@@ -35,7 +37,9 @@ impl StoredReads {
         (answer, after_reply): (&mut [u8], &mut AfterReply),
     ) -> Result<()> {
         self.read_ahead(ino, (start, len), range.clone());
-        let outcome = self.storage.read_contents_at(answer, start.saturating_add(range.start));
+        let end = start.saturating_add(range.end);
+        let outcome =
+            self.storage.read_contents_at(answer, end.saturating_sub(length(answer.len())));
         self.drop_served(start, range, after_reply);
         outcome
     }

@@ -557,6 +557,61 @@ fn asked_for(server: &TestServer, count: usize) -> usize {
     requests[count..].iter().map(|it| it.range().1 - it.range().0 + 1).sum()
 }
 
+/// > If an index may be of another version (beside a copied archive or a URL), the first read of each
+/// > member compares its headers in the archive with those in the index. If they differ, the read
+/// > gives EIO, and the next mount makes a new index.
+#[test]
+fn an_index_beside_a_url_gives_no_bytes_of_another_member() {
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
+    let [old, new] = two_versions();
+    let tar = work.path().join("data.tar");
+    fs::write(&tar, old).unwrap();
+    run(archfs().args(["index", "--quiet"]).arg(&tar));
+    fs::write(&tar, new).unwrap();
+    let server = serve(work.path(), |_| None);
+    let url = server.url("/data.tar");
+    let read = |number| fs::read(mount_point.join(numbered(number).0));
+    let log = format!("--log-file={}", work.path().join("log").display());
+    let mount = |cache: &str| {
+        let mut command = archfs_in(work.path());
+        command.env("XDG_CACHE_HOME", work.path().join(cache));
+        command.args(["mount", "--keep", "--no-name-readahead", &log, &url]).arg(&mount_point);
+        run(&mut command)
+    };
+    mount("cache");
+    let before = server.requests().len();
+    assert!(read(500).unwrap() == numbered(500).1);
+    assert_eq!(server.requests().len(), before + 1, "the header comes with the data");
+    for number in [10, 11] {
+        assert_eq!(read(number).unwrap_err().raw_os_error(), Some(5));
+    }
+    unmount(&mount_point);
+    let logged = fs::read_to_string(work.path().join("log")).unwrap();
+    let line = format!("{url}: f0010: the index {url}.archfs-index is of another version");
+    assert!(logged.contains(&line), "{logged}");
+    assert_eq!(logged.matches("is of another version").count(), 1, "{logged}");
+    assert!(!logged.contains("made again"), "{logged}");
+    assert!(logged.contains("hint: mount the archive again"), "{logged}");
+    mount("cache");
+    let logged = fs::read_to_string(work.path().join("log")).unwrap();
+    assert!(logged.contains("it contradicts the archive; made again"), "{logged}");
+    for number in [10, 11, 500] {
+        assert!(read(number).unwrap() == numbered(number).1, "{number}");
+    }
+    unmount(&mount_point);
+    // No read bypasses the mount.
+    let mut command = archfs_in(work.path());
+    command.env("XDG_CACHE_HOME", work.path().join("other")).args(["run", "--direct", "-v", &url]);
+    let script =
+        "until grep -q 'direct' $0; do sleep 0.01; done; cat {}/f0500 > /dev/null && cat {}/f0010";
+    let log = work.path().join("direct.log");
+    command.args(["--log-file", log.to_str().unwrap(), "--", "sh", "-c", script]).arg(&log);
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{}", said(&output));
+    let logged = fs::read_to_string(&log).unwrap();
+    assert!(logged.contains("--direct has no effect"), "{logged}");
+}
+
 /// > If an index beside a URL is older than the tar (Last-Modified), archfs makes the index again.
 #[test]
 fn an_index_at_a_server_that_is_older_than_its_archive_is_not_used() {

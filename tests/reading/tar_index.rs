@@ -180,6 +180,10 @@ fn names_in(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
 fn text(output: &Output) -> (String, String) {
     let [out, err] = [&output.stdout, &output.stderr];
     (String::from_utf8(out.clone()).unwrap(), String::from_utf8(err.clone()).unwrap())
@@ -274,7 +278,7 @@ fn an_index_is_written_beside_the_archive_and_used_afterwards() {
 /// > For an index beside the archive, length, time and samples are enough if only the user, root
 /// > and the owner of the archive can write there.
 #[test]
-fn a_mount_uses_the_index_and_serves_the_archive() {
+fn a_mount_uses_the_index_and_serves_the_members_that_it_finds() {
     if skip_without_mounts() {
         return;
     }
@@ -283,12 +287,176 @@ fn a_mount_uses_the_index_and_serves_the_archive() {
     stage.rename_unsampled();
     let mount_point = stage.work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
-    let mut mount = stage.archfs(&["mount", "--keep"]);
-    run(mount.arg(&mount_point));
-    assert_eq!(fs::read_to_string(mount_point.join(OLD_NAME)).unwrap(), "data 10");
-    assert_eq!(fs::read_to_string(mount_point.join("f01199")).unwrap(), "data 1199");
+    let read = |name: &str| fs::read_to_string(mount_point.join(name));
+    let mount = || listed(stage.archfs(&["mount", "--keep"]).arg(&mount_point)).1;
+    assert!(!mount().contains("made again"));
     assert_eq!(fs::read_dir(&mount_point).unwrap().count(), MEMBERS);
+    assert_eq!(read("f01199").unwrap(), "data 1199");
+    assert_eq!(read(OLD_NAME).unwrap_err().raw_os_error(), Some(5));
     unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
+    assert!(mount().contains("it contradicts the archive; made again"));
+    assert_eq!(read(NEW_NAME).unwrap(), "data 10");
+    unmount_by(stage.command(archfs()).arg("unmount").arg(&mount_point));
+}
+
+/// Members of `exchanged` that a sample of an index may be of.
+const SAMPLED: usize = 200;
+
+/// A tree with pairs of files whose headers differ only in their names: plain, with long names, and
+/// sparse.
+fn tree_of_pairs(work: &Path) -> (PathBuf, [[String; 2]; 3]) {
+    let tree = work.join("tree");
+    fs::create_dir(&tree).unwrap();
+    let long = "z".repeat(150);
+    let pairs = [
+        [1, 2].map(|n| format!("z{n}")),
+        [1, 2].map(|n| format!("{long}{n}")),
+        [1, 2].map(|n| format!("zs{n}")),
+    ];
+    for number in 0..SAMPLED {
+        fs::write(tree.join(name(number)), support::source::noise(number as u64 + 1, 500)).unwrap();
+    }
+    fs::write(tree.join("f00000"), support::source::noise(9, 100_000)).unwrap();
+    for (number, name) in pairs[..2].iter().flatten().enumerate() {
+        fs::write(tree.join(name), support::source::noise(number as u64 + 1000, 1000)).unwrap();
+    }
+    for (number, name) in pairs[2].iter().enumerate() {
+        let file = File::create(tree.join(name)).unwrap();
+        // More pieces than a header of the old format has.
+        for piece in 0..8 {
+            let bytes = support::source::noise(number as u64 + 2000 + piece, 4096);
+            file.write_all_at(&bytes, piece * (128 << 10)).unwrap();
+        }
+    }
+    fs::write(tree.join("z".repeat(200)), support::source::noise(77, 2000)).unwrap();
+    run(Command::new("find").arg(&tree).args(["-exec", "touch", "-d", "@1000000000", "{}", "+"]));
+    (tree, pairs)
+}
+
+/// Where the members of a tar start with all their headers, as Python says.
+fn member_starts(tar: &Path) -> Vec<usize> {
+    let script =
+        "import sys, tarfile\nfor member in tarfile.open(sys.argv[1]): print(member.offset)";
+    let output = run(Command::new("python3").args(["-c", script]).arg(tar));
+    text(&output).0.lines().map(|line| line.parse().unwrap()).collect()
+}
+
+/// The parts of `bytes` between these offsets, with the second and the third exchanged.
+fn exchanged(bytes: &[u8], [first, second, end]: [usize; 3]) -> Vec<u8> {
+    assert_eq!(second - first, end - second, "of the same length");
+    [&bytes[..first], &bytes[second..end], &bytes[first..second], &bytes[end..]].concat()
+}
+
+/// `stage` again with `bytes` in place of its archive, of the same time, and its index.
+fn copied(stage: &Stage, bytes: &[u8]) -> Stage {
+    let copy = Stage::of(stage.archive.file_name().unwrap().to_str().unwrap(), bytes);
+    let time = fs::metadata(&stage.archive).unwrap().modified().unwrap();
+    File::options().write(true).open(&copy.archive).unwrap().set_modified(time).unwrap();
+    fs::copy(&stage.index, &copy.index).unwrap();
+    copy
+}
+
+/// Reads `name` of an archive whose index says wrongly where it is.
+fn assert_refused(copy: &Stage, name: &str, expected: &[u8]) {
+    let other = run(copy.archfs(&["cat"]).arg("f00007"));
+    assert_eq!((other.stdout.len(), stderr(&other).as_str()), (500, ""), "what is right is read");
+    let refused = copy.archfs(&["cat"]).arg(name).output().unwrap();
+    let said = stderr(&refused);
+    assert!(!refused.status.success() && refused.stdout.is_empty(), "{name}: {said}");
+    assert_eq!(said.matches("is of another version of the archive").count(), 1, "{name}: {said}");
+    let again = run(copy.archfs(&["cat"]).arg(name));
+    assert!(again.stdout == expected, "{name}: other bytes");
+    assert!(stderr(&again).contains("it contradicts the archive; made again"), "{name}");
+}
+
+/// > If an index may be of another version (beside a copied archive or a URL), the first read of each
+/// > member compares its headers in the archive with those in the index. If they differ, the read
+/// > gives EIO, and the next mount makes a new index.
+#[test]
+fn an_index_of_a_copy_gives_no_bytes_of_another_member() {
+    let work = work_directory();
+    let (tree, pairs) = tree_of_pairs(work.path());
+    let posix =
+        |version: &str| ["--format=posix".to_owned(), format!("--sparse-version={version}")];
+    let gnu = ["--format=gnu".to_owned(), "--sparse".to_owned()];
+    for options in [gnu, posix("0.1"), posix("1.0")] {
+        let tar = work.path().join("data.tar");
+        let script = "cd \"$0\" && LC_ALL=C tar --sort=name --sparse -cf \"$1\" \"$2\" \"$3\" *";
+        run(Command::new("sh").args(["-c", script]).args([&tree, &tar]).args(&options));
+        let bytes = fs::read(&tar).unwrap();
+        let starts = member_starts(&tar);
+        let stage = Stage::of("data.tar", &bytes);
+        stage.make_index();
+        // The same bytes.
+        let copy = copied(&stage, &bytes);
+        let target = copy.work.path().join("extracted");
+        let (_, said) = listed(copy.archfs(&["extract", "--quiet"]).arg(&target));
+        assert_eq!(said, "", "the index is used");
+        run(Command::new("diff").arg("-r").arg(&tree).arg(&target));
+        // As `ls` sorts them.
+        let mut names: Vec<_> = pairs.iter().flatten().collect();
+        names.sort();
+        for pair in &pairs {
+            let at = SAMPLED + names.iter().position(|name| **name == pair[0]).unwrap();
+            let places = [starts[at], starts[at + 1], starts[at + 2]];
+            let copy = copied(&stage, &exchanged(&bytes, places));
+            assert_refused(&copy, &pair[1], &fs::read(tree.join(&pair[1])).unwrap());
+        }
+    }
+}
+
+#[test]
+fn an_index_of_a_compressed_copy_gives_no_bytes_of_another_member() {
+    let work = work_directory();
+    let (tree, pairs) = tree_of_pairs(work.path());
+    let tar = work.path().join("data.tar");
+    support::tar::pack(&tar, &tree);
+    let (bytes, starts) = (fs::read(&tar).unwrap(), member_starts(&tar));
+    let names = fs::read_dir(&tree).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    let at = names.iter().position(|name| *name == pairs[0][0]).unwrap();
+    let (first, second, end) = (starts[at], starts[at + 1], starts[at + 2]);
+    let frames = [&bytes[..first], &bytes[first..second], &bytes[second..end], &bytes[end..]];
+    let [start, one, other, rest] = frames.map(|bytes| compressed("zstd", bytes));
+    assert_eq!(one.len(), other.len());
+    let stage = Stage::of("data.tar.zst", &[&start[..], &one, &other, &rest].concat());
+    stage.make_index();
+    let copy = copied(&stage, &[&start[..], &other, &one, &rest].concat());
+    assert_refused(&copy, "z1", &fs::read(tree.join("z1")).unwrap());
+}
+
+/// An archive in an archive is found by its headers as well.
+#[test]
+fn an_index_of_a_copy_opens_no_other_inner_archive() {
+    let work = work_directory();
+    let mut bytes: Vec<u8> =
+        (0..40).flat_map(|n| support::tar::member(&name(n), b'0', "", b"x")).collect();
+    let first = bytes.len();
+    for inner in ["z1", "z2"] {
+        let path = work.path().join("inner.zip");
+        let script = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'w') as z: z.writestr('which', sys.argv[2] * 500)";
+        run(Command::new("python3").args(["-c", script]).arg(&path).arg(inner));
+        bytes.extend(support::tar::member(
+            &format!("{inner}.zip"),
+            b'0',
+            "",
+            &fs::read(&path).unwrap(),
+        ));
+    }
+    let (end, second) = (bytes.len(), first + (bytes.len() - first) / 2);
+    bytes.resize(end + 1024, 0);
+    let mut stage = Stage::of("data.tar", &bytes);
+    stage.index = stage.directory.join("data.tar.recursive.archfs-index");
+    run(&mut stage.archfs(&["index", "--nested"]));
+    let mut copy = copied(&stage, &exchanged(&bytes, [first, second, end]));
+    copy.index = copy.directory.join("data.tar.recursive.archfs-index");
+    fs::copy(&stage.index, &copy.index).unwrap();
+    let mut cat = copy.archfs(&["cat", "--nested"]);
+    let refused = cat.arg("z1/which").output().unwrap();
+    assert!(refused.stdout.is_empty(), "{}", text(&refused).1);
+    assert!(text(&refused).1.contains("is of another version of the archive"));
+    assert_eq!(listed(copy.archfs(&["cat", "--nested"]).arg("z1/which")).0, "z1".repeat(500));
 }
 
 /// Members of an archive whose index is read block by block.
@@ -502,8 +670,8 @@ fn an_index_of_another_version_or_with_other_options_is_rebuilt() {
     let good = fs::read(&stage.index).unwrap();
     for (what, at, byte) in [
         ("version 0", 8, 0),
-        ("an earlier version", 8, 3),
-        ("a later version", 8, 5),
+        ("an earlier version", 8, 4),
+        ("a later version", 8, 6),
         ("a version far off", 11, 1),
         ("made with --recursive", 12, 1),
         ("unknown flags", 12, 2),

@@ -19,6 +19,7 @@
 //! so an incomplete file is not an index.
 
 use super::blocks::{Allowance, BLOCK, Backing, Blocks, Checked};
+use super::headers::Headers;
 use super::key::{Hash, Key, START};
 use super::sections::{HASH, Section, Sections, TAIL, hash_of};
 use super::{Index, NestedArchive};
@@ -61,12 +62,13 @@ impl<'o> IndexOptions<'o> {
 
 /// An index from a file, and what is stored with it.
 pub(in crate::formats) struct IndexFile {
-    #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "checked before the rest"))]
     pub(in crate::formats) key: Key,
     /// The output of `SeekIndex::write`, for a compressed archive.
     pub(in crate::formats) seek_points: Vec<u8>,
     /// Length of the uncompressed archive, bytes.
     pub(in crate::formats) archive_len: u64,
+    /// The hash in its tail, which differs from that of every other index.
+    pub(in crate::formats) hash: Hash,
     pub(in crate::formats) index: Index,
 }
 
@@ -141,7 +143,7 @@ impl IndexFile {
                 return Err(Section::SeekPoints.too_long(len, longest(key.len)));
             }
         };
-        Ok(Self { key, seek_points, archive_len, index })
+        Ok(Self { key, seek_points, archive_len, hash, index })
     }
 }
 
@@ -151,9 +153,11 @@ impl Index {
         let bytes = self.section(Section::NestedArchives)?;
         let mut reader = Reader::new("image in the index", &bytes);
         while reader.remaining() > 0 {
-            let (offset, len, path) = (reader.u64()?, reader.u64()?, reader.u64()?);
-            let path = reader.bytes(index(path))?.to_vec();
-            self.nested_archives.push(NestedArchive { path, offset, len });
+            let (offset, len) = (reader.u64()?, reader.u64()?);
+            let headers = Headers::read(&mut reader)?;
+            let path_len = reader.u64()?;
+            let path = reader.bytes(index(path_len))?.to_vec();
+            self.nested_archives.push(NestedArchive { path, offset, len, headers });
         }
         let bytes = self.section(Section::Notes)?;
         let mut reader = Reader::new("note in the index", &bytes);

@@ -116,12 +116,10 @@ impl IndexParts {
             (Section::Xattrs, self.xattrs.clone()),
             (Section::NestedArchives, {
                 let record = |nested_archive: &NestedArchive| {
-                    let numbers = [
-                        nested_archive.offset,
-                        nested_archive.len,
-                        length(nested_archive.path.len()),
-                    ];
-                    [&numbers.map(u64::to_le_bytes).concat(), &nested_archive.path[..]].concat()
+                    let NestedArchive { path, offset, len, headers } = nested_archive;
+                    let position = [*offset, *len].map(u64::to_le_bytes).concat();
+                    let path_len = length(path.len()).to_le_bytes();
+                    [&position[..], &headers.to_bytes(), &path_len, path].concat()
                 };
                 self.nested_archives.iter().flat_map(record).collect()
             }),

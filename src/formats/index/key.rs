@@ -5,7 +5,7 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
 
 /// Incremented with every change of the layout, so that old files are rejected.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// The first bytes of an index.
 pub(in crate::formats) const MAGIC: &[u8; 8] = b"ARCHFSIX";

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::headers::Headers;
 use crate::vfs::Timestamp;
 
 /// What a member is.
@@ -76,6 +77,8 @@ pub(in crate::formats) struct Member {
     pub(in crate::formats) size: u64,
     pub(in crate::formats) modified: Timestamp,
     pub(in crate::formats) body: Body,
+    /// The headers before its data.
+    pub(in crate::formats) headers: Headers,
     /// Position in `Members`: the start and length of the path, the length of the link target after
     /// it, and the number of the attributes.
     pub(in crate::formats) path: (usize, usize),
@@ -121,6 +124,7 @@ impl Member {
             size: 0,
             modified: Timestamp { seconds: 0, nanoseconds: 0 },
             body: Body::Device(0),
+            headers: Headers::default(),
             path: (0, 0),
             link: 0,
             xattrs: None,

@@ -3,12 +3,13 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::NodeId;
+use super::headers::Headers;
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index};
 use crate::vfs::FileKind;
 
 /// Size of a node in an index, bytes.
-pub(super) const NODE_LEN: usize = 47;
+pub(super) const NODE_LEN: usize = 52;
 
 /// One name in the tree and what it refers to. The fields are ordered without gaps, so that nodes
 /// can be kept in a file while the tree is built.
@@ -33,8 +34,11 @@ pub(in crate::formats) struct Node {
     pub(super) mode: u16,
     /// Length of its name in bytes.
     pub(super) name_len: u8,
+    /// `Headers` of a file that is stored.
+    pub(super) header_blocks: u8,
+    pub(super) headers_crc32: u32,
     /// Always 0. Fills the record.
-    pub(super) padding: u8,
+    pub(super) padding: u32,
 }
 
 /// What a node refers to, decoded.
@@ -118,8 +122,15 @@ impl Node {
             gid: 0,
             size: 0,
             content: 0,
+            header_blocks: 0,
+            headers_crc32: 0,
             padding: 0,
         }
+    }
+
+    /// The headers before the data of a file that is stored.
+    pub(in crate::formats) fn headers(&self) -> Headers {
+        Headers { blocks: self.header_blocks, crc32: self.headers_crc32 }
     }
 
     /// Permission, set-id and sticky bits.
@@ -187,6 +198,8 @@ impl Node {
             gid,
             size,
             content,
+            header_blocks,
+            headers_crc32,
             padding: _,
         } = self;
         let mut bytes = [0; NODE_LEN];
@@ -208,6 +221,8 @@ impl Node {
         put(&gid.to_le_bytes());
         put(&size.to_le_bytes());
         put(&content.to_le_bytes());
+        put(&[header_blocks]);
+        put(&headers_crc32.to_le_bytes());
         bytes
     }
 
@@ -226,6 +241,8 @@ impl Node {
             gid: reader.u32()?,
             size: reader.u64()?,
             content: reader.u64()?,
+            header_blocks: reader.array::<1>().map(u8::from_le_bytes)?,
+            headers_crc32: reader.u32()?,
             padding: 0,
         })
     }

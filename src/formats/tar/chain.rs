@@ -14,6 +14,7 @@ use super::source::{self, Source};
 use super::step::{Skip, Step, header_at};
 use crate::error::{Error, Result};
 use crate::formats::bytes::index;
+use crate::formats::index::HeaderRun;
 use crate::formats::index::members::Members;
 use crate::formats::limits::{TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX};
 
@@ -29,8 +30,9 @@ pub(super) struct Chain {
 }
 
 /// The extensions before a member, as far as they have been read.
-#[derive(Default)]
 struct Preceding {
+    /// All their blocks, and in the end those of the member.
+    headers: HeaderRun,
     /// Their values and those of the global headers. `None` before the first extension.
     values: Option<Extensions>,
     count: u32,
@@ -65,7 +67,7 @@ impl Chain {
     pub(super) fn step(&mut self, source: &mut dyn Source, members: &mut Members) -> Result<Step> {
         let start = self.offset;
         let mut offset = start;
-        let mut preceding = Preceding::default();
+        let mut preceding = Preceding::new(start);
         loop {
             let Some(block) = self.block(source, offset)? else {
                 return Ok(if offset == start { Step::End } else { Step::Truncated(Vec::new()) });
@@ -73,6 +75,7 @@ impl Chain {
             let Some(header) = Header::parse(&block) else {
                 return Ok(self.no_header(offset, &block));
             };
+            preceding.headers.add(&block);
             let data = offset.saturating_add(BLOCK_LEN);
             let kind = match header.kind() {
                 Type::Extension(kind) => {
@@ -90,7 +93,8 @@ impl Chain {
                 Some(extended) => path.extend(extended),
                 None => header.path(&mut path),
             }
-            let member = MemberHeader { header, kind, extensions, path, start, data };
+            let headers = preceding.headers;
+            let member = MemberHeader { header, kind, extensions, path, start, data, headers };
             let (step, next) = add_member(member, self.end, self.nesting, source, members)?;
             self.offset = next;
             return Ok(step);
@@ -123,23 +127,22 @@ impl Chain {
         if let Err(error) = preceding.count(len) {
             return Ok(ControlFlow::Break(self.damaged_at(next, error)));
         }
-        // The name ends at its NUL. GNU tar and Python also ignore a size that is too small.
-        let read_len = match kind {
-            ExtensionType::LongName | ExtensionType::LongLink => padded(len),
-            ExtensionType::Pax | ExtensionType::PaxGlobal => len,
-        };
+        let read_len = if kind == ExtensionType::PaxGlobal { len } else { padded(len) };
         let Some(body) = self.bytes(source, data, index(read_len))? else {
             return Ok(ControlFlow::Break(Step::Truncated(Vec::new())));
         };
+        preceding.headers.add(body);
+        let records = body.get(..index(len)).unwrap_or(body);
         let values = preceding.values.get_or_insert_with(|| self.globals.clone());
         match kind {
             // It replaces the records of an earlier one, as in GNU tar and bsdtar.
             ExtensionType::Pax => {
                 values.replace_records(&self.globals);
-                if let Err(error) = values.apply(body) {
+                if let Err(error) = values.apply(records) {
                     return Ok(ControlFlow::Break(self.damaged_at(next, error)));
                 }
             }
+            // The name ends at its NUL. GNU tar and Python also ignore a size that is too small.
             ExtensionType::LongName => values.long_name = Some(header::until_nul(body).to_vec()),
             ExtensionType::LongLink => values.long_link = Some(header::until_nul(body).to_vec()),
             ExtensionType::PaxGlobal => {
@@ -186,6 +189,11 @@ impl Chain {
 }
 
 impl Preceding {
+    /// No extensions before the member whose first header is at `start`.
+    fn new(start: u64) -> Self {
+        Self { headers: HeaderRun::new(start), values: None, count: 0, len: 0 }
+    }
+
     /// Counts an extension whose body has `len` bytes.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! container.
 
 use super::empty::{no_empty_tar, only_zeros};
+use super::header_checks::HeaderChecks;
 use super::index_source::{IndexSource, NewIndex};
 use super::options::TarOptions;
 use super::scan;
@@ -36,6 +37,7 @@ pub(super) struct OpenedCompressed {
     /// The uncompressed bytes.
     pub(super) decompressed: Arc<Compressed>,
     pub(super) index: Index,
+    pub(super) checks: Option<HeaderChecks>,
     /// Whether the index is saved, so that the next mount can use it.
     pub(super) is_saved: bool,
 }
@@ -51,9 +53,9 @@ pub(super) fn open(
 ) -> Result<OpenedCompressed> {
     let source = IndexSource::new(name, options);
     let fit = |file: IndexFile| Ok((seek_index(&file, tar.storage.len())?, file.index));
-    if let Some((seek_index, index)) = source.load(fit) {
+    if let Some(((seek_index, index), checks)) = source.load(fit) {
         let decompressed = tar.decompressed(name, seek_index, None, options)?;
-        return Ok(OpenedCompressed { decompressed, index, is_saved: true });
+        return Ok(OpenedCompressed { decompressed, index, checks, is_saved: true });
     }
     let CompressedTar { ref storage, container, .. } = tar;
     let storage = storage.clone();
@@ -95,7 +97,7 @@ pub(super) fn open(
     let step = storage.len().checked_div(SAMPLES).unwrap_or(0);
     let offsets: Vec<_> = (0..SAMPLES).map(|nth| step.saturating_mul(nth)).collect();
     let NewIndex { index, is_saved } = source.make(finished, archive_len, &offsets)?;
-    Ok(OpenedCompressed { decompressed, index, is_saved })
+    Ok(OpenedCompressed { decompressed, index, checks: None, is_saved })
 }
 
 /// Scans the part of a damaged archive whose checksums are right. The first scan went further,

@@ -15,7 +15,7 @@ use super::{Tar, pax, scan, sparse};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::formats::index::index_parts::{IndexParts, read, sealed};
-use crate::formats::index::{Allowance, FinishedTree, IndexFile, in_memory};
+use crate::formats::index::{Allowance, FinishedTree, HeaderRun, IndexFile, in_memory};
 use crate::formats::stored_reads::StoredReads;
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
@@ -97,11 +97,10 @@ pub fn sparse_map(data: &[u8]) {
     let storage = MemStorage::new(archive);
     let limit = storage.len();
     let mut source = Windowed::new(&storage, limit);
-    let mut reached = BLOCK_LEN;
+    let mut headers = HeaderRun::new(BLOCK_LEN);
     let sparse_records = &extensions.sparse;
-    let found =
-        sparse::read(header, sparse_records, BLOCK_LEN, stored, limit, &mut source, &mut reached);
-    assert!((BLOCK_LEN..=limit).contains(&reached));
+    let found = sparse::read(header, sparse_records, stored, limit, &mut source, &mut headers);
+    assert!((BLOCK_LEN..=limit).contains(&headers.end()));
     let Ok(Some(map)) = found else { return };
     let mut previous_end = (0, BLOCK_LEN);
     for segment in &map.segments {
@@ -141,7 +140,8 @@ fn tree_of(found: IndexFile) -> Tar {
     let (name, index) = ("fuzz".to_owned(), found.index);
     let stored = StoredReads::new(Arc::<MemStorage>::clone(&storage));
     let acls = Acls::Masked;
-    Tar { name, storage, compressed: None, index, is_saved: false, acls, stored }
+    let (compressed, checks) = (None, None);
+    Tar { name, storage, compressed, index, is_saved: false, acls, stored, checks }
 }
 
 /// A whole archive: options (bit 0: show archives in it), then the archive, whose checksums are

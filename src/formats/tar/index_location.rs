@@ -43,7 +43,7 @@ pub(super) enum LocationKind {
 impl IndexLocation {
     /// The paths for the index of `file` if the user gave none, in the order to try them.
     pub(super) fn usual(file: &FileStorage, recursive: bool) -> Vec<Self> {
-        let suffix = if recursive { ".recursive.archfs-index" } else { ".archfs-index" };
+        let suffix = suffix(recursive);
         let locations =
             [Self::beside(file, suffix), Self::cached(file, suffix), Self::at_server(file, suffix)];
         locations.into_iter().flatten().collect()
@@ -54,6 +54,11 @@ impl IndexLocation {
         let directory = Directory::open(parent_of(path)).ok();
         let name = path.file_name().unwrap_or_default().to_owned();
         Self { kind: LocationKind::Named, directory, name, path: path.to_owned() }
+    }
+
+    /// The file that lists the indexes of `file` that were refused.
+    pub(super) fn refused(file: &FileStorage, recursive: bool) -> Option<Self> {
+        Self::cached(file, &format!("{}.refused", suffix(recursive)))
     }
 
     fn beside(file: &FileStorage, suffix: &str) -> Option<Self> {
@@ -102,6 +107,11 @@ impl IndexLocation {
             (_, None) => Directory::open(parent_of(&self.path)),
         }
     }
+}
+
+/// What the name of an index ends with.
+fn suffix(recursive: bool) -> &'static str {
+    if recursive { ".recursive.archfs-index" } else { ".archfs-index" }
 }
 
 /// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.

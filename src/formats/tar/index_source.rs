@@ -3,6 +3,7 @@
 //!
 //! Invariant: a saved index that does not match the archive costs a scan, never a wrong tree.
 
+use super::header_checks::HeaderChecks;
 use super::options::{IndexPolicy, SavedIndexOptions, TarOptions};
 use super::saved_index::{New, SavedIndex};
 use crate::error::Result;
@@ -39,8 +40,11 @@ impl<'o> IndexSource<'o> {
         Self { name, options, saved: options.saved.as_ref().map(with_index) }
     }
 
-    /// The result of `fit` for the saved index, if there is one and the policy is to use it.
-    pub(super) fn load<T>(&self, fit: impl Fn(IndexFile) -> Result<T>) -> Option<T> {
+    /// The result of `SavedIndex::load`, if the policy is to use a saved index.
+    pub(super) fn load<T>(
+        &self,
+        fit: impl Fn(IndexFile) -> Result<T>,
+    ) -> Option<(T, Option<HeaderChecks>)> {
         let (saved, saved_index) = self.saved.as_ref()?;
         match saved.policy {
             IndexPolicy::SaveIfWorthwhile => {

@@ -10,6 +10,7 @@ use super::step::{Skip, Step, header_at};
 use super::{HEAD, recognises};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
+use crate::formats::index::HeaderRun;
 use crate::formats::index::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
 use crate::formats::index::paths::{archive_stem, shown};
 use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX};
@@ -27,6 +28,8 @@ pub(super) struct MemberHeader<'h> {
     pub(super) start: u64,
     /// Offset of the data.
     pub(super) data: u64,
+    /// All headers, up to the data.
+    pub(super) headers: HeaderRun,
 }
 
 /// Whether to recognise archives within an archive.
@@ -71,7 +74,8 @@ impl<'h> MemberHeader<'h> {
 
     /// A file of `size` bytes whose data are stored.
     fn file(&self, kind: Kind, size: u64) -> Member {
-        Member { size, body: Body::Stored(self.data), ..self.member(kind) }
+        let headers = self.headers.headers();
+        Member { size, body: Body::Stored(self.data), headers, ..self.member(kind) }
     }
 
     fn parts<'p>(&'p self, link: &'p [u8], sparse: Option<Vec<Segment>>) -> Parts<'p> {
@@ -172,7 +176,7 @@ fn add_truncated(
 /// Adds a regular file, which may be sparse, with `stored` bytes of data. Also returns the end of
 /// its data.
 fn add_file(
-    found: MemberHeader<'_>,
+    mut found: MemberHeader<'_>,
     stored: u64,
     limit: u64,
     nesting: Nesting,
@@ -181,13 +185,13 @@ fn add_file(
 ) -> Result<(Step, u64)> {
     let data = found.data;
     let next = data.saturating_add(padded(stored));
-    let mut reached = data;
     let records = &found.extensions.sparse;
-    match sparse::read(found.header, records, data, stored, limit, source, &mut reached) {
+    match sparse::read(found.header, records, stored, limit, source, &mut found.headers) {
         Ok(Some(map)) => return Ok(add_sparse(found, map, limit, members)),
         Ok(None) => {}
         Err(error) if error.kind() == ErrorKind::Corrupt => {
             // Not before the end of the map: a stream cannot go back.
+            let reached = found.headers.end();
             return Ok((found.damaged(error), next.max(reached)));
         }
         Err(error) => return Err(error),

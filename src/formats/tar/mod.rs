@@ -9,10 +9,10 @@
 //! Invariants: opening reads headers, but not the data of large members. A read goes straight from
 //! the archive into the answer, with no lock and no copy in between.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use crate::error::{Error, Kind, Result};
-use crate::storage::Storage;
+use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
@@ -27,6 +27,7 @@ mod extensions;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod header;
+mod header_checks;
 mod index_location;
 mod index_source;
 mod info;
@@ -53,6 +54,7 @@ use super::index::members::Segment;
 use super::index::{Content, Index, Map, NestedArchive, Node, NodeId, ino_of, notes};
 use super::stored_reads::StoredReads;
 use header::{BLOCK, Block, BlockKind};
+use header_checks::HeaderChecks;
 use open::Opened;
 
 pub use acl::Acls;
@@ -76,6 +78,8 @@ pub(crate) struct Tar {
     is_saved: bool,
     acls: Acls,
     stored: StoredReads,
+    /// `None` if the index is of this very file.
+    checks: Option<HeaderChecks>,
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty tar.
@@ -93,12 +97,13 @@ impl Tar {
     /// `Io` if it cannot be read. `UnknownFormat` if a compressed file does not contain a tar.
     /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
-        let Opened { storage, compressed, index, is_saved } = open::open(name, bytes, options)?;
+        let Opened { storage, compressed, index, checks, is_saved } =
+            open::open(name, bytes, options)?;
         notes::report(name, &index.notes, options.partial, options.logs_notes)
             .map_err(|error| error.within(name))?;
         let (name, acls) = (name.to_owned(), options.acls);
         let stored = StoredReads::new(Arc::clone(&storage));
-        Ok(Self { name, storage, compressed, index, is_saved, acls, stored })
+        Ok(Self { name, storage, compressed, index, is_saved, acls, stored, checks })
     }
 
     /// The format for a message.
@@ -114,9 +119,17 @@ impl Tar {
         &self.index.nested_archives
     }
 
-    /// The bytes of the uncompressed archive.
-    pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
-        &self.storage
+    /// The bytes of one of them.
+    ///
+    /// # Errors
+    /// `Io`, also if the index is of another version of the archive; `Corrupt`.
+    pub(in crate::formats) fn nested_bytes(&self, nested: &NestedArchive) -> Result<FileRange> {
+        let &NestedArchive { offset, len, headers, .. } = nested;
+        if let Some(checks) = &self.checks {
+            let found = checks.read(self.storage.as_ref(), headers, offset);
+            found.map_err(self.named())?;
+        }
+        FileRange::new(Arc::clone(&self.storage), offset)?.cut(len)
     }
 
     fn attr_of(&self, id: NodeId, node: &Node) -> Result<Attr> {
@@ -136,6 +149,60 @@ impl Tar {
             })?;
         }
         Ok(permitted)
+    }
+
+    /// Reads `range` of a file that is stored from `start` on.
+    fn read_stored<'s>(
+        &self,
+        (id, node): (NodeId, &Node),
+        start: u64,
+        range: Range<u64>,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [u8]> {
+        let len = index(range.end.saturating_sub(range.start));
+        let unchecked = self.checks.as_ref().filter(|checks| len > 0 && !checks.is_done(id));
+        let headers = node.headers();
+        // The headers and the data with one read of the archive.
+        let together = unchecked.filter(|_| range.start == 0 && length(headers.len()) <= start);
+        if let (Some(checks), None) = (unchecked, together) {
+            checks.read(self.storage.as_ref(), headers, start)?;
+            checks.done(id);
+        }
+        let before = together.map_or(0, |_| headers.len());
+        let (answer, after_reply) = scratch.parts(before.saturating_add(len));
+        match &self.compressed {
+            _ if len == 0 => {}
+            // The storage of a compressed archive reads ahead by itself.
+            Some(storage) => {
+                let offset = start.saturating_add(range.start).saturating_sub(length(before));
+                storage.read_contents_at(answer, offset)?;
+            }
+            None => {
+                let file = (start, node.size);
+                self.stored.read(ino_of(id), file, range, (&mut *answer, after_reply))?;
+            }
+        }
+        let (found, answer) = answer.split_at_checked(before).unwrap_or_default();
+        if let Some(checks) = together {
+            checks.compare(headers, found)?;
+            checks.done(id);
+        }
+        Ok(answer)
+    }
+
+    /// Checks the headers of a sparse file, if that is still to be done.
+    fn check_sparse(&self, (id, node): (NodeId, &Node), map: &Map) -> Result<()> {
+        let Some(checks) = self.checks.as_ref().filter(|checks| !checks.is_done(id)) else {
+            return Ok(());
+        };
+        let mut start = None;
+        self.segments(map, 0, &mut |first| {
+            start = Some(first.archive_offset);
+            Ok(ControlFlow::Break(()))
+        })?;
+        start.map_or(Ok(()), |start| checks.read(self.storage.as_ref(), node.headers(), start))?;
+        checks.done(id);
+        Ok(())
     }
 
     /// Fills `answer` with the bytes of a sparse file from `offset`.
@@ -220,20 +287,14 @@ impl Tree for Tar {
     ) -> Result<ReadBytes<'s>> {
         let (id, node) = self.index.node_of(ino)?;
         let end = offset.saturating_add(u64::from(size)).min(node.size);
-        let (answer, after_reply) = scratch.parts(index(end.saturating_sub(offset)));
-        let outcome = match node.content() {
-            Content::Stored { .. } if answer.is_empty() => Ok(()),
-            // The storage of a compressed archive reads ahead by itself.
-            Content::Stored { start } if self.compressed.is_some() => {
-                self.storage.read_contents_at(answer, start.saturating_add(offset))
-            }
-            Content::Stored { start } => {
-                let file = (start, node.size);
-                self.stored.read(ino, file, offset..end, (answer, after_reply))
-            }
+        let range = offset.min(end)..end;
+        let answer = match node.content() {
+            Content::Stored { start } => self.read_stored((id, &node), start, range, scratch),
             Content::Sparse { map } => {
                 let map = self.in_index(self.index.map(id, &node, map))?;
-                self.read_sparse(&map, offset, answer)
+                let answer = scratch.answer(index(end.saturating_sub(range.start)));
+                let checked = self.check_sparse((id, &node), &map);
+                checked.and_then(|()| self.read_sparse(&map, offset, answer)).map(|()| &*answer)
             }
             Content::Directory { .. } => Err(Error::new(Kind::IsADirectory, "is a directory")),
             Content::AfterHeader { .. } | Content::Described { .. } => {
@@ -241,8 +302,7 @@ impl Tree for Tar {
             }
             _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
         };
-        outcome.map_err(self.named())?;
-        Ok(ReadBytes::Scratch(answer))
+        answer.map(ReadBytes::Scratch).map_err(self.named())
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
@@ -336,6 +396,12 @@ impl Tree for Tar {
 
     fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
         if self.storage.position(0, 0).is_none() {
+            return Ok(());
+        }
+        if let Some(checks) = &self.checks {
+            // Nothing would check the headers.
+            let what = format_args!("{}: no direct reads: {}", self.name, checks.doubt());
+            crate::log::warn(what, &format!("run `archfs index {}`", self.name));
             return Ok(());
         }
         for id in 0..self.index.len() {

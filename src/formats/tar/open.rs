@@ -3,6 +3,7 @@
 use super::compressed_tar::{self, CompressedTar, OpenedCompressed};
 use super::empty::{is_empty_tar, no_empty_tar, only_zeros};
 use super::header::{self, BLOCK, BLOCK_LEN};
+use super::header_checks::HeaderChecks;
 use super::index_source::{IndexSource, NewIndex};
 use super::options::TarOptions;
 use super::saved_index::SAMPLES;
@@ -28,6 +29,8 @@ pub(super) struct Opened {
     /// The same storage for a compressed archive, with its chunks.
     pub(super) compressed: Option<Arc<Compressed>>,
     pub(super) index: Index,
+    /// `None` if the index is of this very file.
+    pub(super) checks: Option<HeaderChecks>,
     /// Whether the index is saved, so that the next mount can use it.
     pub(super) is_saved: bool,
 }
@@ -59,18 +62,18 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
         true if file.archive_len == storage.len() => Ok(file.index),
         _ => Err(Error::corrupt("not used: it belongs to a compressed archive")),
     };
-    if let Some(index) = source.load(fit) {
-        return Ok(Opened { storage, compressed: None, index, is_saved: true });
+    if let Some((index, checks)) = source.load(fit) {
+        return Ok(Opened { storage, compressed: None, index, checks, is_saved: true });
     }
     let finished = scan::uncompressed(storage.as_ref(), options.nesting(), options.progress)?;
     let offsets = finished.header_offsets(SAMPLES, BLOCK_LEN);
     let NewIndex { index, is_saved } = source.make(finished, storage.len(), &offsets)?;
-    Ok(Opened { storage, compressed: None, index, is_saved })
+    Ok(Opened { storage, compressed: None, index, checks: None, is_saved })
 }
 
 fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = compressed_tar::open(name, tar, options)?;
-    let OpenedCompressed { decompressed, index, is_saved } = opened;
+    let OpenedCompressed { decompressed, index, checks, is_saved } = opened;
     let storage: Arc<dyn Storage> = Arc::<Compressed>::clone(&decompressed);
-    Ok(Opened { storage, compressed: Some(decompressed), index, is_saved })
+    Ok(Opened { storage, compressed: Some(decompressed), index, checks, is_saved })
 }

@@ -12,6 +12,10 @@
 //! archive is trusted anyway, so length and samples must match: a copy of an archive has another
 //! time. The index must not be older than the archive.
 //!
+//! Such an index, and that of a copied archive, may be of another version after all, for example of
+//! a tar in which two members are exchanged. So it is used with `HeaderChecks`, unless it names
+//! this very file. A list in the cache has the indexes that these have refused.
+//!
 //! An attacker could make a copy of an archive with the same length, time and samples but other
 //! names, and have the victim make its index. The victim owns that index, and the attacker can
 //! rename it. So the archive must also be the same file: inode, owner and ctime, which cannot be
@@ -32,6 +36,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::header::BLOCK;
+use super::header_checks::{HeaderChecks, Refusal};
 use super::index_location::{IndexLocation, LocationKind};
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::{
@@ -65,6 +70,13 @@ pub(super) struct New<'n> {
     pub(super) archive_len: u64,
 }
 
+/// A saved index that can be used.
+struct Usable {
+    file: IndexFile,
+    /// Whether it may be of another file than this one.
+    is_doubtful: bool,
+}
+
 /// What an index must match, besides the bytes of the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requirement {
@@ -87,26 +99,43 @@ impl SavedIndex {
         Self { locations, is_named: index.is_some(), recursive, archive, identity, origin }
     }
 
-    /// The result of `fit` for the first saved index that can be trusted. If there is none, logs
-    /// why each of those found was rejected.
+    /// The result of `fit` for the first saved index that can be trusted, and checks of headers if
+    /// it may be of another file. If there is none, logs why each of those found was rejected.
     pub(super) fn load<T>(
         &self,
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
         fit: impl Fn(IndexFile) -> Result<T>,
-    ) -> Option<T> {
-        let mut rejected = Vec::new();
+    ) -> Option<(T, Option<HeaderChecks>)> {
+        let (mut rejected, mut doubtful) = (Vec::new(), None);
+        let using = |index: &Path| {
+            let (archive, index) = (self.archive.display(), index.display());
+            log::info!("{archive}: using the index {index}");
+        };
         for location in &self.locations {
             let found = self.load_from(location, archive, allowance);
-            match found.and_then(|found| found.map(&fit).transpose()) {
+            let fit = |Usable { file, is_doubtful }| {
+                let (hash, nodes) = (file.hash, file.index.len());
+                let refusal = || Refusal::new(archive, self.recursive, &location.path, hash);
+                let checks = is_doubtful.then(|| HeaderChecks::new(refusal(), nodes));
+                Ok((fit(file)?, checks))
+            };
+            match found.and_then(|found| found.map(fit).transpose()) {
+                // This user may have one of this very file.
+                Ok(Some(found)) if found.1.is_some() && location.kind == LocationKind::Beside => {
+                    doubtful = Some((found, location));
+                }
                 Ok(Some(found)) => {
-                    let (archive, index) = (self.archive.display(), location.path.display());
-                    log::info!("{archive}: using the index {index}");
+                    using(&location.path);
                     return Some(found);
                 }
                 Ok(None) => {}
                 Err(error) => rejected.push((location, error)),
             }
+        }
+        if let Some((found, location)) = doubtful {
+            using(&location.path);
+            return Some(found);
         }
         for (location, error) in rejected {
             let error = crate::log::text_of(&error);
@@ -120,14 +149,20 @@ impl SavedIndex {
         location: &IndexLocation,
         archive: &FileStorage,
         allowance: &Arc<Allowance>,
-    ) -> Result<Option<IndexFile>> {
+    ) -> Result<Option<Usable>> {
         if !self.can_be_identified() {
             return Ok(None);
         }
         let open = |file: FileStorage, requirement: Requirement| {
             let name = location.path.display().to_string();
             let check = |key: &Key| self.check_key(archive, key, requirement);
-            IndexFile::open(Arc::new(file), &IndexOptions::new(&name, allowance), &check).map(Some)
+            let options = IndexOptions::new(&name, allowance);
+            let file = IndexFile::open(Arc::new(file), &options, &check)?;
+            let is_doubtful = !self.is_of_this_file(&file.key);
+            if is_doubtful && Refusal::is_noted(archive, self.recursive, file.hash) {
+                return stale("it contradicts the archive");
+            }
+            Ok(Some(Usable { file, is_doubtful }))
         };
         if location.kind == LocationKind::AtServer {
             let Some((file, changed)) = archive.fetched(&location.path)? else {
@@ -205,6 +240,12 @@ impl SavedIndex {
         self.origin.validator != Validator::None
     }
 
+    /// Whether an index with `key` was made of this version of this file.
+    fn is_of_this_file(&self, key: &Key) -> bool {
+        let is_exact = self.origin.validator == Validator::Strong;
+        is_exact && (key.modified, key.file) == (self.identity.modified, self.file_key())
+    }
+
     fn file_key(&self) -> FileKey {
         let Origin { file_system, changed, .. } = self.origin;
         let Identity { inode: (_, inode), owner, .. } = self.identity;
@@ -224,7 +265,7 @@ impl SavedIndex {
         for location in &self.locations {
             let shown = location.path.display();
             let found = match self.load_from(location, archive, allowance) {
-                Ok(Some(found)) => found,
+                Ok(Some(Usable { file, .. })) => file,
                 Ok(None) => continue,
                 Err(error) => {
                     findings.push(Finding::note(format!("index {shown}: {error:#}")));

@@ -9,11 +9,12 @@
 
 use std::borrow::Cow;
 
-use super::header::{self, BLOCK, BLOCK_LEN, Header, MemberType, Type};
+use super::header::{self, BLOCK, Header, MemberType, Type};
 use super::pax;
 use super::source::{self, Source};
 use super::sparse_records::{SparseRecords, check_count};
 use crate::error::{Error, Result};
+use crate::formats::index::HeaderRun;
 use crate::formats::index::members::Segment;
 use crate::formats::limits::FILE_SIZE_MAX;
 
@@ -26,23 +27,22 @@ pub(super) struct Sparse {
     pub(super) end: u64,
 }
 
-/// Reads the map of the member with `header`, pax `records`, and `stored` bytes at `data`. Returns
-/// `None` if it is not sparse. Reads nothing past `limit`. Sets `reached` to the end of what was
-/// read, even if it fails.
+/// Reads the map of the member with `header`, pax `records`, and `stored` bytes after `headers`.
+/// Returns `None` if it is not sparse. Reads nothing past `limit`. Adds to `headers` what was read,
+/// even if it fails.
 ///
 /// # Errors
 /// `Corrupt` if the map contradicts itself or the file. `Io` if it cannot be read.
 pub(super) fn read(
     header: Header<'_>,
     records: &SparseRecords,
-    data: u64,
     stored: u64,
     limit: u64,
     source: &mut dyn Source,
-    reached: &mut u64,
+    headers: &mut HeaderRun,
 ) -> Result<Option<Sparse>> {
     if header.kind() == Type::Member(MemberType::GnuSparse) {
-        return read_old(header, data, stored, limit, source, reached).map(Some);
+        return read_old(header, stored, limit, source, headers).map(Some);
     }
     // A record of the size alone means a file without holes.
     if records.pieces.is_none() && !records.has_preface {
@@ -50,14 +50,12 @@ pub(super) fn read(
     }
     let size = records.real_size.filter(|&size| size <= FILE_SIZE_MAX);
     let size = size.ok_or_else(|| Error::corrupt("sparse map: the size of the file is missing"))?;
-    let end = data.saturating_add(stored);
-    let (pieces, data) = match &records.pieces {
-        Some(pieces) => (Cow::Borrowed(pieces), data),
-        None => {
-            let (pieces, data) = read_preface(data, end.min(limit), source)?;
-            (Cow::Owned(pieces), data)
-        }
+    let end = headers.end().saturating_add(stored);
+    let pieces = match &records.pieces {
+        Some(pieces) => Cow::Borrowed(pieces),
+        None => Cow::Owned(read_preface(end.min(limit), source, headers)?),
     };
+    let data = headers.end();
     let segments = map(&pieces, size, data, end.saturating_sub(data))?;
     Ok(Some(Sparse { size, segments, end }))
 }
@@ -65,39 +63,40 @@ pub(super) fn read(
 /// The old binary format: four pieces in the header, and 21 in each block that follows.
 fn read_old(
     header: Header<'_>,
-    data: u64,
     stored: u64,
     limit: u64,
     source: &mut dyn Source,
-    reached: &mut u64,
+    headers: &mut HeaderRun,
 ) -> Result<Sparse> {
     let (field, mut more) = header.sparse_map();
     let mut pieces = header::sparse_pieces(field)?;
-    let mut offset = data;
     while more {
-        let block = source::before(source, offset, BLOCK, limit)?;
+        let block = source::before(source, headers.end(), BLOCK, limit)?;
         let block = block.ok_or_else(|| Error::corrupt("sparse map: it is cut off"))?;
         let (field, rest) = block.split_at_checked(504).unwrap_or_default();
-        offset = offset.saturating_add(BLOCK_LEN);
-        *reached = offset;
+        headers.add(block);
         pieces.extend(header::sparse_pieces(field)?);
         check_count(pieces.len())?;
         more = rest.first().is_some_and(|&byte| byte != 0);
     }
-    let size = header.real_size()?;
-    let segments = map(&pieces, size, offset, stored)?;
-    Ok(Sparse { size, segments, end: offset.saturating_add(stored) })
+    let (size, data) = (header.real_size()?, headers.end());
+    let segments = map(&pieces, size, data, stored)?;
+    Ok(Sparse { size, segments, end: data.saturating_add(stored) })
 }
 
-/// Version 1.0: reads the pieces before the data. Also returns where the data starts.
-fn read_preface(data: u64, end: u64, source: &mut dyn Source) -> Result<(Vec<(u64, u64)>, u64)> {
+/// Version 1.0: reads the pieces before the data.
+fn read_preface(
+    end: u64,
+    source: &mut dyn Source,
+    headers: &mut HeaderRun,
+) -> Result<Vec<(u64, u64)>> {
     let mut preface = Preface::new();
     loop {
-        let offset = data.saturating_add(preface.len());
-        let block = source::before(source, offset, BLOCK, end)?;
+        let block = source::before(source, headers.end(), BLOCK, end)?;
         let block = block.ok_or_else(|| Error::corrupt("sparse map: it has no end"))?;
+        headers.add(block);
         if let Some(pieces) = preface.take(block)? {
-            return Ok((pieces, data.saturating_add(preface.len())));
+            return Ok(pieces);
         }
     }
 }
@@ -142,13 +141,11 @@ struct Preface {
     numbers: Vec<u64>,
     /// The digits of a number that continues in the next block.
     digits: Vec<u8>,
-    /// Number of blocks so far.
-    blocks: u64,
 }
 
 impl Preface {
     fn new() -> Self {
-        Self { numbers: Vec::new(), digits: Vec::new(), blocks: 0 }
+        Self { numbers: Vec::new(), digits: Vec::new() }
     }
 
     /// Decodes the next block of the member's data. Returns the pieces once the map is complete.
@@ -156,7 +153,6 @@ impl Preface {
     /// # Errors
     /// `Corrupt` if it contains anything but numbers, or too many of them.
     fn take(&mut self, block: &[u8]) -> Result<Option<Vec<(u64, u64)>>> {
-        self.blocks = self.blocks.saturating_add(1);
         for &byte in block {
             if byte != b'\n' {
                 self.digits.push(byte);
@@ -180,11 +176,6 @@ impl Preface {
             return Err(Error::corrupt("sparse map: no number"));
         }
         Ok(None)
-    }
-
-    /// Size of the map so far, bytes.
-    fn len(&self) -> u64 {
-        self.blocks.saturating_mul(BLOCK_LEN)
     }
 }
 
@@ -219,7 +210,6 @@ mod tests {
         let mut preface = Preface::new();
         assert_eq!(preface.take(b"2\n0\n1").unwrap(), None);
         assert_eq!(preface.take(b"00\n512\n7\n\0\0").unwrap(), Some(vec![(0, 100), (512, 7)]));
-        assert_eq!(preface.len(), 1024);
         assert_eq!(Preface::new().take(b"0\n").unwrap(), Some(vec![]));
         assert!(Preface::new().take(b"x\n").is_err());
         assert!(Preface::new().take(&[b'1'; 512]).is_err());

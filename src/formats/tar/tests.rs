@@ -20,10 +20,11 @@ use crate::formats::index::{
     Allowance, ArchiveRange, Content, DirectoryId, FinishedTree, Index, in_memory,
 };
 use crate::formats::limits::NESTING_MAX;
+use crate::formats::{IndexPolicy, OpenOptions};
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::vfs::Finding;
+use crate::vfs::{Finding, Ino, Scratch};
 
 /// Segments of a few members, so that an archive of half a megabyte has a hundred of them.
 const FINE: Grain = Grain { sample: 3, per_segment: 2, segment_min: 1 << 10, segment_max: 8 << 10 };
@@ -451,4 +452,35 @@ fn a_long_name_ends_at_its_nul_and_not_where_its_size_says() {
     assert_eq!(index.notes, [""; 0]);
     let found = indexed(index).find(0, (1, 1), name).unwrap();
     assert_eq!(found.map(|(id, _)| id), Some(1));
+}
+
+#[test]
+fn an_index_of_a_copy_allows_no_direct_reads() {
+    let work = tempfile::tempdir().unwrap();
+    let [archive, copy] = ["one", "other"].map(|directory| {
+        std::fs::create_dir(work.path().join(directory)).unwrap();
+        work.path().join(directory).join("data.tar")
+    });
+    let bytes = [member(b"a", b'0', b"", b"data"), vec![0; 2 * BLOCK]].concat();
+    std::fs::write(&archive, &bytes).unwrap();
+    std::fs::write(&copy, &bytes).unwrap();
+    let time = std::fs::metadata(&archive).unwrap().modified().unwrap();
+    std::fs::File::options().write(true).open(&copy).unwrap().set_modified(time).unwrap();
+    let direct = |path: &std::path::Path, index_policy| {
+        let options = OpenOptions { index_policy, ..OpenOptions::default() };
+        let tree = crate::formats::open(&[path.to_owned()], &options, &Progress::default());
+        let (tree, mut count) = (tree.unwrap(), 0);
+        tree.stored_files(&mut |_, _| count += 1).unwrap();
+        let mut scratch = Scratch::default();
+        let read = tree.read(Ino::new(2).unwrap(), 0, 9, &mut scratch).unwrap();
+        assert_eq!(read.as_slice(), b"data");
+        count
+    };
+    assert_eq!(direct(&archive, IndexPolicy::Save), 1);
+    let index = |path: &std::path::Path| path.with_file_name("data.tar.archfs-index");
+    std::fs::copy(index(&archive), index(&copy)).unwrap();
+    assert_eq!(direct(&archive, IndexPolicy::SaveIfWorthwhile), 1);
+    assert_eq!(direct(&copy, IndexPolicy::SaveIfWorthwhile), 0);
+    assert_eq!(direct(&copy, IndexPolicy::Save), 1);
+    assert_eq!(direct(&copy, IndexPolicy::SaveIfWorthwhile), 1);
 }

@@ -137,7 +137,8 @@ impl Builder {
         match inner {
             Inner::Tar => nested.push(ArchiveRange { base: directory, depth, start, end }),
             Inner::Separate => {
-                self.side_tables.nested_archives.push((directory, start, member.size));
+                let nested = (directory, start, member.size, member.headers);
+                self.side_tables.nested_archives.push(nested);
             }
         }
         Ok(Added::Whole)

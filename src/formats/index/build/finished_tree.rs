@@ -120,6 +120,7 @@ impl FinishedTree {
         for nested_archive in self.nested_archives() {
             out.bytes(&nested_archive.offset.to_le_bytes())?;
             out.bytes(&nested_archive.len.to_le_bytes())?;
+            out.bytes(&nested_archive.headers.to_bytes())?;
             out.bytes(&length(nested_archive.path.len()).to_le_bytes())?;
             out.bytes(&nested_archive.path)?;
         }
@@ -152,10 +153,11 @@ impl FinishedTree {
     /// The nested images, with their paths.
     fn nested_archives(&self) -> impl Iterator<Item = NestedArchive> {
         let images = self.side_tables.nested_archives.iter();
-        images.map(|&(directory, offset, len)| NestedArchive {
+        images.map(|&(directory, offset, len, headers)| NestedArchive {
             path: self.tree.path(directory),
             offset,
             len,
+            headers,
         })
     }
 
@@ -170,7 +172,7 @@ impl FinishedTree {
             (side_tables.xattrs.entries().len(), WITH_XATTRS_LEN),
         ];
         let tables = tables.map(|(count, len)| count.saturating_mul(len));
-        let images = self.nested_archives().map(|image| image.path.len().saturating_add(24));
+        let images = self.nested_archives().map(|image| image.path.len().saturating_add(29));
         let notes = notes.iter().map(|note| note.len().saturating_add(8));
         let bytes = [tree.names().len(), side_tables.xattrs.bytes().len(), seek_points.len()];
         let parts = tables.into_iter().chain(images).chain(notes).chain(bytes);

@@ -3,6 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::super::NodeId;
+use super::super::headers::Headers;
 use super::super::node::{Content, Node};
 use super::directories::DirectoryId;
 use crate::formats::index::members::Member;
@@ -41,7 +42,9 @@ impl PendingNode {
         size: u64,
         member: &Member,
     ) -> Self {
-        let mut node = Node { name, name_len, parent: parent.0, size, ..Node::empty() };
+        let Headers { blocks: header_blocks, crc32: headers_crc32 } = member.headers;
+        let node = Node { name, name_len, parent: parent.0, size, ..Node::empty() };
+        let mut node = Node { header_blocks, headers_crc32, ..node };
         node.set(content.encode());
         let mut pending = Self(node);
         pending.set_attributes(member, member.permissions);

@@ -1,5 +1,6 @@
 //! Data that few members have, in tables beside the pending nodes.
 
+use super::super::headers::Headers;
 use super::directories::DirectoryId;
 use super::sparse_maps::SparseMaps;
 use super::xattrs::XattrSets;
@@ -8,8 +9,9 @@ use super::xattrs::XattrSets;
 pub(super) struct SideTables {
     pub(super) sparse_maps: SparseMaps,
     pub(super) xattrs: XattrSets,
-    /// Images in the archive: the directory that shows the image, its offset and its length.
-    pub(super) nested_archives: Vec<(DirectoryId, u64, u64)>,
+    /// Images in the archive: the directory that shows the image, its offset, its length and the
+    /// headers before it.
+    pub(super) nested_archives: Vec<(DirectoryId, u64, u64, Headers)>,
 }
 
 impl SideTables {
