@@ -23,7 +23,7 @@ pub(super) fn format(container: Container) -> &'static dyn ContainerFormat {
 }
 
 impl Container {
-    /// The container of the file in `storage`, if it is compressed. Eighteen bytes of its `head` are
+    /// The container of the file in `storage`, if it is compressed. 18 bytes of its `head` are
     /// enough.
     ///
     /// # Errors

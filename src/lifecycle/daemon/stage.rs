@@ -193,8 +193,8 @@ fn begin(
     }
 }
 
-/// Checks that a copy of `len` bytes fits in `target`, and reserves space for it. `copies` make room
-/// for it.
+/// Checks that a copy of `len` bytes fits in `target`, and reserves space for it. `copies` make
+/// room for it.
 fn with_room(
     target: &CopyTarget,
     copies: Option<KeptCopies>,
