@@ -129,8 +129,8 @@ enum sync { MAY_SYNC = 0, DO_NOT_SYNC = 0x4000 };
 /* statx of a descriptor. Returns 0, -errno, or 1 if the file system does not know all that is wanted. */
 static long status_of(int fd, struct status *status, enum sync sync)
 {
-    enum { EMPTY_PATH = 0x1000, TYPE = 1, MODIFICATION = 0x40, INODE = 0x100, SIZE = 0x200 };
-    enum { WANTED = TYPE | MODIFICATION | INODE | SIZE };
+    enum { EMPTY_PATH = 0x1000, TYPE = 1, MODIFICATION = 0x40, CHANGE = 0x80, INODE = 0x100, SIZE = 0x200 };
+    enum { WANTED = TYPE | MODIFICATION | CHANGE | INODE | SIZE };
 
     long result = CALL(NR_STATX, fd, "", EMPTY_PATH | sync, WANTED, status);
     return result == 0 && (status->mask & WANTED) != WANTED ? 1 : result;

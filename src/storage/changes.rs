@@ -70,14 +70,14 @@ const HEAD: usize = 4096;
 pub(super) struct Attributes {
     len: u64,
     modified: (i64, u32),
-    /// Change time, nanoseconds since 1970.
-    pub(super) changed: u64,
+    /// Change time, nanoseconds since 1970; `None` if it is not known.
+    changed: Option<u64>,
 }
 
 impl Attributes {
     pub(super) fn of(identity: &Identity, origin: &Origin) -> Self {
         let Identity { len, modified, .. } = *identity;
-        Self { len, modified, changed: nanoseconds(origin.changed) }
+        Self { len, modified, changed: Some(nanoseconds(origin.changed)) }
     }
 }
 
@@ -98,10 +98,11 @@ pub(super) struct Version {
 }
 
 impl Version {
-    /// The version of `file`, which has these attributes.
-    pub(super) fn of(file: &File, attributes: Attributes, changes: Changes) -> Self {
-        let Attributes { len, modified, changed } = attributes;
-        let (changed, synced_at) = (AtomicU64::new(changed), AtomicU64::new(seconds()));
+    /// The version of `file`, which has this identity.
+    pub(super) fn of(file: &File, identity: &Identity, origin: &Origin, changes: Changes) -> Self {
+        let Identity { len, modified, .. } = *identity;
+        let changed = AtomicU64::new(nanoseconds(origin.changed));
+        let synced_at = AtomicU64::new(seconds());
         let (head, has_changed) = (head(file), AtomicBool::new(false));
         Self { len, modified, changed, head, changes, has_changed, synced_at }
     }
@@ -130,7 +131,7 @@ impl Version {
         if self.has_changed.load(Ordering::Relaxed) {
             return self.check_seen(path);
         }
-        let is_opened = |known| self.is_like(known) && known.changed == self.changed();
+        let is_opened = |known| self.is_like(known) && self.has_same_change(known);
         // If the kernel knows nothing, nothing indicates a change: the read succeeded.
         if !self.is_sync_due() && cached(file).is_none_or(is_opened) {
             return Ok(());
@@ -154,8 +155,10 @@ impl Version {
     /// `Changed`.
     pub(super) fn compare(&self, found: Attributes, file: &File, path: &Path) -> Result<()> {
         let is_like = self.is_like(found);
-        if is_like && (found.changed == self.changed() || self.has_same_head(file)) {
-            self.changed.store(found.changed, Ordering::Relaxed);
+        if is_like && (self.has_same_change(found) || self.has_same_head(file)) {
+            if let Some(changed) = found.changed {
+                self.changed.store(changed, Ordering::Relaxed);
+            }
             return Ok(());
         }
         let is_first = !self.has_changed.swap(true, Ordering::Relaxed);
@@ -183,6 +186,10 @@ impl Version {
 
     fn is_like(&self, found: Attributes) -> bool {
         (found.len, found.modified) == (self.len, self.modified)
+    }
+
+    fn has_same_change(&self, found: Attributes) -> bool {
+        found.changed.is_none_or(|changed| changed == self.changed())
     }
 
     /// Whether the first bytes of `file` are those of this version, as far as that is known.
@@ -215,7 +222,8 @@ fn seconds() -> u64 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec.unsigned_abs()
 }
 
-fn nanoseconds((seconds, nanoseconds): (i64, u32)) -> u64 {
+/// A time in nanoseconds since 1970.
+pub(super) fn nanoseconds((seconds, nanoseconds): (i64, u32)) -> u64 {
     let whole = seconds.wrapping_mul(1_000_000_000);
     whole.wrapping_add(i64::from(nanoseconds)).cast_unsigned()
 }
@@ -229,15 +237,17 @@ fn head(file: &File) -> Option<u64> {
 
 /// The attributes as known to the kernel.
 fn cached(file: &File) -> Option<Attributes> {
-    let wanted = StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
+    let wanted = StatxFlags::SIZE | StatxFlags::MTIME;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     // Linux before 4.11 has no statx; there the sync once a second has to suffice.
-    let found = statx(file, c"", flags, wanted).ok()?;
-    let has_all = StatxFlags::from_bits_retain(found.stx_mask).contains(wanted);
-    has_all.then_some(Attributes {
+    let found = statx(file, c"", flags, wanted | StatxFlags::CTIME).ok()?;
+    let known = StatxFlags::from_bits_retain(found.stx_mask);
+    let changed = nanoseconds((found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec));
+    known.contains(wanted).then_some(Attributes {
         len: found.stx_size,
         modified: (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),
-        changed: nanoseconds((found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec)),
+        // NFS often knows the modification time alone.
+        changed: known.contains(StatxFlags::CTIME).then_some(changed),
     })
 }
 
@@ -248,7 +258,7 @@ fn refreshed(file: &File) -> Option<Attributes> {
     Some(Attributes {
         len: found.len(),
         modified: (found.mtime(), nanosecond(found.mtime_nsec())),
-        changed: nanoseconds((found.ctime(), nanosecond(found.ctime_nsec()))),
+        changed: Some(nanoseconds((found.ctime(), nanosecond(found.ctime_nsec())))),
     })
 }
 

@@ -17,7 +17,7 @@ use rustix::param;
 
 use super::Storage;
 use super::archive_cache::ArchiveCache;
-use super::changes::{Attributes, Changes, Version};
+use super::changes::{Attributes, Changes, Version, nanoseconds};
 use super::download;
 use super::identity::{Identity, Origin, Validator, identified, identified_remote, modified_at};
 use super::near::{Fill, NearCopy, Wanted};
@@ -126,7 +126,8 @@ impl FileStorage {
     /// As `open`.
     pub(super) fn open_with(path: &Path, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
-        let version = version(&file, &identity, &origin, changes);
+        let version =
+            identity.is_regular().then(|| Version::of(&file, &identity, &origin, changes));
         Ok(Self::new(Handle::Open(Arc::new(file)), path, (identity, origin), version))
     }
 
@@ -165,7 +166,8 @@ impl FileStorage {
     /// As `open`.
     pub fn open_in(path: &Path, pool: &Arc<FilePool>, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
-        let version = version(&file, &identity, &origin, changes);
+        let version =
+            identity.is_regular().then(|| Version::of(&file, &identity, &origin, changes));
         let slot = Arc::new(Mutex::new(None));
         pool.keep(&slot, file);
         let handle = Handle::Pooled(Arc::clone(pool), slot);
@@ -414,12 +416,6 @@ impl FileStorage {
     }
 }
 
-/// The version of a regular file.
-fn version(file: &File, identity: &Identity, origin: &Origin, changes: Changes) -> Option<Version> {
-    let attributes = Attributes::of(identity, origin);
-    identity.is_regular().then(|| Version::of(file, attributes, changes))
-}
-
 impl Storage for FileStorage {
     fn len(&self) -> u64 {
         self.identity.len
@@ -447,7 +443,7 @@ impl Storage for FileStorage {
             Handle::Open(file) => {
                 // The time of a block device is unrelated to its contents.
                 let modified = self.identity.is_regular().then_some(self.identity.modified)?;
-                let opened = Attributes::of(&self.identity, &self.origin).changed;
+                let opened = nanoseconds(self.origin.changed);
                 let changed = self.version.as_ref().map_or(opened, Version::changed);
                 let valid = Valid::Unmodified { modified, changed };
                 Some(FilePosition { file: Arc::clone(file), valid, offset })
