@@ -261,7 +261,7 @@ fn image_with_damaged_root(directory: &Path) -> PathBuf {
     let mut bytes = fs::read(&image).unwrap();
     let is_name = |at: &usize| bytes[*at..].starts_with(b"other");
     // After the contents of the file is the listing.
-    let name = (0..bytes.len()).filter(is_name).last().unwrap();
+    let name = (0..bytes.len()).rfind(is_name).unwrap();
     bytes[name..name + 5].copy_from_slice(b"first");
     fs::write(&image, bytes).unwrap();
     image
