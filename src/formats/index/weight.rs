@@ -1,6 +1,6 @@
 //! Checks that the index of an archive fits in the memory that the job has left.
 //!
-//! A new index takes about 80 bytes per member, in memory if temporary files are in memory. If a
+//! A new index takes about 90 bytes per member, in memory if temporary files are in memory. If a
 //! job has too little memory left, the mount fails with an error. Otherwise the kernel would kill
 //! one of its processes. A saved index is read block by block, so it needs no such check.
 

@@ -7,6 +7,7 @@
 //! If they differ, the read fails, and a list in the user's cache directory gets the hash of the
 //! index. The next open finds it there, and makes a new index.
 
+use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 // Not the model checker's atomics: nothing is decided by their order.
@@ -16,6 +17,7 @@ use super::index_location::IndexLocation;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::index::{Hash, Headers, NodeId};
+use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
 use crate::storage::{FileStorage, Storage};
 
@@ -31,7 +33,8 @@ pub(super) struct HeaderChecks {
 pub(super) struct Refusal {
     index: PathBuf,
     hash: Hash,
-    /// The list of refused indexes of this archive.
+    /// The list of refused indexes of this archive. Its directory is not open: there may be more
+    /// archives than a process may have open files.
     list: Option<IndexLocation>,
 }
 
@@ -108,13 +111,16 @@ impl Refusal {
     /// The index of `archive` at `path`, with this `hash`.
     pub(super) fn new(archive: &FileStorage, recursive: bool, path: &Path, hash: Hash) -> Self {
         let list = IndexLocation::refused(archive, recursive);
+        let list = list.map(|list| IndexLocation { directory: None, ..list });
         Self { index: path.to_owned(), hash, list }
     }
 
     /// Whether the index with this `hash` was refused.
     pub(super) fn is_noted(archive: &FileStorage, recursive: bool, hash: Hash) -> bool {
         let list = IndexLocation::refused(archive, recursive);
-        list.is_some_and(|list| hashes(&list).contains(&hash))
+        let directory =
+            list.as_ref().and_then(|list| list.directory.as_ref().zip(Some(&list.name)));
+        directory.is_some_and(|(directory, name)| hashes(directory, name).contains(&hash))
     }
 
     /// Puts the index at the start of the list.
@@ -122,9 +128,9 @@ impl Refusal {
         let failed = |error| Error::io("cannot be noted as refused", error);
         let none = || Error::new(Kind::Io, "cannot be noted as refused: HOME is not set");
         let list = self.list.as_ref().ok_or_else(none)?;
-        let others = hashes(list).into_iter().filter(|hash| *hash != self.hash);
-        let hashes: Vec<_> = std::iter::once(self.hash).chain(others).take(HASHES_MAX).collect();
         let directory = list.directory_to_write().map_err(failed)?;
+        let others = hashes(&directory, &list.name).into_iter().filter(|hash| *hash != self.hash);
+        let hashes: Vec<_> = std::iter::once(self.hash).chain(others).take(HASHES_MAX).collect();
         let readers = Readers { group: rustix::process::getegid().as_raw(), mode: 0 };
         let write =
             &mut |file: &mut std::fs::File| std::io::Write::write_all(file, hashes.as_flattened());
@@ -133,10 +139,10 @@ impl Refusal {
     }
 }
 
-/// The hashes in a list.
-fn hashes(list: &IndexLocation) -> Vec<Hash> {
+/// The hashes in the list `name`.
+fn hashes(directory: &Directory, name: &OsStr) -> Vec<Hash> {
     let mut bytes = Vec::new();
-    if let Ok(Some(file)) = list.open() {
+    if let Ok(file) = directory.open_file(name) {
         let most = length(HASH.saturating_mul(HASHES_MAX));
         // What cannot be read is not refused.
         let _ = file.take(most).read_to_end(&mut bytes);
