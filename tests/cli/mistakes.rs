@@ -84,7 +84,7 @@ const MISTAKES: [Mistake; 26] = [
         &["mount", "data.sqfs", "full"],
         1,
         "WORK/full: the directory is not empty",
-        "use an empty directory, or a name that does not exist yet",
+        "use an empty directory, or a name that does not exist yet; -o nonempty hides the files",
     ),
     (
         &["mount", "data.sqfs", "data.txt"],
