@@ -28,19 +28,19 @@ pub fn default_bytes() -> u64 {
     share(memory::limit(), memory::headroom_at_start().map(|left| left.bytes))
 }
 
-/// The budget of a user who asked for `wanted` bytes: less, with a warning, if the job or the node
-/// cannot hold that many.
-pub fn reduced_to_fit(wanted: u64) -> u64 {
+/// The budget of a user who asked for `wanted` bytes. If the job or the node cannot hold that many,
+/// it is less, and `warn` gets the sizes.
+pub fn reduced_to_fit(wanted: u64, warn: impl FnOnce(&str)) -> u64 {
     let left = memory::headroom_at_start();
     let budget = fitting(wanted, left);
     if let Some(left) = left.filter(|_| budget < wanted) {
-        log::warn!(
+        warn(&format!(
             "--cache {}: {} {}; using {}",
             format_size(wanted),
             left.bound.leaves(),
             format_size(left.bytes),
             format_size(budget)
-        );
+        ));
     }
     budget
 }

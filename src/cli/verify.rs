@@ -108,23 +108,21 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     }
     // A warning of a mount is a finding here.
     crate::log::start_without_warnings();
-    let statuses = args.archives.iter().map(|archive| verify_one(args, archive));
+    let cache = args.cache.map(|wanted| cache::reduced_to_fit(wanted, term::print_warning));
+    let statuses = args.archives.iter().map(|archive| verify_one(args, archive, cache));
     let statuses = statuses.collect::<Result<Vec<u8>>>()?;
     let most_severe = [3, 2, 1].into_iter().find(|status| statuses.contains(status));
     Ok(most_severe.or(statuses.into_iter().max()).unwrap_or(0))
 }
 
 /// Verifies one archive; returns its exit status.
-fn verify_one(args: &Args, archive: &PathBuf) -> Result<u8> {
+fn verify_one(args: &Args, archive: &PathBuf, cache: Option<u64>) -> Result<u8> {
     let start = Instant::now();
     let threads = args.threads.unwrap_or_else(processors::count);
     let cache_limit = CACHE_A_THREAD.saturating_mul(threads as u64);
     let options = OpenOptions {
         offset: args.offset,
-        cache_bytes: match args.cache {
-            Some(wanted) => cache::reduced_to_fit(wanted),
-            None => cache_limit.min(cache::default_bytes()),
-        },
+        cache_bytes: cache.unwrap_or_else(|| cache_limit.min(cache::default_bytes())),
         recursive: args.recursive,
         index: args.index.clone(),
         ..OpenOptions::default()

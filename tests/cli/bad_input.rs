@@ -217,3 +217,29 @@ fn ls_and_cat_read_an_archive_without_mounting() {
     let output = cat.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty());
 }
+
+#[test]
+fn a_cache_larger_than_the_memory_is_reduced_with_a_warning() {
+    let Some((_clean_up, work, mount_point)) = stage() else { return };
+    let image = image::small(work.path());
+    let (archive, source) = (image.to_str().unwrap(), work.path().join("small-source"));
+    let packed = work.path().join("packed.sqfs");
+    let commands = [
+        vec!["verify", archive],
+        vec!["pack", "--force", source.to_str().unwrap(), packed.to_str().unwrap()],
+        vec!["run", archive, mount_point.to_str().unwrap()],
+    ];
+    for words in commands {
+        for (cache, warnings) in [("400T", 1), ("64M", 0)] {
+            let mut command = archfs();
+            command.arg(words[0]).args(["--cache", cache]).args(&words[1..]);
+            if words[0] == "run" {
+                command.args(["--", "true"]);
+            }
+            let output = support::run(&mut command);
+            let said = String::from_utf8(output.stderr).unwrap();
+            let warning = "archfs: warning: --cache 400.0 TiB: ";
+            assert_eq!(said.matches(warning).count(), warnings, "{words:?} {cache}: {said}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
+use super::super::term;
 use super::super::values::{size, threads};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
@@ -175,7 +176,9 @@ impl Args {
                 owner: self.owner.unwrap_or_default(),
                 recursive: self.recursive,
                 as_file: self.as_file,
-                cache_bytes: self.cache.map_or_else(cache::default_bytes, cache::reduced_to_fit),
+                cache_bytes: self.cache.map_or_else(cache::default_bytes, |wanted| {
+                    cache::reduced_to_fit(wanted, term::print_warning)
+                }),
                 other_mounts: match self.one_file_system {
                     true => OtherMounts::Skip,
                     false => OtherMounts::Enter,

@@ -13,12 +13,17 @@ use crate::vfs::{Tree, View, list_root};
 pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
     OpenOptions {
         offset: plan.offset,
-        cache_bytes: plan.cache_bytes.map_or_else(cache::default_bytes, cache::reduced_to_fit),
+        cache_bytes: cache_bytes(plan.cache_bytes),
         recursive: plan.recursive,
         partial: plan.partial,
         index: plan.index.clone(),
         ..OpenOptions::default()
     }
+}
+
+fn cache_bytes(wanted: Option<u64>) -> u64 {
+    let fitting = |wanted| cache::reduced_to_fit(wanted, |text| log::warn!("{text}"));
+    wanted.map_or_else(cache::default_bytes, fitting)
 }
 
 /// The archives of `plan`, as it shows them, to read them without a mount. `progress` shows how far
