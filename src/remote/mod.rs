@@ -322,7 +322,9 @@ fn attempts(
             }
             // From another of the servers behind the name.
             Failure::Other(version) => {
-                if !others.add(version, mirrors) && !(mirrors.disagree() && outage.wait(None)) {
+                let asks_again =
+                    others.add(version, mirrors) || (mirrors.disagree() && outage.wait(None));
+                if !asks_again {
                     return Err(mirrors.changed());
                 }
             }
