@@ -406,6 +406,22 @@ fn in_a_job_all_threads_block_the_signals_of_slurm() {
     assert_eq!(step.end(), Some(0));
 }
 
+/// The daemon closes the descriptors that it inherited. If it closed this one, its thread for signals
+/// would poll a closed descriptor without end, or one with the same number, and handle no signal.
+#[test]
+fn in_a_job_a_daemon_keeps_the_descriptor_for_its_signals() {
+    let Some(stage) = stage_as_user() else { return };
+    let mut mount = archfs();
+    mount.env("SLURM_JOB_ID", "1").args(["mount", "-q", "--keep", "--job-step", "never"]);
+    run(mount.args(["--grace", "0"]).arg(&stage.image).arg(&stage.mount_point));
+    let daemon = stage.daemon();
+    let open = fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_nonzero())).unwrap();
+    let mut targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    assert!(targets.any(|target| target.as_os_str() == "anon_inode:[signalfd]"));
+    kill_process(daemon, Signal::TERM).unwrap();
+    wait_until("the mount is gone", || stage.is_gone());
+}
+
 #[test]
 fn a_user_signal_ends_a_mount_step() {
     let Some(stage) = stage_as_user() else { return };

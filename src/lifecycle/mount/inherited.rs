@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use rustix::fs::{FileType, fstat, major, minor};
-use rustix::io::fcntl_dupfd_cloexec;
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
 
 use crate::error::{Error, Kind, Result};
 
@@ -60,22 +60,25 @@ pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     fcntl_dupfd_cloexec(borrowed, 3).map_err(|_| not_open())
 }
 
-/// Closes all descriptors except standard input, output and error, and those in `kept`.
-///
-/// Call it before this process opens anything.
+/// Closes the descriptors that this process inherited, except standard input, output and error, and
+/// those in `kept`. One that this process opened itself stays: it would be closed on execve(2), so
+/// it cannot have been inherited.
 pub(in crate::lifecycle) fn close_all(kept: &[RawFd]) {
     let Ok(listing) = fs::read_dir("/proc/self/fd") else {
         return;
     };
     let open: Vec<RawFd> = listing
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|&descriptor| descriptor > 2 && !kept.contains(&descriptor))
+        .filter(|descriptor| *descriptor > 2 && !kept.contains(descriptor))
         .collect();
-    // The list contains the descriptor of the listing itself, which is closed; closing it again
-    // fails.
     for descriptor in open {
-        // SAFETY: no object of this process owns any of these descriptors. It has opened nothing
-        // but the listing, which is dropped.
-        unsafe { libc::close(descriptor) };
+        // SAFETY: the call only reads the flags of the descriptor; for a number that is not open, it
+        // returns an error.
+        let flags = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(descriptor) });
+        if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
+            // SAFETY: no object of this process owns it, because the standard library and this
+            // crate open descriptors that are closed on execve(2).
+            unsafe { libc::close(descriptor) };
+        }
     }
 }
