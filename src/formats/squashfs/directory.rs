@@ -10,8 +10,10 @@
 //! no state for it. A directory larger than one metadata block has an index: the first name of some
 //! blocks with their positions. A lookup starts there instead of at the start of the chain.
 //!
-//! The stated length of a listing says where the last run may start, as in the kernel. That run
-//! counts as a whole: squashfs-tools-ng before 1.1.3 and go-diskfs before 1.5.2 state 3 bytes less.
+//! The stated size of a directory is 3 more than the length of its listing. Without these 3, as in
+//! images of squashfs-tools-ng before 1.1.3 and go-diskfs before 1.5.2, the last run still starts
+//! before the end that the size implies. The kernel reads such a run whole. archfs does so if the
+//! run ends within the stated size.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -215,7 +217,7 @@ impl<'m> Directory<'m> {
             }
             false => None,
         };
-        Ok(Listing { cursor, listing_offset: run, len })
+        Ok(Listing { cursor, listing_offset: run, len, size: self.body.size })
     }
 
     fn block(&self, relative: u32) -> u64 {
@@ -257,13 +259,16 @@ struct Listing<'m> {
     cursor: Option<Cursor<'m>>,
     /// Offset in the listing, at the header of a run.
     listing_offset: u32,
+    /// No run starts here or after.
     len: u32,
+    /// No entry ends after this.
+    size: u32,
 }
 
 impl Listing<'_> {
     /// Visits the entries of the first run from index `skip` on, then those of all later runs.
     fn visit(self, skip: u8, mut visit: impl FnMut(Entry<'_>) -> ControlFlow<()>) -> Result<()> {
-        let Self { cursor: Some(mut cursor), mut listing_offset, len } = self else {
+        let Self { cursor: Some(mut cursor), mut listing_offset, len, size } = self else {
             return Ok(());
         };
         let mut skip = u32::from(skip);
@@ -286,6 +291,10 @@ impl Listing<'_> {
                 let (offset, delta, kind, name_len) = entry_header(cursor.array()?)?;
                 let entry_len = ENTRY_HEADER.saturating_add(name_len);
                 listing_offset = listing_offset.saturating_add(entry_len);
+                if listing_offset > size {
+                    let context = "damaged directory: an entry past the end of the listing";
+                    return Err(Error::corrupt(context));
+                }
                 let name = names.read(&mut cursor, name_len)?;
                 if entry_index < skip {
                     continue;

@@ -215,6 +215,7 @@ fn rejects_invalid_listings() {
     refused(&valid().directory(0, &u32::MAX), "entries, limit 256");
     // Its fourth entry would be the next table.
     refused(&valid().directory(0, &3_u32), "of type 0");
+    refused(&valid().inode(ROOT + 24, &20_u16), "an entry past the end of the listing");
     refused(&valid().directory(entry + 4, &0_u16), "of type 0");
     refused(&valid().directory(entry + 4, &8_u16), "of type 8");
     refused(&valid().directory(entry + 6, &255_u16), "a name of 256 bytes");
@@ -227,19 +228,24 @@ fn rejects_invalid_listings() {
 }
 
 #[test]
-fn shows_the_runs_that_start_before_the_stated_end() {
+fn shows_a_listing_whose_size_lacks_up_to_three_bytes() {
     let runs = [listing(&[("f", FILE, 2), ("l", LINK, 3)]), listing(&[("p", PIPE, 6)])];
     let (first, all) = (runs[0].len(), runs.concat().len());
     for size in 0..=all + 3 {
         let mut image = Image::valid();
         image.directories = runs.concat();
         let image = open(&image.inode(ROOT + 24, &(size as u16))).unwrap();
-        let shown = match size {
-            0..=3 => "",
-            4.. if size <= first + 3 => "fl",
-            _ => "flp",
+        let listed = names(&image, Cookie::START);
+        let (shown, end) = match size {
+            0..=3 => ("", 0),
+            _ if (first..=first + 3).contains(&size) => ("fl", first),
+            _ if size >= all => ("flp", all),
+            _ => {
+                assert_eq!(listed.unwrap_err().kind(), Kind::Corrupt, "{size}");
+                continue;
+            }
         };
-        let entries = names(&image, Cookie::START).unwrap();
+        let entries = listed.unwrap();
         assert_eq!(entries.iter().map(|entry| &*entry.0).collect::<String>(), shown, "{size}");
         for (nth, (_, next)) in entries.iter().enumerate() {
             assert_eq!(names(&image, *next).unwrap(), entries[nth + 1..], "{size} from {next:?}");
@@ -252,11 +258,7 @@ fn shows_the_runs_that_start_before_the_stated_end() {
         let mut findings = Vec::new();
         image.audit(&mut |finding| findings.push(finding.what));
         let finds = |text: &str| findings.iter().any(|what| what.contains(text));
-        let excess = match size {
-            4.. if size <= first + 3 => first + 3 - size,
-            4.. => all + 3 - size,
-            _ => 0,
-        };
+        let excess = end.saturating_sub(size.saturating_sub(3));
         assert_eq!(finds("3 bytes less than the format says"), excess == 3, "{findings:?}");
         assert_eq!(finds("bytes longer than it states"), !matches!(excess, 0 | 3), "{findings:?}");
     }
