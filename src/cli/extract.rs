@@ -64,9 +64,6 @@ pub(super) struct Args {
     quiet: bool,
 }
 
-/// Number of problems that are printed.
-const PROBLEMS_PRINTED: usize = 20;
-
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let start = Instant::now();
@@ -110,19 +107,16 @@ impl Args {
     fn report(&self, extracted: &Extracted, start: Instant) -> u8 {
         let Extracted { counts, problems, existing, left_out } = extracted;
         let shown = self.directory.display();
-        for Finding { location, what, .. } in problems.iter().take(PROBLEMS_PRINTED) {
+        let lines = problems.iter().map(|Finding { location, what, .. }| {
             let path = match location {
                 Location::Path(path) if !path.is_empty() => {
                     self.directory.join(std::ffi::OsStr::from_bytes(path)).display().to_string()
                 }
                 _ => shown.to_string(),
             };
-            term::print_error(&format!("{path}: {what}"));
-        }
-        let rest = problems.len().saturating_sub(PROBLEMS_PRINTED);
-        if rest > 0 {
-            term::print_error(&format!("{shown}: and {}", counted(rest as u64, "more error")));
-        }
+            format!("{path}: {what}")
+        });
+        term::print_errors(lines, term::ERRORS_PRINTED, &shown);
         if *existing > 0 {
             term::print_hint("use --overwrite to replace files that exist, or another directory");
         }

@@ -3,6 +3,7 @@
 //!
 //! Invariant: no byte of an archive reaches a terminal as a control character.
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
 use clap::error::{ContextKind, ContextValue};
@@ -10,6 +11,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
 use crate::log::{Label, is_obeyed, line, printable, text_of};
+use crate::units::counted;
 
 /// Prints an error to standard error, and its hint on the next line.
 pub(super) fn show_error(error: &Error) {
@@ -106,6 +108,24 @@ pub(super) fn print_hint(text: &str) {
 /// Prints a line that is an error of one of several objects.
 pub(super) fn print_error(text: &str) {
     print(Label::Error, text);
+}
+
+/// Errors of files that a command prints before it only counts them.
+pub(super) const ERRORS_PRINTED: usize = 20;
+
+/// Prints the first `most` errors about files of `object`, and the number of the others, which it
+/// returns.
+pub(super) fn print_errors(
+    mut lines: impl ExactSizeIterator<Item = String>,
+    most: usize,
+    object: &dyn Display,
+) -> usize {
+    lines.by_ref().take(most).for_each(|line| print_error(&line));
+    let rest = lines.len();
+    if rest > 0 {
+        print_error(&format!("{object}: and {}", counted(rest as u64, "more error")));
+    }
+    rest
 }
 
 fn print(label: Label, text: &str) {

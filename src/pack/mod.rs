@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::vfs::{Finding, Severity};
 
 mod catalog;
 mod content;
@@ -62,6 +63,8 @@ pub struct Problem {
     pub origin: String,
     /// Why it could not be packed.
     pub why: String,
+    /// Whether the archive that it comes from is damaged.
+    pub is_damage: bool,
 }
 
 impl<'j> Job<'j> {
@@ -89,14 +92,15 @@ impl<'j> Job<'j> {
         let mut problems = self.problems.lock();
         let (list, known) = &mut *problems;
         if known.insert(origin.clone()) {
-            list.push(Problem { origin, why });
+            list.push(Problem { origin, why, is_damage: error.is_damage() });
         }
     }
 
     /// Records something that the archive will lack. Unlike `problem`, it keeps several entries for
     /// one path.
-    pub(crate) fn loss(&self, origin: impl Into<String>, why: impl Into<String>) {
-        let problem = Problem { origin: origin.into(), why: why.into() };
+    pub(crate) fn loss(&self, origin: impl Into<String>, finding: Finding) {
+        let is_damage = finding.severity == Severity::Damage;
+        let problem = Problem { origin: origin.into(), why: finding.what, is_damage };
         let mut problems = self.problems.lock();
         let (list, known) = &mut *problems;
         // Paths contain no NUL.

@@ -211,7 +211,7 @@ fn damaged_archives_and_other_files_are_distinguished() {
     let stderr = refused(&[text(&bad.join("block-size-0.sqfs")), text(&made)], 3);
     assert!(stderr.contains("block-size-0.sqfs"), "{stderr}");
     // A file whose blocks are damaged is named like any other unreadable file.
-    let stderr = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 1);
+    let stderr = refused(&[text(&bad.join("block-garbage.sqfs")), text(&made)], 3);
     assert!(stderr.contains("block-garbage.sqfs"), "{stderr}");
     assert!(!made.exists());
     // So is a directory that cannot be listed, including the root.
@@ -224,7 +224,7 @@ fn damaged_archives_and_other_files_are_distinguished() {
     let at = bytes.windows(8).position(|window| window == b"the-name").unwrap();
     bytes[at - 20..at - 16].copy_from_slice(&256_u32.to_le_bytes());
     fs::write(&image, bytes).unwrap();
-    let stderr = refused(&[text(&image), text(&made)], 1);
+    let stderr = refused(&[text(&image), text(&made)], 3);
     assert!(stderr.contains("root.sqfs: ") && stderr.contains("257 entries"), "{stderr}");
     assert!(!made.exists());
     // A file that is not an archive is packed as a file if the user asks for it.
@@ -256,14 +256,14 @@ fn missing_parts_of_a_source_archive_are_an_error() {
     broken[at + 148] ^= 1;
     let long = [vec![b'n'; 300], b"/leaf".to_vec()].concat();
     let made = work.path().join("made.sqfs");
-    for (name, bytes, complaint) in [
-        ("cut.tar", bytes[..150_000].to_vec(), "cut"),
-        ("broken.tar", broken, "header"),
-        ("long.tar", long_member(&long), "left out 1"),
+    for (name, bytes, complaint, status) in [
+        ("cut.tar", bytes[..150_000].to_vec(), "cut", 3),
+        ("broken.tar", broken, "header", 3),
+        ("long.tar", long_member(&long), "left out 1", 1),
     ] {
         let archive = work.path().join(name);
         fs::write(&archive, bytes).unwrap();
-        let stderr = refused(&["-q", text(&archive), text(&made)], 1);
+        let stderr = refused(&["-q", text(&archive), text(&made)], status);
         assert!(stderr.contains(name) && stderr.contains(complaint), "{name}: {stderr}");
         assert!(!made.exists(), "{name}");
         let stderr = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
@@ -293,7 +293,7 @@ fn an_unreadable_nested_archive_loses_only_its_own_files() {
     let made = work.path().join("made.sqfs");
     for (outer, how) in [(&tar, "--quiet"), (&tar, "--recursive"), (&image, "--recursive")] {
         let words = [how, text(outer), text(&made)];
-        let stderr = refused(&words, 1);
+        let stderr = refused(&words, 3);
         let named = format!("{}: n02: truncated: ", text(outer));
         assert!(
             stderr.contains(&named) && stderr.contains(": at least 1 file could not"),
@@ -326,6 +326,27 @@ fn long_member(path: &[u8]) -> Vec<u8> {
     bytes.extend(tar::member("other", b'0', "", b"bytes"));
     bytes.resize(bytes.len() + 1024, 0);
     bytes
+}
+
+#[test]
+fn of_many_missing_files_the_first_are_named_and_the_others_counted() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    write_all(&tree, &[("here", b"bytes")]);
+    let list = work.path().join("list");
+    let lines: String = (0..50_000).map(|number| format!("none-{number:05}\n")).collect();
+    fs::write(&list, lines + "here\n").unwrap();
+    let made = work.path().join("made.sqfs");
+    let words = ["-T", text(&list), text(&tree), text(&made)];
+    let stderr = refused(&words, 1);
+    let lines: Vec<_> = stderr.lines().collect();
+    assert!(lines.len() < 30, "{stderr}");
+    assert!(lines[0].contains("none-00000") && lines[19].contains("none-00019"), "{stderr}");
+    assert!(lines[20].ends_with("made.sqfs: and 49980 more errors"), "{stderr}");
+    assert!(lines[21].contains("--verbose"), "{stderr}");
+    let stderr = refused(&[&["--keep-going", "--verbose"], &words[..]].concat(), 1);
+    assert!(stderr.lines().count() > 50_000 && stderr.contains("none-49999: "));
+    assert_eq!(contents_of(&made, "here"), "bytes");
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::pack::{
   archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs   (lines of PATH <tab> NEW PATH)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
-Exit status: 0 done; 1 failed, or some files could not be packed (each is named).")]
+Exit status: 0 done; 1 failed, or some files could not be packed; 3 a source is damaged.")]
 pub(in crate::cli) struct Args {
     /// Directories, archives (-: from standard input) and files, then the archive to make: .sqfs or
     /// .tar
@@ -139,6 +139,10 @@ pub(in crate::cli) struct Args {
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
+
+    /// Print all files that cannot be packed, not only the first 20
+    #[arg(short, long)]
+    pub(super) verbose: bool,
 
     /// Print only errors and warnings
     #[arg(short, long)]

@@ -36,10 +36,13 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
         outcome => outcome?,
     };
-    for problem in &outcome.problems {
-        term::print_error(&format!("{}: {}", problem.origin, problem.why));
-    }
     let path = request.archive.display();
+    let lines =
+        outcome.problems.iter().map(|problem| format!("{}: {}", problem.origin, problem.why));
+    let most = if args.verbose { usize::MAX } else { term::ERRORS_PRINTED };
+    if term::print_errors(lines, most, &path) > 0 {
+        term::print_hint("add --verbose to print all of them");
+    }
     let PackOutcome { archive, problems, hidden, hidden_path, excluded, only_listed } = outcome;
     if hidden > 0 && !args.quiet {
         let (files, example) = (counted(hidden, "file"), hidden_path.escape_ascii());
@@ -58,7 +61,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         // Contents are not read if the listing failed, so more files may have problems.
         let least = if only_listed { "at least " } else { "" };
         let context = format!("{path}: not made: {least}{files} could not be packed");
-        return Err(Error::new(Kind::Io, context).with_hint("use --keep-going to leave them out"));
+        let is_damaged = problems.iter().any(|problem| problem.is_damage);
+        let kind = if is_damaged { Kind::Corrupt } else { Kind::Io };
+        return Err(Error::new(kind, context).with_hint("use --keep-going to leave them out"));
     };
     let summary = summary::Summary::of(&request, &archive, start.elapsed());
     if args.json {

@@ -222,8 +222,11 @@ fn trees(
         // A finding starts with the path of the archive, which the problem names already.
         let origin = path.display().to_string();
         let archive = format!("{origin}: ");
-        for Finding { what, .. } in findings {
-            job.loss(&origin, what.strip_prefix(&archive).unwrap_or(&what));
+        for mut finding in findings {
+            if let Some(what) = finding.what.strip_prefix(&archive) {
+                finding.what = what.to_owned();
+            }
+            job.loss(&origin, finding);
         }
     }
     Ok(trees)
@@ -231,15 +234,15 @@ fn trees(
 
 /// Records members that the tree does not show as problems: truncated, damaged or left out.
 fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
-    tree.audit(&mut |Finding { severity, location, what }| {
-        if severity == Severity::Note {
+    tree.audit(&mut |finding| {
+        if finding.severity == Severity::Note {
             return;
         }
-        let origin = match location {
+        let origin = match &finding.location {
             Location::Path(inner) => format!("{}: {}", path.display(), inner.escape_ascii()),
             Location::Archive | Location::Inode(_) => path.display().to_string(),
         };
-        job.loss(origin, what);
+        job.loss(origin, finding);
     });
 }
 
