@@ -21,7 +21,7 @@ from typing import NamedTuple, Optional
 
 # Native byte order: this is the machine that wrote the tables.
 _PATHS = struct.Struct("=8sQQ")
-_SLOT = struct.Struct("=QQII")
+_SLOT = struct.Struct("=QQIIQ")
 _POSITIONS = struct.Struct("=8sQQQQQQ")
 _FILES_AT = 56
 _FILE = struct.Struct("=QQQqQqQ")
@@ -82,12 +82,13 @@ def may_have(count: int) -> bool:
 
 
 class _Positions(NamedTuple):
-    """Where the bytes of a file are: one part, or two."""
+    """Where the bytes of a file are: one part, or two; and what to compare all of them with."""
 
     size: int
     head: int
     head_len: int
     tail: int
+    checksum: int
 
 
 def _mapped(table: int) -> mmap.mmap:
@@ -151,8 +152,10 @@ class DirectReads:
         """Whether the archives are open, as far as is known."""
         return bool(self._archives)
 
-    def read(self, path: bytes, offset: int, size: int) -> Optional[tuple[bytes, int]]:
-        """Bytes of a file, and its size. None if only the server can read it, or must say what is wrong."""
+    def read(self, path: bytes, offset: int, size: int) -> Optional[tuple[bytes, int, int]]:
+        """Bytes of a file, its size, and its checksum. None if only the server can read it, or must say what is
+        wrong.
+        """
         archives, received = self._archives, _received
         if not archives or _receiving:
             return None
@@ -161,7 +164,7 @@ class DirectReads:
             return None
         end = min(offset + size, found.size)
         if offset >= end:
-            return b"", found.size
+            return b"", found.size, found.checksum
         numbers = {_number(location) for location in (found.head, found.tail) if location}
         if not numbers.isdisjoint(self._changed):
             return None
@@ -178,31 +181,33 @@ class DirectReads:
         is_valid = self._are_unchanged(archives, numbers) and len(data) == end - offset
         if not is_valid or _receiving or _received is not received:
             return None
-        return data, found.size
+        if len(data) == found.size and not is_right(data, found.checksum):
+            return None
+        return data, found.size, found.checksum
 
     def _find(self, path: bytes) -> Optional[_Positions]:
         crc = zlib.crc32(path)
         slot = crc % self._slots
         for _ in range(self._slots):
-            offset, number, found, length = _SLOT.unpack_from(self._paths, _PATHS.size + slot * _SLOT.size)
+            offset, number, found, length, checksum = _SLOT.unpack_from(self._paths, _PATHS.size + slot * _SLOT.size)
             if offset == 0:
                 return None
             at = self._paths_at + offset - 1
             if found == crc and length == len(path) and self._paths[at : at + length] == path:
-                return self._of(number)
+                return self._of(number, checksum)
             slot = (slot + 1) % self._slots
         return None
 
-    def _of(self, number: int) -> Optional[_Positions]:
+    def _of(self, number: int, checksum: int) -> Optional[_Positions]:
         if number >= self._entries:
             return None
         location, size = _ENTRY.unpack_from(self._positions, self._entries_at + number * _ENTRY.size)
         if location == 0:
             return None
         if not location & _HAS_TAIL:
-            return _Positions(size, location, size, 0)
+            return _Positions(size, location, size, 0, checksum)
         head, tail, head_len = _TAIL.unpack_from(self._positions, self._tails_at + (location & _OFFSET) * _TAIL.size)
-        return _Positions(size, head, head_len, tail)
+        return _Positions(size, head, head_len, tail, checksum)
 
     def _are_unchanged(self, archives: list[int], numbers: set[int]) -> bool:
         """Whether these archives are the files that were opened, and were not written since."""
@@ -261,6 +266,11 @@ def _high(descriptor: int) -> int:
 
 def _part(archives: list[int], location: int, start: int, end: int) -> bytes:
     return os.pread(archives[_number(location)], end - start, (location & _OFFSET) + start)
+
+
+def is_right(data: bytes, checksum: int) -> bool:
+    """Whether all bytes of a file have a checksum from the archive (CRC-32 plus 2^32; 0 for none)."""
+    return checksum == 0 or zlib.crc32(data) == checksum & 0xFFFFFFFF
 
 
 def _identity(

@@ -7,6 +7,7 @@ server exits soon after its last client. If it is killed, the next request start
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -16,15 +17,15 @@ from typing import Any, Optional, cast
 
 from . import _command
 from ._archive import Entry
-from ._direct import DirectReads, is_ours, may_have, receiving
+from ._direct import DirectReads, is_ours, is_right, may_have, receiving
 from ._errors import Error
 from ._options import PathLike, shown, words
 from ._options import archive as absolute_archive
 
 # Length of the rest, operation, offset, size; the path follows (src/reader/protocol.rs).
 _REQUEST = struct.Struct("<IBQQ")
-# Status, size of the file, length of the payload.
-_REPLY = struct.Struct("<BQQ")
+# Status, size of the file, length of the payload, checksum of the file.
+_REPLY = struct.Struct("<BQQQ")
 _LENGTH = 4
 _READ, _DESCRIBE, _LIST, _DIRECT = 1, 2, 3, 4
 
@@ -90,27 +91,35 @@ class Reader:
 
     def read(self, member: PathLike, offset: int = 0, size: int = TO_END) -> bytes:
         """Bytes of a file: `size`, or fewer at its end."""
-        data, end = self.read_part(member, offset, size)
-        end = min(end, offset + size)
+        start = offset
+        data, size_of_file, checksum = self.read_part(member, offset, size)
+        end = min(size_of_file, offset + size)
         if offset + len(data) >= end:
             return data
         parts = [data]
         while data and offset + len(data) < end:
             offset += len(data)
-            data, _ = self.read_part(member, offset, end - offset)
+            data, _, _ = self.read_part(member, offset, end - offset)
             parts.append(data)
-        return b"".join(parts)
+        data = b"".join(parts)
+        if start == 0 and len(data) == size_of_file:
+            check(is_right(data, checksum), member)
+        return data
 
-    def read_part(self, member: PathLike, offset: int, size: int) -> tuple[bytes, int]:
-        """Bytes of a file, at least as many as one reply carries, and the size of the file."""
+    def read_part(self, member: PathLike, offset: int, size: int) -> tuple[bytes, int, int]:
+        """Bytes of a file, at least as many as one reply carries; the size of the file; and its checksum, if the
+        bytes are the first but not all of them. All of them are checked.
+        """
         if self._direct is not None and self._direct.has_archives:
             found = self._direct.read(os.fsencode(member), offset, size)
             if found is not None:
                 return found
         elif self._until_direct >= 0:
             self._count_to_direct()
-        size_of_file, data = self._ask(_READ, member, offset, size)
-        return data, size_of_file
+        size_of_file, data, checksum = self._ask(_READ, member, offset, size)
+        if len(data) == size_of_file:
+            check(is_right(data, checksum), member)
+        return data, size_of_file, checksum
 
     def _count_to_direct(self) -> None:
         """Asks for direct reads if it is time."""
@@ -170,14 +179,14 @@ class Reader:
         """The entries of a directory, sorted. Their `path` is the name."""
         return [json.loads(line) for line in self._ask(_LIST, member)[1].splitlines()]
 
-    def _ask(self, operation: int, member: PathLike, offset: int = 0, size: int = 0) -> tuple[int, bytes]:
+    def _ask(self, operation: int, member: PathLike, offset: int = 0, size: int = 0) -> tuple[int, bytes, int]:
         name = os.fsencode(member)
         message = _REQUEST.pack(_REQUEST.size - _LENGTH + len(name), operation, offset, size) + name
         for attempt in range(_TRIES):
             connection = self._take()
             try:
                 connection.socket.sendall(message)
-                status, size_of_file, length = _REPLY.unpack(_receive(connection.socket, _REPLY.size))
+                status, size_of_file, length, checksum = _REPLY.unpack(_receive(connection.socket, _REPLY.size))
                 payload = _receive(connection.socket, length)
             except ConnectionError:
                 # The server was killed, and all connections with it.
@@ -193,7 +202,7 @@ class Reader:
             self._free.append(connection)
             if status != 0:
                 raise _error(payload, os.fsdecode(name))
-            return size_of_file, payload
+            return size_of_file, payload, checksum
         raise AssertionError("unreachable")
 
     def _take(self) -> _Connection:
@@ -252,6 +261,13 @@ def _receive(connection: socket.socket, length: int) -> bytes:
             raise ConnectionResetError("the server has closed the connection")
         data += more
     return data
+
+
+def check(is_sound: bool, member: PathLike) -> None:
+    """Raises OSError if the bytes of a file do not have its checksum."""
+    if not is_sound:
+        why = "its checksum (CRC-32) is wrong: its bytes are not those that were archived"
+        raise OSError(errno.EIO, why, os.fsdecode(member))
 
 
 def _error(payload: bytes, member: str) -> OSError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import zlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Optional, Union
@@ -17,7 +18,7 @@ import fsspec
 from ._archive import Entry
 from ._errors import UsageError
 from ._options import PathLike, Size
-from ._reader import TO_END, Reader
+from ._reader import TO_END, Reader, check
 
 # How much of a file is read when it is opened, bytes. Most files of a dataset are complete then.
 _HEAD = 256 << 10
@@ -119,21 +120,27 @@ class ArchiveFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "rb":
             raise OSError(30, "archives are read-only", path)
-        head, size = self._reader.read_part(path, 0, _HEAD)
+        head, size, checksum = self._reader.read_part(path, 0, _HEAD)
         if len(head) == size:
             return io.BytesIO(head)
-        return io.BufferedReader(_File(self._reader, path, head, size), _BUFFER)
+        return io.BufferedReader(_File(self._reader, path, head, size, checksum), _BUFFER)
 
 
 class _File(io.RawIOBase):
-    """A file that is larger than its head, which is in memory."""
+    """A file that is larger than its head, which is in memory. If it is read from its start to its end, its checksum
+    is compared with that of the archive, if there is one (CRC-32 plus 2^32).
+    """
 
-    def __init__(self, reader: Reader, path: str, head: bytes, size: int) -> None:
+    def __init__(self, reader: Reader, path: str, head: bytes, size: int, checksum: int) -> None:
         self.name = path
         self._reader = reader
         self._head = head
         self._size = size
         self._position = 0
+        self._checksum = checksum
+        # The CRC-32 of the bytes before this offset.
+        self._summed = 0
+        self._sum = 0
 
     def readable(self) -> bool:
         return True
@@ -155,15 +162,23 @@ class _File(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         data = self._head[self._position : self._position + len(view)]
         if not data and len(view) > 0 and self._position < self._size:
-            data, _ = self._reader.read_part(self.name, self._position, len(view))
+            data, _, _ = self._reader.read_part(self.name, self._position, len(view))
         view[: len(data)] = data
-        self._position += len(data)
+        self._advance(data)
         return len(data)
 
     def readall(self) -> bytes:
         data = self._reader.read(self.name, self._position, TO_END)
-        self._position += len(data)
+        self._advance(data)
         return data
+
+    def _advance(self, data: bytes) -> None:
+        if self._checksum != 0 and self._position == self._summed:
+            self._sum = zlib.crc32(data, self._sum)
+            self._summed += len(data)
+            if self._summed == self._size:
+                check(self._sum == self._checksum & 0xFFFFFFFF, self.name)
+        self._position += len(data)
 
 
 def _joined(directory: str, entry: Entry) -> str:

@@ -10,7 +10,7 @@ use super::term::written;
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::vfs::{self, Scratch, Tree};
+use crate::vfs::{self, ContentCheck, Scratch, Tree};
 
 /// Write files of an archive to standard output without mounting it
 #[derive(Debug, clap::Args)]
@@ -44,6 +44,9 @@ fn cat(tree: &dyn Tree, open: &OpenArgs, path: &Path, progress: &Progress) -> Re
     let attr = vfs::resolve_file(tree, path_bytes).map_err(located)?;
     progress.begin(format!("reading {name}"));
     progress.expect(attr.size);
+    let checksum = tree.stored_crc32(attr.ino).map_err(located)?;
+    let check = ContentCheck::new(checksum, attr.size);
+    let mut sum = check.part(0);
     let mut scratch = Scratch::default();
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
@@ -51,11 +54,16 @@ fn cat(tree: &dyn Tree, open: &OpenArgs, path: &Path, progress: &Progress) -> Re
         let piece = vfs::piece_of(attr.size - offset);
         let bytes = vfs::read_some(tree, attr.ino, offset, piece, &mut scratch).map_err(located)?;
         let bytes = bytes.as_slice();
+        sum.update(bytes);
+        offset += bytes.len() as u64;
+        if offset >= attr.size {
+            // Before the last bytes are written: of a small file, none are if it is damaged.
+            check.add(sum.clone()).map_err(located)?;
+        }
         match out.write_all(bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
             result => written(result)?,
         }
-        offset += bytes.len() as u64;
         progress.advance(bytes.len() as u64);
     }
     written(out.flush())

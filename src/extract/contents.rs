@@ -25,7 +25,8 @@ use super::target::{OpenDirectories, OpenDirectory, Target};
 use crate::progress::Progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::vfs::{
-    Attr, Counts, FileKind, PART, Scratch, SeekTarget, Tree, next_data, piece_of, read_some,
+    Attr, ContentCheck, Counts, FileKind, PART, Scratch, SeekTarget, Tree, next_data, piece_of,
+    read_some,
 };
 
 /// What the threads share.
@@ -67,6 +68,7 @@ struct NewFile<'w> {
     /// All its names. It is written under the first one.
     names: &'w [Entry],
     attr: Attr,
+    check: ContentCheck,
     has_failed: AtomicBool,
 }
 
@@ -156,6 +158,8 @@ impl<'w> Writer<'w> {
         let name = listing.name(entry);
         let path = || listing.path(entry);
         if attr.kind == FileKind::Regular {
+            let checksum = tree.stored_crc32(attr.ino).map_err(Failure::Tree)?;
+            let check = ContentCheck::new(checksum, attr.size);
             let flags =
                 OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             // Extended attributes may be access control lists that allow less than the permissions.
@@ -165,7 +169,7 @@ impl<'w> Writer<'w> {
                 self.replacing(&directory, name, &|| openat(&directory, name, flags, mode));
             let file = opened.map_err(cannot_create)?.into();
             let has_failed = AtomicBool::new(false);
-            return Ok(Created::File(NewFile { file, directory, names, attr, has_failed }));
+            return Ok(Created::File(NewFile { file, directory, names, attr, check, has_failed }));
         }
         let target = match attr.kind {
             FileKind::Symlink => tree.read_link(attr.ino).map_err(Failure::Tree)?,
@@ -237,6 +241,7 @@ impl<'w> Writer<'w> {
         let Contents { tree, report, progress, .. } = self.contents;
         let (ino, size) = (new.attr.ino, new.attr.size);
         let mut offset = part.start;
+        let mut sum = new.check.part(offset);
         // Where the data at `offset` ends, and a hole begins.
         let mut data_end = if new.has_holes() { offset } else { part.end };
         while offset < part.end && !report.is_stopped() {
@@ -258,11 +263,12 @@ impl<'w> Writer<'w> {
             let bytes = bytes
                 .map_err(|error| Failure::Tree(error.within(format!("from byte {offset}"))))?;
             let bytes = bytes.as_slice();
+            sum.update(bytes);
             new.file.write_all_at(bytes, offset).map_err(cannot_write)?;
             offset += bytes.len() as u64;
             progress.advance(bytes.len() as u64);
         }
-        Ok(())
+        new.check.add(sum).map(drop).map_err(Failure::Tree)
     }
 
     /// Sets the attributes of a file that was written, and creates its other names. Removes it if

@@ -37,6 +37,15 @@ pub(crate) trait Content: Send + Sync {
         0
     }
 
+    /// The CRC-32 of the file, if its source records one that `read` does not check.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn stored_crc32(&self, key: u64) -> Result<Option<u32>> {
+        let _ = key;
+        Ok(None)
+    }
+
     /// The path of the file in its source, for messages.
     fn origin(&self, key: u64) -> String;
 }

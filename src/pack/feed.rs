@@ -6,12 +6,16 @@
 //! Invariants: a batch holds about `BATCH` bytes at most, so the number of threads bounds the
 //! memory. Pieces come in the order of files and offsets, each byte and each hole once.
 
+use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
 use super::Job;
 use super::catalog::{Catalog, InodeId, InodeKind};
+use super::content::ContentId;
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
+use crate::sync::{Arc, Mutex};
+use crate::vfs::{ContentCheck, Coverage};
 
 /// Bytes of a batch: as many small files as fit, or a part of a large one. A multiple of every
 /// SquashFS block size.
@@ -33,7 +37,8 @@ pub(crate) enum Data {
     Bytes(Vec<u8>),
     /// Length of a hole: zeros that are not stored.
     Hole(u64),
-    /// The read failed. The file may have more pieces; ignore them.
+    /// The read failed, or the checksum of the file is wrong. The file may have more pieces; ignore
+    /// them.
     Failed(Error),
 }
 
@@ -57,7 +62,7 @@ pub(crate) fn feed<R: Send>(
     work: impl Fn(Vec<Piece>) -> R + Sync,
     mut take: impl FnMut(R) -> Result<()>,
 ) -> Result<()> {
-    let reader = Reader { job, catalog, files, grain };
+    let reader = Reader { job, catalog, files, grain, checks: Mutex::default() };
     let cuts = reader.cuts();
     let mut outcome = Ok(());
     let batch = |nth: usize| {
@@ -77,6 +82,9 @@ struct Reader<'r> {
     catalog: &'r Catalog,
     files: &'r [InodeId],
     grain: u64,
+    /// Files with a checksum of which a part was read. Guards only the map; no other lock is held
+    /// with it.
+    checks: Mutex<HashMap<InodeId, Arc<ContentCheck>>>,
 }
 
 impl Reader<'_> {
@@ -175,7 +183,7 @@ impl Reader<'_> {
     }
 
     fn piece(&self, file: InodeId, span: Result<Span>) -> Piece {
-        let InodeKind::File { content, .. } = self.catalog.inode(file).kind else {
+        let InodeKind::File { size, content, .. } = self.catalog.inode(file).kind else {
             unreachable!("only regular files are read");
         };
         let (offset, data) = match span {
@@ -190,7 +198,8 @@ impl Reader<'_> {
             Ok(Span::Data(range)) => {
                 // A batch, rounded up to whole grains, fits into memory.
                 let mut bytes = vec![0; (range.end - range.start) as usize];
-                match self.catalog.content(content).read(content.key, range.start, &mut bytes) {
+                let read = self.catalog.content(content).read(content.key, range.start, &mut bytes);
+                match read.and_then(|()| self.check((file, size, content), range.start, &bytes)) {
                     Ok(()) => (range.start, Data::Bytes(bytes)),
                     Err(error) => (range.start, Data::Failed(error)),
                 }
@@ -203,6 +212,36 @@ impl Reader<'_> {
         };
         self.job.progress.advance(done);
         Piece { file, offset, data }
+    }
+
+    /// Adds bytes that were read of a file to its checksum.
+    ///
+    /// # Errors
+    /// `Corrupt` if these are the last ones, and the checksum is wrong.
+    fn check(
+        &self,
+        (file, size, content): (InodeId, u64, ContentId),
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let expected = self.catalog.content(content).stored_crc32(content.key)?;
+        if expected.is_none() {
+            return Ok(());
+        }
+        let new = || Arc::new(ContentCheck::new(expected, size));
+        let is_whole = bytes.len() as u64 == size;
+        let check = match is_whole {
+            true => new(),
+            false => Arc::clone(self.checks.lock().entry(file).or_insert_with(new)),
+        };
+        let mut part = check.part(offset);
+        part.update(bytes);
+        let added = check.add(part);
+        if !is_whole && !matches!(added, Ok(Coverage::Partial)) {
+            self.checks.lock().remove(&file);
+        }
+        let named = |error: Error| error.within(self.catalog.origin(file));
+        added.map(drop).map_err(named)
     }
 }
 

@@ -45,7 +45,7 @@ fn answer(client: &mut impl Write, result: Result<Vec<u8>>) -> io::Result<()> {
     }
 }
 
-/// Sends the size of a file and a part of its contents.
+/// Sends the size of a file and a part of its contents. The client checks what it reads as a whole.
 fn read(
     client: &mut impl Write,
     tree: &dyn Tree,
@@ -62,8 +62,13 @@ fn read(
     if wanted == 0 {
         return protocol::succeed(client, attr.size, b"");
     }
-    match vfs::read_some(tree, attr.ino, offset, wanted, scratch) {
-        Ok(bytes) => protocol::succeed(client, attr.size, bytes.as_slice()),
+    let crc32 = if offset == 0 { tree.stored_crc32(attr.ino) } else { Ok(None) };
+    let read = crc32.and_then(|crc32| {
+        let bytes = vfs::read_some(tree, attr.ino, offset, wanted, scratch)?;
+        Ok((crc32, bytes))
+    });
+    match read {
+        Ok((crc32, bytes)) => protocol::send_part(client, (attr.size, crc32), bytes.as_slice()),
         Err(error) => protocol::fail(client, &error.within(String::from_utf8_lossy(path))),
     }
 }

@@ -63,7 +63,7 @@ impl DirectReads {
         let mut descriptors: Vec<BorrowedFd<'_>> =
             vec![tables.paths.as_fd(), tables.positions.file().as_fd()];
         descriptors.extend(tables.positions.archives().iter().map(AsFd::as_fd));
-        let header = protocol::header(0, state, 0);
+        let header = protocol::header(0, state, 0, None);
         match scm_rights::send_with(client, &header, &descriptors)? {
             sent if sent == header.len() => Ok(()),
             _ => Err(std::io::ErrorKind::WriteZero.into()),

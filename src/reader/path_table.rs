@@ -8,6 +8,7 @@
 //! |---|---|
 //! | header | magic, number of slots, offset of the paths; 8 bytes each |
 //! | slots | where the path is plus 1 (0: empty), inode number, CRC-32, length; 8, 8, 4, 4 bytes |
+//! | | what to compare a whole file with: its CRC-32 plus 2^32, or 0; 8 bytes |
 //! | paths | the paths, without a leading slash |
 //!
 //! A path is in the slot CRC-32 modulo the number of slots, or in the next free one. Numbers have
@@ -23,7 +24,10 @@ use crate::vfs::{DirectoryWalk, Entry, FileKind, Ino, Tree, entries, joined};
 
 const MAGIC: [u8; 8] = *b"ARCHFSP1";
 const HEADER: u64 = 24;
-const SLOT: usize = 24;
+const SLOT: usize = 32;
+
+/// Tells a checksum of contents from none.
+const HAS_CHECKSUM: u64 = 1 << 32;
 
 /// Slots for each four files.
 const SLOTS_FOR_4: u64 = 5;
@@ -53,7 +57,8 @@ pub(super) fn build(tree: &dyn Tree) -> Result<File> {
             match kind {
                 FileKind::Directory => _ = walk.add(path, ino),
                 FileKind::Regular => {
-                    if paths_at.saturating_add(table.len) > most || !table.add(ino, &path) {
+                    let crc32 = tree.stored_crc32(ino)?;
+                    if paths_at.saturating_add(table.len) > most || !table.add(ino, &path, crc32) {
                         return Err(too_large());
                     }
                     paths.write_all(&path).map_err(failed)?;
@@ -83,9 +88,10 @@ struct Table {
 }
 
 impl Table {
-    /// Adds a path. Returns false if there is no free slot: a damaged archive may have more names
-    /// than inodes.
-    fn add(&mut self, ino: Ino, path: &[u8]) -> bool {
+    /// Adds a path, with the checksum that the client compares. Returns false if there is no free
+    /// slot: a damaged archive may have more names than inodes.
+    fn add(&mut self, ino: Ino, path: &[u8], crc32: Option<u32>) -> bool {
+        let checksum = crc32.map_or(0, |crc32| HAS_CHECKSUM | u64::from(crc32));
         let crc = crc32fast::hash(path);
         let first = (u64::from(crc) % self.count) as usize;
         let slots = self.slots.as_chunks_mut::<SLOT>().0;
@@ -95,7 +101,8 @@ impl Table {
         slot[..8].copy_from_slice(&(self.len + 1).to_ne_bytes());
         slot[8..16].copy_from_slice(&ino.number().to_ne_bytes());
         slot[16..20].copy_from_slice(&crc.to_ne_bytes());
-        slot[20..].copy_from_slice(&path_len.to_ne_bytes());
+        slot[20..24].copy_from_slice(&path_len.to_ne_bytes());
+        slot[24..].copy_from_slice(&checksum.to_ne_bytes());
         self.len += path.len() as u64;
         true
     }
@@ -131,7 +138,7 @@ mod tests {
         let (before, from) = slots.split_at(first);
         for slot in from.iter().chain(before) {
             let at = usize::try_from(number(slot)).unwrap().checked_sub(1)?;
-            if paths[at..].starts_with(path) && slot[20..] == (path.len() as u32).to_ne_bytes() {
+            if paths[at..].starts_with(path) && slot[20..24] == (path.len() as u32).to_ne_bytes() {
                 return Some(number(&slot[8..]));
             }
         }
@@ -143,13 +150,16 @@ mod tests {
         let mut table = Table { slots: vec![0; 3 * SLOT], count: 3, len: 0 };
         let mut paths = Vec::new();
         for (number, path) in [(1, &b"a"[..]), (2, b"a/b"), (3, b"\xff")] {
-            assert!(table.add(Ino::new(number).unwrap(), path));
+            assert!(table.add(Ino::new(number).unwrap(), path, (number == 2).then_some(7)));
             paths.extend(path);
         }
         assert_eq!(find(&table, &paths, b"a"), Some(1));
         assert_eq!(find(&table, &paths, b"a/b"), Some(2));
         assert_eq!(find(&table, &paths, b"\xff"), Some(3));
         assert_eq!(find(&table, &paths, b"none"), None);
-        assert!(!table.add(Ino::new(4).unwrap(), b"more"));
+        assert!(!table.add(Ino::new(4).unwrap(), b"more", None));
+        let checksums = table.slots.as_chunks::<SLOT>().0.iter().map(|slot| &slot[24..]);
+        let checksums: Vec<_> = checksums.filter(|checksum| *checksum != [0; 8]).collect();
+        assert_eq!(checksums, [(HAS_CHECKSUM | 7).to_ne_bytes()]);
     }
 }

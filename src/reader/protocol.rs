@@ -13,12 +13,15 @@
 //! | status: 0 success, 1 failure | 1 |
 //! | size of the file | 8 |
 //! | length of the payload | 8 |
+//! | CRC-32 of the whole file, plus 2^32; 0 if there is none | 8 |
 //! | payload | |
 //!
 //! Integers are little-endian. The payload of a read is a part of the file: as much as was wanted,
-//! but at most `READ_MAX` bytes. That of the other operations is JSON, one object a line, as
-//! `archfs ls --json` prints it; it describes the target of a symbolic link. The payload of a
-//! failure is an object with the keys `errno`, `message` and `hint`.
+//! but at most `READ_MAX` bytes. If it starts at offset 0, and the archive has a checksum of the
+//! file that the server does not check, the reply has it for the client. The payload of the other
+//! operations is JSON, one object a line, as `archfs ls --json` prints it; it describes the target
+//! of a symbolic link. The payload of a failure is an object with the keys `errno`, `message` and
+//! `hint`.
 //!
 //! A client that asks for direct reads gets no payload, but `LATER`, `READY` or `NEVER` as the
 //! size. With `READY` come descriptors: the table of paths (`path_table`), that of positions
@@ -37,6 +40,9 @@ pub(super) const READ_MAX: u32 = 1 << 20;
 
 /// Most bytes of a request without its length: a path of PATH_MAX and more.
 const REQUEST_MAX: usize = 64 << 10;
+
+/// Tells a checksum from none.
+const HAS_CHECKSUM: u64 = 1 << 32;
 
 /// Bytes of operation, offset and size.
 const FIXED: usize = 17;
@@ -90,7 +96,19 @@ impl Request {
 /// # Errors
 /// Those of the socket.
 pub(super) fn succeed(client: &mut impl Write, size: u64, payload: &[u8]) -> io::Result<()> {
-    send(client, 0, size, payload)
+    send(client, &header(0, size, payload.len() as u64, None), payload)
+}
+
+/// Sends a part of a file of `size` bytes with this checksum.
+///
+/// # Errors
+/// Those of the socket.
+pub(super) fn send_part(
+    client: &mut impl Write,
+    (size, crc32): (u64, Option<u32>),
+    part: &[u8],
+) -> io::Result<()> {
+    send(client, &header(0, size, part.len() as u64, crc32), part)
 }
 
 /// Sends `error`.
@@ -106,17 +124,18 @@ pub(super) fn fail(client: &mut impl Write, error: &Error) -> io::Result<()> {
     }
     let failure =
         Failure { errno: error.kind().errno(), message: error.to_string(), hint: error.hint() };
-    send(client, 1, 0, &serde_json::to_vec(&failure)?)
+    let payload = serde_json::to_vec(&failure)?;
+    send(client, &header(1, 0, payload.len() as u64, None), &payload)
 }
 
 /// What comes before the payload of a reply.
-pub(super) fn header(status: u8, size: u64, length: u64) -> Vec<u8> {
-    [&[status][..], &size.to_le_bytes(), &length.to_le_bytes()].concat()
+pub(super) fn header(status: u8, size: u64, length: u64, crc32: Option<u32>) -> Vec<u8> {
+    let checksum = crc32.map_or(0, |crc32| HAS_CHECKSUM | u64::from(crc32));
+    [&[status][..], &size.to_le_bytes(), &length.to_le_bytes(), &checksum.to_le_bytes()].concat()
 }
 
-fn send(client: &mut impl Write, status: u8, size: u64, payload: &[u8]) -> io::Result<()> {
-    let header = header(status, size, payload.len() as u64);
-    let mut parts = [IoSlice::new(&header), IoSlice::new(payload)];
+fn send(client: &mut impl Write, header: &[u8], payload: &[u8]) -> io::Result<()> {
+    let mut parts = [IoSlice::new(header), IoSlice::new(payload)];
     let mut left = &mut parts[..];
     IoSlice::advance_slices(&mut left, 0);
     while !left.is_empty() {
@@ -190,10 +209,10 @@ mod tests {
     fn sends_all_of_a_reply() {
         let mut client = Slow(Vec::new(), false);
         succeed(&mut client, 300, b"payload").unwrap();
-        let header = [&[0][..], &300_u64.to_le_bytes(), &7_u64.to_le_bytes()].concat();
+        let header = [&[0][..], &300_u64.to_le_bytes(), &7_u64.to_le_bytes(), &[0; 8]].concat();
         assert_eq!(client.0, [&header[..], b"payload"].concat());
         let mut client = Slow(Vec::new(), false);
-        succeed(&mut client, 0, b"").unwrap();
-        assert_eq!(client.0.len(), 17);
+        send_part(&mut client, (0, Some(5)), b"").unwrap();
+        assert_eq!(client.0[17..], [5, 0, 0, 0, 1, 0, 0, 0]);
     }
 }

@@ -29,10 +29,10 @@ pub use attr::{Attr, FileKind, Ino, Timestamp, is_linux_xattr};
 pub use dir::{Cookie, DirEntry, Dot, dots};
 pub use directory_walk::DirectoryWalk;
 pub use entries::{Entry, entries, list_root};
-pub use file_data::{PART, next_data, piece_of, read_some};
+pub use file_data::{ContentCheck, Coverage, PART, PartSum, next_data, piece_of, read_some};
 pub use finding::{Finding, Location, Severity};
 pub use name::Name;
-pub use path::{joined, resolve, resolve_file, resolve_through};
+pub use path::{joined, link_target, resolve, resolve_file, resolve_through};
 pub use paths::paths;
 pub use stored::StoredFile;
 pub use union::{Hidden, Layer, Union};
@@ -68,7 +68,7 @@ pub trait Tree: Send + Sync {
     /// The target of a symbolic link, byte for byte.
     ///
     /// # Errors
-    /// `InvalidInput` if `ino` is not a symbolic link; `Corrupt` or `Io`.
+    /// `InvalidInput` if `ino` is not a symbolic link; `Corrupt` (`link_target`) or `Io`.
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>>;
 
     /// Reads up to `size` bytes of a regular file from `offset`; fewer only at the end of the file.
@@ -145,7 +145,7 @@ pub trait Tree: Send + Sync {
     }
 
     /// The CRC-32 of the contents of the regular file `ino`, if the archive records one that `read`
-    /// does not check.
+    /// does not check. Readers of whole files do (`ContentCheck`).
     ///
     /// # Errors
     /// As `read`.

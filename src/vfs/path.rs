@@ -11,6 +11,17 @@ const MAX_LINKS: u32 = 40;
 
 const LIST_HINT: &str = "run `archfs ls ARCHIVE` to see its paths";
 
+/// The target of a symbolic link as an archive records it.
+///
+/// # Errors
+/// `Corrupt` if no link on Linux can have it: the target would end at a NUL byte.
+pub fn link_target(recorded: Vec<u8>) -> Result<Vec<u8>> {
+    match recorded.contains(&0) {
+        true => Err(Error::corrupt("a NUL byte in the target of a symbolic link")),
+        false => Ok(recorded),
+    }
+}
+
 /// The attributes of `path`, resolved from the root. A symbolic link as the last component is not
 /// followed.
 ///

@@ -5,6 +5,7 @@
 mod support;
 
 mod bad_archives;
+mod checksums;
 mod compressed_tar_damage;
 mod faults;
 mod killing;

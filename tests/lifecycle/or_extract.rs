@@ -232,10 +232,20 @@ fn what_does_not_fit_or_is_damaged_runs_no_command() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x55;
     fs::write(&tar, bytes).unwrap();
-    let script = "$ARCHFS run --or-extract local damaged.tar.gz -- echo started; echo $?";
-    let output = self::output(&stage, script);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "123\n", "{}", said(&output));
-    assert_nothing_left(&parent);
+    // A stored member with a wrong checksum.
+    let zip = "cd small-source && python3 -m zipfile -c ../damaged.zip hello";
+    run(Command::new("sh").args(["-ec", zip]).current_dir(stage.work.path()));
+    let zip = stage.work.path().join("damaged.zip");
+    let mut bytes = fs::read(&zip).unwrap();
+    let hello = bytes.windows(5).position(|found| found == b"world").unwrap();
+    bytes[hello] ^= 0x55;
+    fs::write(&zip, bytes).unwrap();
+    for archive in ["damaged.tar.gz", "damaged.zip"] {
+        let script = format!("$ARCHFS run --or-extract local {archive} -- echo started; echo $?");
+        let output = self::output(&stage, &script);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "123\n", "{}", said(&output));
+        assert_nothing_left(&parent);
+    }
 }
 
 #[test]

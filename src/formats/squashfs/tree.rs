@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::index;
 use crate::vfs::{
     Attr, Cookie, DirEntry, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget, StoredFile,
-    Timestamp, Totals, Tree,
+    Timestamp, Totals, Tree, link_target,
 };
 
 /// Least value of st_blksize, bytes. Python uses it as its buffer size, so one read covers a
@@ -334,7 +334,7 @@ impl SquashFs {
         };
         let mut target = vec![0; index(len)];
         cursor.fill(&mut target)?;
-        Ok(target)
+        link_target(target)
     }
 
     /// The table of attributes and the index of `ino` in it, if it has any.

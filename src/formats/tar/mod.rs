@@ -16,7 +16,7 @@ use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
-    StoredFile, Totals, Tree,
+    StoredFile, Totals, Tree, link_target,
 };
 
 mod acl;
@@ -275,7 +275,8 @@ impl Tree for Tar {
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.index.read_link(ino)
+        let target = self.index.read_link(ino)?;
+        link_target(target).map_err(|error| error.within(&self.name))
     }
 
     fn read<'s>(

@@ -191,6 +191,11 @@ impl Content for ArchiveContent {
         ino(key).and_then(|ino| self.archive.tree.data_offset(ino)).unwrap_or(0)
     }
 
+    fn stored_crc32(&self, key: u64) -> Result<Option<u32>> {
+        let checksum = ino(key).and_then(|ino| self.archive.tree.stored_crc32(ino));
+        checksum.map_err(self.named(key))
+    }
+
     fn origin(&self, key: u64) -> String {
         // Inodes do not know their names, so search for one. Only messages need it.
         let path = ino(key).ok().and_then(|ino| path_of(self.archive.tree.as_ref(), ino));

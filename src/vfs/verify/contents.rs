@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::slice;
 use std::thread;
 
-use super::super::file_data::{PART, next_data, piece_of, read_some};
+use super::super::file_data::{ContentCheck, PART, next_data, piece_of, read_some};
 use super::super::{Finding, Ino, Location, Scratch, Severity, Tree};
 use super::names::File;
 use crate::error::Error;
@@ -64,7 +64,9 @@ fn read_part(
 ) -> Result<(), (u64, Finding)> {
     let subject = Location::Inode(file.ino);
     let mut offset = part.start;
-    let mut hasher = crc32fast::Hasher::new();
+    // A file with a checksum is one part.
+    let check = ContentCheck::new(file.crc32, file.size);
+    let mut sum = check.part(part.start);
     while offset < part.end {
         let failed = |error: Error| (offset, Finding::from_error(subject.clone(), &error));
         let data = next_data(tree, file.ino, offset, file.size).map_err(failed)?;
@@ -77,18 +79,15 @@ fn read_part(
         }
         let bytes = read_some(tree, file.ino, offset, piece_of(part.end - offset), scratch);
         let bytes = bytes.map_err(|error| failed(error.within(format!("from byte {offset}"))))?;
-        if file.crc32.is_some() {
-            hasher.update(bytes.as_slice());
-        }
+        sum.update(bytes.as_slice());
         let count = bytes.as_slice().len() as u64;
         offset += count;
         progress.advance(count);
     }
-    if file.crc32.is_some_and(|crc32| crc32 != hasher.finalize()) {
-        let what = "its checksum (CRC-32) is wrong: its bytes are not those that were archived";
-        return Err((part.start, Finding::damage(subject, what)));
+    match check.add(sum) {
+        Ok(_) => Ok(()),
+        Err(error) => Err((part.start, Finding::from_error(subject, &error))),
     }
-    Ok(())
 }
 
 /// The queue of parts to read.

@@ -17,6 +17,7 @@ import threading
 import traceback
 import unittest
 import unittest.mock
+import zipfile
 
 import archfs
 from stage import BIG, Stage, wait_until
@@ -514,6 +515,42 @@ while True:
                 client.shutdown(socket.SHUT_WR)
                 self.assertEqual(client.recv(1), b"")
         self.assertEqual(fs.cat("hello"), b"hello\n")
+
+    def test_whole_files_of_a_zip_archive_are_checked(self):
+        """Stored members, which the server does not check: by requests, and read by the client itself."""
+        archive = os.path.join(self.work, "stored.zip")
+        with zipfile.ZipFile(archive, "w") as file:
+            for name, data in (("small", b"small" * 1000), ("large", BIG * 2)):
+                file.writestr(f"good-{name}", data)
+                file.writestr(f"bad-{name}", data)
+            offsets = {info.filename: info.header_offset for info in file.infolist()}
+        with open(archive, "r+b") as file:
+            for name in ("bad-small", "bad-large"):
+                file.seek(offsets[name] + 30 + len(name) + 1500)
+                file.write(b"\xff")
+        for is_direct in (False, True):
+            fs = self.file_system(archive)
+            if is_direct:
+                wait_until("direct reads", lambda: fs.cat_file("good-small") and fs._reader._direct is not None)
+            for name, data in (("small", b"small" * 1000), ("large", BIG * 2)):
+                good, bad = f"good-{name}", f"bad-{name}"
+                self.assertEqual(fs.cat(good), data)
+                with fs.open(good) as file:
+                    self.assertEqual(b"".join(iter(lambda: file.read(100_000), b"")), data)
+                target = os.path.join(self.work, "got")
+                for read in (
+                    lambda: fs.cat_file(bad),
+                    lambda: fs.open(bad).read(),
+                    lambda: fs.get_file(bad, target),
+                    lambda: b"".join(iter(lambda file=fs.open(bad): file.read(100_000), b"")),
+                ):
+                    with self.subTest(name=name, is_direct=is_direct), self.assertRaises(OSError) as caught:
+                        read()
+                    self.assertEqual(caught.exception.errno, errno.EIO)
+                    self.assertIn("checksum", str(caught.exception))
+                # A part has no checksum.
+                self.assertEqual(fs.cat_file(bad, 0, 1500), data[:1500])
+                self.assertEqual(fs.cat_file(bad, 1501, len(data)), data[1501:])
 
     def test_needs_no_fuse_device(self):
         code = (
