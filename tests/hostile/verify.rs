@@ -552,6 +552,44 @@ fn nested_archives_are_verified_under_their_directories() {
     assert_eq!(damaged(&findings), BTreeSet::from([b"a/inner".to_vec()]), "{findings:?}");
 }
 
+/// A symbolic link on Linux would end at the NUL, and lead to another file.
+#[test]
+fn a_nul_in_the_target_of_a_link_is_damage_in_every_format() {
+    let work = work_directory();
+    let path = |name: &str| work.path().join(name);
+    let script = "import io, sys, tarfile, zipfile
+with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as tar:
+    link = tarfile.TarInfo('link')
+    link.type, link.linkname, link.pax_headers = tarfile.SYMTYPE, 'one', {'linkpath': 'one\\0two'}
+    tar.addfile(link)
+with zipfile.ZipFile(sys.argv[2], 'w') as archive:
+    link = zipfile.ZipInfo('link')
+    link.create_system, link.external_attr = 3, 0o120777 << 16
+    archive.writestr(link, b'one\\0two')";
+    run(Command::new("python3").args(["-c", script]).args([path("a.tar"), path("a.zip")]));
+    fs::create_dir(path("tree")).unwrap();
+    std::os::unix::fs::symlink("one-two", path("tree/link")).unwrap();
+    let image = image::make(work.path(), "a.sqfs", &path("tree"), &["-noI"]);
+    let mut bytes = fs::read(&image).unwrap();
+    let at = bytes.windows(7).position(|found| found == b"one-two").unwrap();
+    bytes[at + 3] = 0;
+    fs::write(&image, bytes).unwrap();
+    for archive in ["a.tar", "a.zip", "a.sqfs"].map(path) {
+        let what = archive.display();
+        let found = verify(&archive).unwrap().findings;
+        assert_eq!(damaged(&found), BTreeSet::from([b"link".to_vec()]), "{what}: {found:?}");
+        assert_eq!(unreadable(&archive, &damaged(&found)), damaged(&found), "{what}");
+        for (command, made) in [("extract", "made"), ("pack", "made.sqfs")] {
+            let made = path(made);
+            let output = archfs().args([command, "-q"]).arg(&archive).arg(&made).output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(3), "{what}: {command}: {stderr}");
+            assert!(stderr.contains("link: ") && stderr.contains("NUL"), "{command}: {stderr}");
+            let _ = fs::remove_dir_all(made);
+        }
+    }
+}
+
 #[test]
 fn every_outcome_has_its_exit_status() {
     let work = work_directory();

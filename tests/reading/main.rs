@@ -17,3 +17,4 @@ mod system_calls;
 mod tar;
 mod tar_index;
 mod zip;
+mod zip_without_zip64;

@@ -5,6 +5,7 @@ use super::end::CentralDirectory;
 use super::entry::Entry;
 use super::entry_walk::EntryWalk;
 use super::local::{FIXED, LocalHeader, Packed};
+use super::wraps::SPAN;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, length};
 use crate::formats::index::paths::components_of;
@@ -21,23 +22,35 @@ const DESCRIPTOR_MAX: u64 = 24;
 /// Reports each member whose local header or data descriptor contradicts its entry.
 pub(super) fn compare(
     storage: &Arc<dyn Storage>,
-    directory: CentralDirectory,
+    directory: &CentralDirectory,
     found: &mut dyn FnMut(Finding),
 ) {
     let mut walk = EntryWalk::new(storage, directory);
+    // The member before: where its header is and its data ends, and its path.
+    let mut before: Option<(u64, u64, Vec<u8>)> = None;
     loop {
         match walk.next() {
             Ok(None) => break,
             Ok(Some((_, entry))) => {
                 // Encrypted headers say nothing. Opening reports entries outside of the archive.
-                let packed = entry.packed(&directory);
+                let packed = entry.packed(directory);
                 let (false, Ok(packed)) = (entry.is_encrypted(), packed) else { continue };
-                let difference = difference(storage.as_ref(), &directory, packed, &entry);
-                let location = || Location::Path(components_of(&entry.path()).join(&b'/'));
-                match difference {
-                    Ok(None) => {}
-                    Ok(Some(what)) => found(Finding::damage(location(), what)),
-                    Err(error) => found(Finding::from_error(location(), &error)),
+                let compared = difference(storage.as_ref(), directory, packed, &entry);
+                let path = components_of(&entry.path()).join(&b'/');
+                if let Some((header, end, path)) = before.take()
+                    && (header.saturating_add(1)..end).contains(&packed.header)
+                {
+                    // Its local header is longer than the one that its entry has room for.
+                    let what = "its data runs into the next member";
+                    found(Finding::damage(Location::Path(path), what));
+                }
+                match compared {
+                    Ok((end, what)) => {
+                        let location = || Location::Path(path.clone());
+                        what.into_iter().for_each(|what| found(Finding::damage(location(), what)));
+                        before = Some((packed.header, end, path));
+                    }
+                    Err(error) => found(Finding::from_error(Location::Path(path), &error)),
                 }
             }
             Err(error) => {
@@ -48,13 +61,13 @@ pub(super) fn compare(
     }
 }
 
-/// What differs between `entry` and the local header of its data `packed`.
+/// Where the data `packed` of `entry` ends, and what differs between it and its local header.
 fn difference(
     storage: &dyn Storage,
     directory: &CentralDirectory,
     packed: Packed,
     entry: &Entry<'_>,
-) -> Result<Option<&'static str>> {
+) -> Result<(u64, Option<&'static str>)> {
     let mut bytes = vec![0; FIXED];
     storage.read_exact_at(&mut bytes, packed.header)?;
     let local = LocalHeader::parse(&bytes)?;
@@ -62,19 +75,20 @@ fn difference(
     let mut name = vec![0; usize::from(local.name_len)];
     storage.read_exact_at(&mut name, packed.header.saturating_add(length(FIXED)))?;
     if name != entry.name {
-        return Ok(Some("its local header has another name"));
+        return Ok((end, Some("its local header has another name")));
     }
     let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == long;
     let has_crc32 = local.crc32 == entry.crc32;
     let has_lens = is_same(local.compressed, entry.compressed) && is_same(local.size, entry.size);
-    match (has_crc32, has_lens) {
-        (true, true) => Ok(None),
+    let what = match (has_crc32, has_lens) {
+        (true, true) => None,
         // The numbers are after the data. Some programs set this flag and write no descriptor, but
         // the numbers in the local header, which are right then.
-        _ if entry.has_descriptor() => descriptor_difference(storage, directory, end, entry),
-        (false, _) => Ok(Some("its local header has another checksum")),
-        (true, false) => Ok(Some("its local header has another length")),
-    }
+        _ if entry.has_descriptor() => descriptor_difference(storage, directory, end, entry)?,
+        (false, _) => Some("its local header has another checksum"),
+        (true, false) => Some("its local header has another length"),
+    };
+    Ok((end, what))
 }
 
 /// What differs between `entry` and the data descriptor at `at`.
@@ -97,8 +111,14 @@ fn descriptor_difference(
             let mut next = || if is_long { reader.u64() } else { reader.u32().map(u64::from) };
             Ok::<_, Error>((crc32, next()?, next()?))
         };
-        let expected = (entry.crc32, entry.compressed, entry.size);
-        [false, true].into_iter().any(|is_long| read(is_long).is_ok_and(|read| read == expected))
+        // Short ones are modulo 4 GiB in an archive without ZIP64 (`wraps`).
+        let expected = |is_long: bool| {
+            let is_modulo = entry.has_short_lens() && !is_long;
+            let recorded = |len: u64| if is_modulo { len % SPAN } else { len };
+            (entry.crc32, recorded(entry.compressed), recorded(entry.size))
+        };
+        let is_same = |is_long: bool| read(is_long).is_ok_and(|read| read == expected(is_long));
+        [false, true].into_iter().any(is_same)
     });
     Ok((!is_right).then_some("its data descriptor contradicts the central directory"))
 }

@@ -9,9 +9,11 @@
 
 use std::cmp::Ordering;
 
+use super::wraps::{SPAN, Wraps};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
+use crate::sync::Arc;
 
 /// The first bytes of an archive: of a local header, of the end record of an empty archive, of the
 /// first part of a split archive, and the marker of one that was not split after all (APPNOTE 8.5.3
@@ -38,7 +40,7 @@ pub(in crate::formats) fn recognises(head: &[u8]) -> bool {
 }
 
 /// The central directory of an archive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CentralDirectory {
     /// Where it starts and ends, bytes.
     pub(super) start: u64,
@@ -49,6 +51,10 @@ pub(super) struct CentralDirectory {
     pub(super) is_modulo: bool,
     /// What to add to offsets of local headers.
     pub(super) base: i64,
+    /// Whether its own offset is recorded modulo 4 GiB, so that others may be.
+    pub(super) is_wrapped: bool,
+    /// What its entries lack because of that.
+    pub(super) wraps: Arc<Wraps>,
 }
 
 /// The numbers in an end record.
@@ -116,7 +122,7 @@ impl CentralDirectory {
             None => {}
         }
         if end.is_split() {
-            return Err(split());
+            return Err(split(storage, Part::WithEnd));
         }
         let starts_at = |start: u64| -> Result<bool> {
             let mut signature = [0; 4];
@@ -142,12 +148,17 @@ impl CentralDirectory {
             }
         }
         let base = i128::from(start).saturating_sub(i128::from(end.offset));
+        // Data before the archive is not a multiple of 4 GiB long.
+        let lacking = start.saturating_sub(end.offset);
+        let is_wrapped = is_modulo && lacking >= SPAN && lacking % SPAN == 0;
         Ok(Self {
             start,
             end: start.saturating_add(end.len),
             entries: end.entries,
             is_modulo,
-            base: i64::try_from(base).unwrap_or(0),
+            base: if is_wrapped { 0 } else { i64::try_from(base).unwrap_or(0) },
+            is_wrapped,
+            wraps: Arc::default(),
         })
     }
 
@@ -208,7 +219,7 @@ fn find_end_64(storage: &dyn Storage, end: u64) -> Result<Option<(u64, End)>> {
         if reader.array()? == END_64 {
             return match disks {
                 0 | 1 => End::parse_64(&mut reader).map(|end| Some((at, end))),
-                _ => Err(split()),
+                _ => Err(split(storage, Part::WithEnd)),
             };
         }
     }
@@ -254,16 +265,37 @@ impl End {
     }
 }
 
-fn split() -> Error {
-    Error::new(Kind::Unsupported, "a part of a split ZIP archive")
-        .with_hint("join all parts: zip -s 0 SPLIT.zip --out WHOLE.zip")
+/// What a file has of a split archive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    WithEnd,
+    WithoutEnd,
+}
+
+/// The error for a file of a split archive. If it has the start of the first part and the end of
+/// the last one, its parts were joined without correcting the offsets.
+fn split(storage: &dyn Storage, part: Part) -> Error {
+    let mut head = [0; 4];
+    let is_first = storage.read_exact_at(&mut head, 0).is_ok() && head == SPLIT_START;
+    let (what, hint) = match (is_first, part) {
+        (true, Part::WithEnd) => (
+            "the parts of a split ZIP archive, joined by cat: its offsets count from the start of \
+             each part",
+            "join the parts with `zip -s 0 SPLIT.zip --out WHOLE.zip`, or unpack them with `7z x \
+             SPLIT.zip`; if only this file is left, unpack it with `bsdtar -xf`",
+        ),
+        _ => {
+            ("a part of a split ZIP archive", "join all parts: zip -s 0 SPLIT.zip --out WHOLE.zip")
+        }
+    };
+    Error::new(Kind::Unsupported, what).with_hint(hint)
 }
 
 /// The error for an archive without an end record.
 fn no_end(storage: &dyn Storage) -> Error {
     let mut head = [0; 4];
     if storage.read_exact_at(&mut head, 0).is_ok() && head == SPLIT_START {
-        return split();
+        return split(storage, Part::WithoutEnd);
     }
     Error::truncated("a ZIP archive without the central directory at its end: cut off")
         .with_hint("copy or download it again")

@@ -9,6 +9,7 @@ use super::extra::Extra;
 use super::local::{self, Packed};
 use super::method::Method;
 use super::names::{DOS, is_unix, path_of};
+use super::wraps::Wraps;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, length};
 use crate::vfs::Timestamp;
@@ -56,7 +57,7 @@ pub(super) struct Entry<'e> {
     attributes: u32,
     disk: u16,
     /// The offset of its local header as recorded, bytes.
-    recorded_offset: u64,
+    pub(super) recorded_offset: u64,
     /// Its name as recorded.
     pub(super) name: &'e [u8],
     extra: Extra<'e>,
@@ -132,6 +133,11 @@ impl<'e> Entry<'e> {
         })
     }
 
+    /// Corrects its numbers if they are recorded modulo 4 GiB.
+    pub(super) fn resolve(&mut self, at: u64, wraps: &Wraps) {
+        wraps.resolve(at, [&mut self.size, &mut self.compressed, &mut self.recorded_offset]);
+    }
+
     /// Its path: the name in the encoding of Linux.
     pub(super) fn path(&self) -> Vec<u8> {
         match self.extra.unicode_path(self.name) {
@@ -168,6 +174,11 @@ impl<'e> Entry<'e> {
         let is_read = Method::from_code(self.method).is_some();
         let name = Method::unsupported_name(self.method);
         (!is_read).then(|| format!("files compressed with {name}"))
+    }
+
+    /// Whether its lengths may be recorded modulo 4 GiB: it has no ZIP64 field.
+    pub(super) fn has_short_lens(&self) -> bool {
+        !self.extra.has_zip64()
     }
 
     /// The mode of Unix, if it has one.

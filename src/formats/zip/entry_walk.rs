@@ -20,9 +20,9 @@ pub(super) struct EntryWalk {
 }
 
 impl EntryWalk {
-    pub(super) fn new(storage: &Arc<dyn Storage>, directory: CentralDirectory) -> Self {
+    pub(super) fn new(storage: &Arc<dyn Storage>, directory: &CentralDirectory) -> Self {
         let cursor = Cursor::new(Arc::clone(storage), directory.start, READ_SIZE);
-        Self { cursor, directory, len: 0 }
+        Self { cursor, directory: directory.clone(), len: 0 }
     }
 
     /// The next entry and its offset. `None` at the end of the directory.
@@ -46,7 +46,8 @@ impl EntryWalk {
             )));
         }
         self.len = len;
-        let entry = Entry::parse(self.cursor.peek(len)?).map_err(damaged)?;
+        let mut entry = Entry::parse(self.cursor.peek(len)?).map_err(damaged)?;
+        entry.resolve(at, &self.directory.wraps);
         Ok(Some((at, entry)))
     }
 }

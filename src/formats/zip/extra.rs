@@ -111,6 +111,11 @@ impl<'e> Extra<'e> {
         (crc == crc32fast::hash(name) && std::str::from_utf8(path).is_ok()).then_some(path)
     }
 
+    /// Whether there is a ZIP64 field.
+    pub(super) fn has_zip64(&self) -> bool {
+        self.zip64.is_some()
+    }
+
     /// Replaces those of `numbers` that are 0xffffffff by the numbers of the ZIP64 field, which
     /// come in this order.
     pub(super) fn extend(&self, numbers: [&mut u64; 3]) {

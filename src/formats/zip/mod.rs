@@ -4,7 +4,8 @@
 //! `names`, `dos_time`), and `scan` makes an index of them. Local headers (`local`) are read with
 //! the data of their members. `packed` decodes compressed members, by `method`.
 //!
-//! Invariants: opening reads only the central directory. Stored members are read straight from the
+//! Invariants: opening reads only the central directory, except for archives of more than 4 GiB
+//! without ZIP64 (`member_order`). Stored members are read straight from the
 //! archive into the answer, with no lock and no copy in between. The index has the offset of the
 //! local header for a stored member, and that of the entry for a compressed one.
 
@@ -21,7 +22,7 @@ use crate::storage::Storage;
 use crate::sync::{Arc, OnceLock};
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
-    StoredFile, Totals, Tree,
+    StoredFile, Totals, Tree, link_target,
 };
 
 mod audit;
@@ -36,11 +37,13 @@ pub(super) mod fuzzing;
 mod info;
 mod local;
 mod lzma;
+mod member_order;
 mod method;
 mod names;
 mod overlaps;
 mod packed;
 mod scan;
+mod wraps;
 
 #[cfg(test)]
 mod tests;
@@ -110,22 +113,26 @@ impl Zip {
         storage: Arc<dyn Storage>,
         options: &ZipOptions<'_>,
     ) -> Result<Self> {
-        let directory = CentralDirectory::find(storage.as_ref())?;
-        let owner = rustix::process::geteuid().as_raw();
-        let owner = (owner, rustix::process::getegid().as_raw());
-        let scanned = scan::scan(&storage, directory, owner, options.partial, options.progress)?;
-        let Scanned { finished, methods } = scanned;
-        let index = unsaved(finished, storage.len(), name, options.indexes)?;
-        notes::report(name, &index.notes, options.partial, options.logs_notes)?;
+        let mut directory = CentralDirectory::find(storage.as_ref())?;
+        directory.wraps = Arc::new(member_order::find_wraps(&storage, &directory)?);
         let (chunks, large) = (Arc::clone(options.chunks), Arc::clone(options.seek_points));
         let decoder = Decoder::new(Arc::clone(&storage), chunks, large);
+        let owner = rustix::process::geteuid().as_raw();
+        let owner = (owner, rustix::process::getegid().as_raw());
+        let len_of = |described: &Described, size| decoder.len_of(&directory, described, size);
+        let with = scan::With { len_of: &len_of, partial: options.partial };
+        let scanned = scan::scan(&storage, &directory, owner, with, options.progress)?;
+        let Scanned { finished, methods, wraps } = scanned;
+        directory.wraps = Arc::new(wraps);
+        let index = unsaved(finished, storage.len(), name, options.indexes)?;
+        notes::report(name, &index.notes, options.partial, options.logs_notes)?;
         Ok(Self {
             name: name.to_owned(),
             stored: StoredReads::new(Arc::clone(&storage)),
             storage,
-            directory,
             methods,
-            locals: Locals::new(directory),
+            locals: Locals::new(directory.clone()),
+            directory,
             header_lens: HeaderLens::new(index.len()),
             index,
             decoder,
@@ -219,14 +226,19 @@ impl Zip {
         let left = index(self.directory.end.saturating_sub(at));
         let (bytes, _) = bytes.split_at_mut_checked(left.min(USUAL_ENTRY)).unwrap_or_default();
         self.storage.read_exact_at(bytes, at)?;
+        let parse = |bytes| {
+            let mut entry = Entry::parse(bytes)?;
+            entry.resolve(at, &self.directory.wraps);
+            take(entry)
+        };
         let fixed = bytes.first_chunk::<FIXED>();
         let lengths = fixed.map(Lengths::read).transpose()?;
         match lengths.map_or(0, Lengths::without_comment) {
-            len if len <= bytes.len() => take(Entry::parse(bytes)?),
+            len if len <= bytes.len() => parse(bytes),
             len => {
                 let mut bytes = vec![0; len];
                 self.storage.read_exact_at(&mut bytes, at)?;
-                take(Entry::parse(&bytes)?)
+                parse(&bytes)
             }
         }
     }
@@ -237,7 +249,7 @@ impl Zip {
             return Ok(checksums);
         }
         let mut checksums = Vec::new();
-        let mut walk = EntryWalk::new(&self.storage, self.directory);
+        let mut walk = EntryWalk::new(&self.storage, &self.directory);
         while let Some((_, entry)) = walk.next()? {
             if Method::from_code(entry.method) == Some(Method::Stored)
                 && let Ok(header) = entry.header_offset(&self.directory)
@@ -288,7 +300,8 @@ impl Tree for Zip {
             {
                 let mut scratch = Scratch::default();
                 let target = self.read_described((id, &node), entry, 0..node.size, &mut scratch);
-                Ok(target.map_err(self.named())?.as_slice().to_vec())
+                let target = target.and_then(|target| link_target(target.as_slice().to_vec()));
+                target.map_err(self.named())
             }
             _ => Err(Error::new(Kind::InvalidInput, "not a symbolic link")),
         }
@@ -391,7 +404,7 @@ impl Tree for Zip {
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
         self.index.findings.iter().cloned().for_each(&mut *found);
-        audit::compare(&self.storage, self.directory, found);
+        audit::compare(&self.storage, &self.directory, found);
     }
 
     fn release(&self) {

@@ -38,7 +38,7 @@ impl Order {
     pub(super) fn check(
         self,
         storage: &Arc<dyn Storage>,
-        directory: CentralDirectory,
+        directory: &CentralDirectory,
     ) -> Result<()> {
         if self.is_broken { check_all(storage, directory) } else { Ok(()) }
     }
@@ -47,11 +47,11 @@ impl Order {
 /// The bytes of a member, and a hash of its name, by a random key.
 type Extent = (u64, u64, u64);
 
-fn check_all(storage: &Arc<dyn Storage>, directory: CentralDirectory) -> Result<()> {
+fn check_all(storage: &Arc<dyn Storage>, directory: &CentralDirectory) -> Result<()> {
     let (mut extents, hasher) = (Vec::new(), RandomState::new());
     let mut walk = EntryWalk::new(storage, directory);
     while let Some((_, entry)) = walk.next()? {
-        extents.extend(extent_of(&entry, &directory, &hasher));
+        extents.extend(extent_of(&entry, directory, &hasher));
     }
     extents.sort_unstable();
     // Some programs write an entry twice.

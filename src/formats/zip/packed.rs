@@ -9,9 +9,11 @@
 
 use std::ops::Range;
 
+use super::end::CentralDirectory;
 use super::framed;
 use super::local::{Locals, Packed};
 use super::method::{Method, most_compressed};
+use super::wraps::{SPAN, no_zip64};
 use crate::cache::{Cache, Cached};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
@@ -49,6 +51,15 @@ impl Described {
             false => Err(Error::corrupt("its checksum (CRC-32) is wrong")),
         }
     }
+}
+
+/// A member that was decoded and is right.
+struct Decoded {
+    /// Length of the decoded data, bytes.
+    len: u64,
+    pass: FirstPass,
+    /// Its data as a compressed file.
+    file: Arc<dyn Storage>,
 }
 
 /// A large member with its seek points.
@@ -168,8 +179,32 @@ impl Decoder {
         Ok(self.large.get_or_load((self.number, key), load)?.0)
     }
 
-    /// Decodes a large member once, checks it, and finds its seek points.
-    fn first_pass(&self, locals: &Locals, described: &Described, size: u64) -> Result<Large> {
+    /// The length of the decoded data of a member, whose entry has it modulo 4 GiB as `size`.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged; `Unsupported` if the method does not mark the end of the data;
+    /// `Io`.
+    pub(super) fn len_of(
+        &self,
+        directory: &CentralDirectory,
+        described: &Described,
+        size: u64,
+    ) -> Result<u64> {
+        if described.method()? != Method::Deflate {
+            return Err(no_zip64("its length is recorded modulo 4 GiB"));
+        }
+        let locals = Locals::new(directory.clone());
+        Ok(self.decode(&locals, described, size, u64::MAX)?.len)
+    }
+
+    /// Decodes a large member once, and checks it. Stops after `most` bytes.
+    fn decode(
+        &self,
+        locals: &Locals,
+        described: &Described,
+        size: u64,
+        most: u64,
+    ) -> Result<Decoded> {
         let Described { name, packed, crc32, .. } = described;
         let header_len = locals.header_len(self.storage.as_ref(), *packed)?;
         let start = packed.header.saturating_add(length(header_len));
@@ -180,15 +215,25 @@ impl Decoder {
         while let Some(piece) = pass.next_piece()? {
             hasher.update(&piece);
             len = len.saturating_add(length(piece.len()));
-            if len > size {
-                break;
+            if len > most {
+                return Err(Error::corrupt(format!("{size} bytes announced, more found"))
+                    .with_hint(
+                        "if the archive program of macOS made it of a file over 4 GiB, make it \
+                         again with `ditto -c -k`, zip or 7z",
+                    ));
             }
         }
-        if len != size {
-            let found = if len > size { "more".to_owned() } else { len.to_string() };
-            return Err(Error::corrupt(format!("{size} bytes announced, {found} found")));
+        if len % SPAN != size % SPAN || len < size {
+            return Err(Error::corrupt(format!("{size} bytes announced, {len} found")));
         }
         described.check(hasher.finalize())?;
+        Ok(Decoded { len, pass, file })
+    }
+
+    /// Decodes a large member once, checks it, and finds its seek points.
+    fn first_pass(&self, locals: &Locals, described: &Described, size: u64) -> Result<Large> {
+        let name = &described.name;
+        let Decoded { pass, file, .. } = self.decode(locals, described, size, size)?;
         let (seek_index, spool) = pass.finish();
         // A temporary file takes no memory, but disk space.
         let weight = match &spool {

@@ -10,6 +10,8 @@ use super::entry::{Entry, EntryKind};
 use super::entry_walk::EntryWalk;
 use super::method::{Method, most_compressed};
 use super::overlaps::Order;
+use super::packed::Described;
+use super::wraps::{SPAN, Wraps};
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::members::{self, Body, Member, Members, Parts};
 use crate::formats::index::paths::shown;
@@ -27,6 +29,17 @@ const BATCH: usize = 4096;
 pub(super) struct Scanned {
     pub(super) finished: FinishedTree,
     pub(super) methods: Methods,
+    /// What the numbers of the entries lack.
+    pub(super) wraps: Wraps,
+}
+
+/// How to scan.
+#[derive(Clone, Copy)]
+pub(super) struct With<'w> {
+    /// The length of the decoded data of a member, from its length modulo 4 GiB.
+    pub(super) len_of: &'w dyn Fn(&Described, u64) -> Result<u64>,
+    /// Whether members that archfs cannot read are left out.
+    pub(super) partial: bool,
 }
 
 /// For each method, the files that use it, and their bytes in the archive and decoded.
@@ -41,8 +54,10 @@ pub(super) struct Share {
 }
 
 /// A scan in progress.
-struct Scan {
+struct Scan<'w> {
     directory: CentralDirectory,
+    wraps: Wraps,
+    with: With<'w>,
     dos: DosTime,
     /// Who owns members without an owner.
     owner: (u32, u32),
@@ -59,16 +74,18 @@ struct Scan {
 ///
 /// # Errors
 /// `Corrupt` if the directory is damaged or members overlap; `Unsupported` if there are too many
-/// names, or, unless `partial` is set, members that archfs cannot read; `Io`.
+/// names, or, unless `with.partial` is set, members that archfs cannot read; `Io`.
 pub(super) fn scan(
     storage: &Arc<dyn Storage>,
-    directory: CentralDirectory,
+    directory: &CentralDirectory,
     owner: (u32, u32),
-    partial: bool,
+    with: With<'_>,
     progress: &Progress,
 ) -> Result<Scanned> {
     let mut scan = Scan {
-        directory,
+        directory: directory.clone(),
+        wraps: Wraps::clone(&directory.wraps),
+        with,
         dos: DosTime::new(),
         owner,
         tree: NewTree::default(),
@@ -93,10 +110,10 @@ pub(super) fn scan(
     scan.flush()?;
     scan.check_count(count);
     scan.order.check(storage, directory)?;
-    scan.finish(partial)
+    scan.finish()
 }
 
-impl Scan {
+impl Scan<'_> {
     fn add(&mut self, at: u64, entry: &Entry<'_>) -> Result<()> {
         let path = entry.path();
         if let Some(what) = entry.unreadable() {
@@ -108,7 +125,8 @@ impl Scan {
             });
             return Ok(());
         }
-        match self.member(at, entry) {
+        let member = self.with_whole_lens(at, entry).and_then(|entry| self.member(at, &entry));
+        match member {
             Ok(Some(member)) => {
                 let parts = Parts { path: &path, link: &[], sparse: None, xattrs: Vec::new() };
                 self.members.push(member, parts);
@@ -124,6 +142,37 @@ impl Scan {
             }
         }
         Ok(())
+    }
+
+    /// `entry` with the length of its decoded data, if that is recorded modulo 4 GiB.
+    fn with_whole_lens<'e>(&mut self, at: u64, entry: &Entry<'e>) -> Result<Entry<'e>> {
+        let mut entry = entry.clone();
+        let method = Method::from_code(entry.method);
+        if method == Some(Method::Stored) {
+            if self.wraps.is_long(at) {
+                entry.size = entry.compressed;
+                self.wraps.set_lens(at, (entry.compressed, entry.size));
+            }
+            return Ok(entry);
+        }
+        let most = Method::Deflate.most_decoded(entry.compressed);
+        // Too much data for the recorded length, and enough for one that is 4 GiB longer.
+        let is_wrapped = self.wraps.is_long(at)
+            || method == Some(Method::Deflate)
+                && self.directory.is_modulo
+                && entry.has_short_lens()
+                && entry.compressed > most_compressed(entry.size)
+                && most >= entry.size.saturating_add(SPAN);
+        if is_wrapped {
+            let described = Described {
+                name: shown(&entry.path()),
+                packed: entry.packed(&self.directory)?,
+                crc32: entry.crc32,
+            };
+            entry.size = (self.with.len_of)(&described, entry.size)?;
+            self.wraps.set_lens(at, (entry.compressed, entry.size));
+        }
+        Ok(entry)
     }
 
     /// The member that `entry` describes. `None` if its path is too long.
@@ -183,7 +232,7 @@ impl Scan {
 
     /// Adds the members to the tree.
     fn flush(&mut self) -> Result<()> {
-        let CentralDirectory { start, end, .. } = self.directory;
+        let CentralDirectory { start, end, .. } = self.directory.clone();
         let archive = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start, end };
         self.tree.add(archive, &self.members, &mut Vec::new())?;
         self.members.clear();
@@ -205,8 +254,8 @@ impl Scan {
         }
     }
 
-    fn finish(self, partial: bool) -> Result<Scanned> {
-        if let Some(error) = self.unreadable.filter(|_| !partial) {
+    fn finish(self) -> Result<Scanned> {
+        if let Some(error) = self.unreadable.filter(|_| !self.with.partial) {
             let count = counted(self.unreadable_count, "member");
             return Err(error
                 .with_detail(format_args!("{count} of this and other kinds"))
@@ -215,6 +264,6 @@ impl Scan {
                  mount the other files",
                 ));
         }
-        Ok(Scanned { finished: self.tree.finish()?, methods: self.methods })
+        Ok(Scanned { finished: self.tree.finish()?, methods: self.methods, wraps: self.wraps })
     }
 }

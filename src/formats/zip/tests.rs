@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use super::fuzzing::Apart;
 use super::{Zip, ZipOptions};
 use crate::codecs::{Encoder, Method};
 use crate::error::{Kind, Result};
@@ -9,7 +10,7 @@ use crate::formats::compressed::ChunkCache;
 use crate::formats::index::Allowance;
 use crate::formats::limits::{CHUNK_MAX, DEFLATE_RATIO_MAX, ZIP_WHOLE_MAX};
 use crate::progress::Progress;
-use crate::storage::MemStorage;
+use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
 use crate::vfs::{self, Cookie, Finding, Ino, Scratch, Tree};
 
@@ -133,6 +134,10 @@ fn end_record(count: u16, len: usize, offset: usize, comment: &[u8]) -> Vec<u8> 
 }
 
 fn open_partly(bytes: &[u8], partial: bool) -> Result<Zip> {
+    open_storage(Arc::new(MemStorage::new(bytes.to_vec())), partial)
+}
+
+fn open_storage(storage: Arc<dyn Storage>, partial: bool) -> Result<Zip> {
     let chunks = Arc::new(ChunkCache::new(64 << 20, CHUNK_MAX, Arc::default()));
     let options = ZipOptions {
         progress: &Progress::default(),
@@ -142,7 +147,7 @@ fn open_partly(bytes: &[u8], partial: bool) -> Result<Zip> {
         seek_points: &Arc::new(super::LargeMembers::new(64 << 20)),
         indexes: &Arc::new(Allowance::new(1 << 20)),
     };
-    Zip::open("a.zip", Arc::new(MemStorage::new(bytes.to_vec())), &options)
+    Zip::open("a.zip", storage, &options)
 }
 
 fn open(bytes: &[u8]) -> Zip {
@@ -451,6 +456,30 @@ fn the_audit_compares_both_headers() {
 }
 
 #[test]
+fn the_audit_finds_data_that_a_long_local_header_moves_into_the_next_member() {
+    let mut maker = Maker::default();
+    maker.add("a", b"data of a", |_| {}).add("b", b"data of b", |_| {});
+    let mut bytes = maker.finish(b"");
+    assert_eq!(audit(&bytes), []);
+    // The length of the extra fields in the first header.
+    bytes[28] = 20;
+    let found = audit(&bytes).into_iter().map(|finding| finding.what);
+    assert_eq!(found.collect::<Vec<_>>(), ["its data runs into the next member"]);
+}
+
+#[test]
+fn the_target_of_a_link_has_no_nul() {
+    let link = |target: &[u8]| {
+        let mut maker = Maker::default();
+        maker.add("link", target, |fields| fields.attributes = 0o120_777 << 16);
+        let zip = open(&maker.finish(b""));
+        zip.read_link(ino(&zip, "link"))
+    };
+    assert_eq!(link(b"a/b").unwrap(), b"a/b");
+    assert_eq!(link(b"a\0b").unwrap_err().kind(), Kind::Corrupt);
+}
+
+#[test]
 fn the_audit_reads_data_descriptors_of_all_four_forms() {
     let crc32 = crc32fast::hash(b"text").to_le_bytes();
     let short = [&crc32[..], &4_u32.to_le_bytes(), &4_u32.to_le_bytes()].concat();
@@ -473,6 +502,77 @@ fn the_audit_reads_data_descriptors_of_all_four_forms() {
         // The local header has none of the numbers.
         bytes[14..26].fill(0);
         assert_eq!(audit(&bytes).len(), count, "{descriptor:?}");
+    }
+}
+
+const GIB: u64 = 1 << 30;
+
+/// An archive as the archive program of macOS writes it: stored members one after the other, with
+/// numbers modulo 4 GiB. A member has these GiB of zeros after its first 4 bytes.
+fn without_zip64(members: &[(&str, &[u8], u64)], is_reversed: bool) -> Apart {
+    let (mut maker, mut holes, mut entries) = (Maker::default(), Vec::new(), Vec::new());
+    let mut zeros = 0;
+    for &(name, data, gib) in members {
+        let offset = (maker.bytes.len() as u64 + zeros) as u32;
+        maker.add(name, data, |fields| {
+            let size = (data.len() as u64 + gib * GIB) as u32;
+            (fields.offset, fields.compressed, fields.size) = (offset, size, size);
+        });
+        if gib > 0 {
+            holes.push((maker.bytes.len() - data.len() + 4, gib * GIB));
+        }
+        zeros += gib * GIB;
+        entries.push(std::mem::take(&mut maker.directory));
+    }
+    if is_reversed {
+        entries.reverse();
+    }
+    let directory = entries.concat();
+    let offset = (maker.bytes.len() as u64 + zeros) as u32;
+    let end = end_record(maker.count, directory.len(), offset as usize, b"");
+    Apart { bytes: [&maker.bytes[..], &directory, &end].concat(), holes }
+}
+
+#[test]
+fn offsets_and_lengths_modulo_4_gib_are_those_of_members_in_order() {
+    for gib in [[0, 0, 5], [3, 3, 3], [4, 0, 0], [1, 9, 1], [0, 4, 8]] {
+        let members: [(&str, &[u8], u64); 6] = [
+            ("a", b"first", 0),
+            ("b", b"1234567", gib[0]),
+            ("c", b"", 0),
+            ("d", b"abcdefg", gib[1]),
+            ("e", b"in between", 0),
+            ("f", b"ABCDEFG", gib[2]),
+        ];
+        let zip = open_storage(Arc::new(without_zip64(&members, false)), false).unwrap();
+        for (name, data, gib) in members {
+            let size = zip.attr(ino(&zip, name)).unwrap().size;
+            assert_eq!(size, data.len() as u64 + gib * GIB, "{name} of {gib:?}");
+            let head = read_at(&zip, name, 0, 4).unwrap();
+            assert_eq!(head, data[..data.len().min(4)], "{name} of {gib:?}");
+            if gib > 0 {
+                let tail = read_at(&zip, name, size - 4, 10).unwrap();
+                assert_eq!(tail, [0, data[4], data[5], data[6]], "{name} of {gib:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_modulo_4_gib_in_no_order_are_refused_with_their_cause() {
+    let members: [(&str, &[u8], u64); 3] =
+        [("a", b"first", 0), ("b", b"1234567", 5), ("c", b"last", 0)];
+    for is_reversed in [false, true] {
+        let mut archive = without_zip64(&members, is_reversed);
+        if !is_reversed {
+            // The local header of the last member.
+            let at = archive.bytes.windows(4).rposition(|found| found == b"PK\x03\x04").unwrap();
+            archive.bytes[at] ^= 1;
+        }
+        let error = open_storage(Arc::new(archive), true).err().unwrap();
+        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+        assert!(error.to_string().contains("archive program of macOS"), "{error}");
+        assert!(error.hint().unwrap().contains("ditto"), "{error}");
     }
 }
 
