@@ -140,10 +140,18 @@ impl Directory {
     /// # Errors
     /// `PermissionDenied` with the reason; those of the system.
     pub fn private(&self, name: &OsStr, uid: u32) -> io::Result<Self> {
-        let directory = self.below(name)?;
-        if mountinfo::id_of(directory.as_fd())? != mountinfo::id_of(self.as_fd())? {
-            return Err(Errno::XDEV.into());
-        }
+        let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        let directory = match openat2(self, name, DIRECTORY, Mode::empty(), within) {
+            // Linux before 5.6, or a container forbids openat2(2).
+            Err(Errno::NOSYS | Errno::PERM) => {
+                let directory = self.below(name)?;
+                if mountinfo::id_of(directory.as_fd())? != mountinfo::id_of(self.as_fd())? {
+                    return Err(Errno::XDEV.into());
+                }
+                directory
+            }
+            opened => Self::of_opened(opened?, self.location().join(name), None),
+        };
         let found = directory.stat()?;
         let denied = |why| Err(io::Error::new(ErrorKind::PermissionDenied, why));
         if found.uid() != uid {

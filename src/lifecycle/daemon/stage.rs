@@ -194,7 +194,7 @@ fn begin(
 }
 
 /// Checks that a copy of `len` bytes fits in `target`, and reserves space for it. `copies` make
-/// room for it.
+/// room.
 fn with_room(
     target: &CopyTarget,
     copies: Option<KeptCopies>,
