@@ -249,7 +249,7 @@ fn standard_input_is_packed_from_a_pipe_or_a_file() {
     for (script, status, message) in [
         ("echo text | \"$1\" pack - \"$3\"", 3, "standard input: not a SquashFS image"),
         ("\"$1\" pack - \"$3\" < /dev/null", 3, "standard input: is empty"),
-        ("head -c 1000 \"$2\" | \"$1\" pack - \"$3\"", 1, "standard input: "),
+        ("head -c 1000 \"$2\" | \"$1\" pack - \"$3\"", 3, "standard input: "),
         ("\"$1\" pack - - \"$3\" < \"$2\"", 2, "only one argument can be -"),
         ("\"$1\" pack --as-file - \"$3\" < \"$2\"", 2, "--as-file"),
         ("\"$1\" pack --map - - \"$3\" < \"$2\"", 2, "only one argument can be -"),

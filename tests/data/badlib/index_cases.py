@@ -19,15 +19,21 @@ MODIFIED = 1_000_000_000
 STORED, SPARSE, DIRECTORY, SYMLINK, LINK = 1, 2, 3, 4, 8
 
 
+# Bytes of a node.
+NODE = 52
+
+# The number of the blocks before the data of a member, and their CRC-32.
+NO_HEADERS = struct.pack("<BI", 0, 0)
+
 # The names of the nodes, concatenated.
 NAMES = b"foldertwoone"
 DIRECTORY_NAME, TWO_NAME, ONE_NAME = (0, 6), (6, 3), (9, 3)
 
 
 def node(name, kind, size, content, mode=0o644, parent=0, nanoseconds=0):
-    """A node: 47 bytes; `name` is the offset and length of its name."""
+    """A node; `name` is the offset and length of its name. Nothing is said about the headers of the member."""
     head = struct.pack("<IBHII", *name, kind << 12 | mode, parent, nanoseconds)
-    return head + struct.pack("<qIIQQ", 1, 0, 0, size, content)
+    return head + struct.pack("<qIIQQ", 1, 0, 0, size, content) + NO_HEADERS
 
 
 class Index:
@@ -58,7 +64,10 @@ class Index:
         def table(form, rows):
             return b"".join(struct.pack(form, *row) for row in rows)
 
-        images = (struct.pack("<QQQ", at, len_, len(path)) + path for at, len_, path in self.nested_archives)
+        images = (
+            struct.pack("<QQ", at, len_) + NO_HEADERS + struct.pack("<Q", len(path)) + path
+            for at, len_, path in self.nested_archives
+        )
         return [
             b"".join(self.nodes),
             self.names,
@@ -74,7 +83,7 @@ class Index:
 
     def bytes(self):
         """The bytes of the index."""
-        start = b"ARCHFSIX" + struct.pack("<IIQqI", 4, 0, self.length, MODIFIED, 0)
+        start = b"ARCHFSIX" + struct.pack("<IIQqI", 5, 0, self.length, MODIFIED, 0)
         # Its file, which does not count beside the archive in a directory of the user.
         start += struct.pack("<QQqII", 0, 0, 0, 0, 0)
         start += struct.pack("<I", len(self.samples))
@@ -276,7 +285,7 @@ lies(
 lies(
     "index-count.tar",
     "The index claims 2^40 nodes.",
-    set_to(node_bytes=47 << 40),
+    set_to(node_bytes=NODE << 40),
     "more nodes than have numbers",
 )
 lies(
@@ -288,7 +297,7 @@ lies(
 lies(
     "index-count-more.tar",
     "The index claims a node more than there are.",
-    set_to(node_bytes=5 * 47),
+    set_to(node_bytes=5 * NODE),
     "the parts of the index do not make up the file",
 )
 lies(
