@@ -191,6 +191,7 @@ impl MountLease {
         }
         if let Ok(MountFate::Unmounted(summary)) = &mount_fate
             && self.is_summarised
+            && !summary.is_empty()
         {
             crate::log::note(format_args!("{summary}"));
         }

@@ -41,7 +41,8 @@ pub(in crate::lifecycle) struct Client {
 /// What happened to a mount when a lease on it was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum MountFate {
-    /// It is unmounted; the line is a summary of what was served.
+    /// It is unmounted; the line is a summary of what was served, or empty if the daemon has
+    /// printed that.
     Unmounted(String),
     /// Its daemon was killed, or ended without an answer.
     Lost,

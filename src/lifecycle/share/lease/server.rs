@@ -187,14 +187,15 @@ impl Leases {
     }
 
     /// Closes all connections after the mount is unmounted, which their clients wait for. Sends
-    /// `summary` to each client that has a lease or has returned it; returns whether any has
-    /// returned it.
+    /// `summary` to each client that has returned its lease, and returns whether there is one. A
+    /// client that still has a lease gets an empty line, because the daemon prints the summary.
     pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
         self.admit_none();
         let mut had_leaving_client = false;
         for client in self.clients.iter_mut().filter(|client| client.lease != LeaseState::None) {
-            client.send(&format!("{summary}\n"));
-            had_leaving_client |= client.lease == LeaseState::Leaving;
+            let is_leaving = client.lease == LeaseState::Leaving;
+            client.send(&format!("{}\n", if is_leaving { summary } else { "" }));
+            had_leaving_client |= is_leaving;
         }
         self.listener = None;
         self.clients.clear();
