@@ -10,13 +10,11 @@ use std::path::{Path, PathBuf};
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
-use rustix::process::getegid;
 
 use super::Cli;
 use super::term::{print_note, written};
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
-use crate::os::kernel_file;
 use crate::os::new_file::{NewFile, Readers};
 
 /// Print the manual page of archfs or of a command, or write all of them to a directory
@@ -108,12 +106,11 @@ fn write_all(root: &Command, directory: &Path) -> Result<usize> {
     };
     fs::create_dir_all(directory).map_err(failed(directory))?;
     let opened = Directory::open(directory).map_err(failed(directory))?;
-    let readers = Readers { group: getegid().as_raw(), mode: 0o644 & !kernel_file::umask() };
     let mut count = 0;
     for command in std::iter::once(root).chain(visible_subcommands(root)) {
         let (name, page) = (format!("{}.1", page_name(command)), page(command)?);
         let write = &mut |file: &mut File| file.write_all(&page);
-        NewFile::replace(&opened, name.as_ref(), readers, write)
+        NewFile::replace(&opened, name.as_ref(), Readers::by_umask(), write)
             .map_err(failed(&directory.join(&name)))?;
         count += 1;
     }

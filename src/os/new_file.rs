@@ -16,12 +16,13 @@ use rustix::process::geteuid;
 use tempfile::{Builder, TempPath};
 
 use super::directory::Directory;
+use super::kernel_file;
 
 /// Who else may read a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readers {
-    /// The group of the file.
-    pub group: u32,
+    /// The group of the file; `None` for the one that the directory gives to new files.
+    pub group: Option<u32>,
     /// Permissions of the group and of others. The owner may always read and write.
     pub mode: u32,
 }
@@ -53,6 +54,13 @@ enum Content {
     Nameless(File),
     /// Has a temporary name, which is removed when this is dropped.
     Named(TempPath),
+}
+
+impl Readers {
+    /// As the user's umask says, with the group that the directory gives to new files.
+    pub fn by_umask() -> Self {
+        Self { group: None, mode: 0o644 & !kernel_file::umask() }
+    }
 }
 
 impl NewFile {
@@ -106,10 +114,14 @@ impl NewFile {
             // Another user may have put something else in its place.
             let found = file.metadata()?;
             let is_new = found.is_file() && found.len() == 0 && found.nlink() == 1;
-            match is_new && found.uid() == geteuid().as_raw() {
-                true => Ok(file),
-                false => Err(ErrorKind::PermissionDenied.into()),
+            if is_new && found.uid() == geteuid().as_raw() {
+                return Ok(file);
             }
+            // Nothing else removes what `make` created.
+            if is_new {
+                let _ = directory.remove_file(path.file_name().unwrap_or_default());
+            }
+            Err(ErrorKind::PermissionDenied.into())
         };
         let (file, named) = Builder::new().prefix(prefix).make_in(path, make)?.into_parts();
         file.set_permissions(Permissions::from_mode(0o600))?;
@@ -189,7 +201,10 @@ impl NewFile {
 /// Opens `file` to its readers. If this user may not set the group, the group gets no access.
 fn share(file: &File, Readers { group, mode }: Readers) -> io::Result<()> {
     let mut mode = mode & 0o044;
-    if mode & 0o040 != 0 && file.metadata()?.gid() != group {
+    if let Some(group) = group
+        && mode & 0o040 != 0
+        && file.metadata()?.gid() != group
+    {
         match fchown(file, None, Some(group)) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::PermissionDenied => mode &= !0o040,

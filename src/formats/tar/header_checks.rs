@@ -131,7 +131,7 @@ impl Refusal {
         let directory = list.directory_to_write().map_err(failed)?;
         let others = hashes(&directory, &list.name).into_iter().filter(|hash| *hash != self.hash);
         let hashes: Vec<_> = std::iter::once(self.hash).chain(others).take(HASHES_MAX).collect();
-        let readers = Readers { group: rustix::process::getegid().as_raw(), mode: 0 };
+        let readers = Readers { group: None, mode: 0 };
         let write =
             &mut |file: &mut std::fs::File| std::io::Write::write_all(file, hashes.as_flattened());
         NewFile::replace(&directory, &list.name, readers, write).map_err(failed)?;

@@ -369,7 +369,7 @@ impl SavedIndex {
             LocationKind::Beside => self.identity.mode & 0o040,
             LocationKind::Cached | LocationKind::Named | LocationKind::AtServer => 0,
         };
-        let readers = Readers { group: self.origin.group, mode };
+        let readers = Readers { group: Some(self.origin.group), mode };
         let New { finished, key, archive_len } = new;
         let write = &mut |file: &mut File| finished.write(key, *archive_len, file);
         let file = NewFile::replace(&directory, &location.name, readers, write).map_err(failed)?;

@@ -9,13 +9,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::process::getegid;
-
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::daemon::snapshot::{Served, Snapshot};
 use crate::os::directory::{Directory, parent_of};
-use crate::os::kernel_file;
 use crate::os::new_file::{NewFile, Readers};
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -88,11 +85,9 @@ fn check_writable(path: &Path) -> Result<()> {
 /// and jobs are often monitored by another user of the same group.
 fn write(path: &Path, snapshot: &Snapshot) -> Result<()> {
     let directory = open_directory(path)?;
-    let mode = 0o644 & !kernel_file::umask();
-    let readers = Readers { group: getegid().as_raw(), mode };
     let name = path.file_name().unwrap_or_default();
     let write = &mut |file: &mut File| writeln!(file, "{}", snapshot.json());
-    NewFile::replace(&directory, name, readers, write).map(drop).map_err(failed(path))
+    NewFile::replace(&directory, name, Readers::by_umask(), write).map(drop).map_err(failed(path))
 }
 
 /// Opens the directory of the file, which must be missing, empty or start like JSON. Refuses a link
