@@ -19,8 +19,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::mountinfo;
-use super::path_walk::{LINKS_MAX, Links, Target, Walk, is_on_proc};
+use super::path_walk::{LINKS_MAX, Links, Target, Walk, is_on_proc, mount_number};
 use super::trust::{is_served_by_another, is_trusted};
 use crate::sync::Arc;
 
@@ -145,7 +144,7 @@ impl Directory {
             // Linux before 5.6, or a container forbids openat2(2).
             Err(Errno::NOSYS | Errno::PERM) => {
                 let directory = self.below(name)?;
-                if mountinfo::id_of(directory.as_fd())? != mountinfo::id_of(self.as_fd())? {
+                if mount_number(&directory.opened.file)? != mount_number(&self.opened.file)? {
                     return Err(Errno::XDEV.into());
                 }
                 directory

@@ -21,7 +21,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -107,7 +107,7 @@ impl From<Refusal> for io::Error {
         match refusal {
             Refusal::Missing(_) => Errno::NOENT.into(),
             Refusal::System(_, error) => error.into(),
-            rule => Self::new(io::ErrorKind::PermissionDenied, rule.to_string()),
+            rule => Self::new(ErrorKind::PermissionDenied, rule.to_string()),
         }
     }
 }
@@ -368,7 +368,18 @@ impl Walk {
 }
 
 fn mount_of(file: &File) -> Result<u64, Refusal> {
-    mountinfo::id_of(file.as_fd()).map_err(|error| system(Path::new("/proc/self/fdinfo"), &error))
+    mount_number(file).map_err(|error| system(Path::new("/proc/self/fdinfo"), &error))
+}
+
+/// What tells the mount of `file` from others: its id or, without /proc or on a kernel that does
+/// not show ids, such as gVisor, the number of its device.
+pub(super) fn mount_number(file: &File) -> io::Result<u64> {
+    match mountinfo::id_of(file.as_fd()) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
+            Ok(file.metadata()?.dev())
+        }
+        id => id,
+    }
 }
 
 /// Whether `directory` is on procfs, whose links only the kernel can follow.
