@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::os::kernel_file;
-use crate::os::mountinfo::{self, MountId};
+use crate::os::mountinfo::{self, MountEntry, MountId};
 use crate::os::process::ProcessId;
 
 /// How long to search. Some 10,000 processes take a second.
@@ -31,7 +31,11 @@ pub(crate) struct MountUser {
 /// The processes that still have `mount`, in the order of their ids, apart from the process
 /// `daemon`.
 pub(crate) fn of(mount: &MountId, daemon: Option<i32>) -> Vec<MountUser> {
-    let deadline = Instant::now() + TIME_LIMIT;
+    of_within(mount, daemon, TIME_LIMIT)
+}
+
+fn of_within(mount: &MountId, daemon: Option<i32>, limit: Duration) -> Vec<MountUser> {
+    let deadline = Instant::now() + limit;
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
     let own = namespace(Path::new("/proc/self")).unwrap_or_default();
     // By namespace, whether and where it has the mount.
@@ -67,7 +71,9 @@ pub(crate) fn of(mount: &MountId, daemon: Option<i32>) -> Vec<MountUser> {
 fn place_of(mount: &MountId, process: &Path) -> Option<PathBuf> {
     let table = kernel_file::read(process.join("mountinfo")).ok()?;
     let mut entries = mountinfo::entries(&table);
-    entries.find(|entry| entry.device == mount.device).map(|entry| entry.mount_point)
+    // The kernel may have given the number to another file system since.
+    let is_it = |entry: &MountEntry| entry.device == mount.device && entry.is_archfs();
+    entries.find(is_it).map(|entry| entry.mount_point)
 }
 
 /// Whether `process` has files of `mount` open or mapped.
@@ -122,7 +128,8 @@ mod tests {
         let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let mapped = MountId { id: u64::MAX, device };
         assert!(has_open(&mapped, Path::new("/proc/self")));
-        let has_own = |daemon| of(&mapped, daemon).iter().any(|user| user.pid == own);
+        let hour = Duration::from_secs(3600);
+        let has_own = |daemon| of_within(&mapped, daemon, hour).iter().any(|user| user.pid == own);
         assert!(has_own(None) && !has_own(Some(own)));
         let missing = MountId { id: u64::MAX, device: "0:1048575".to_owned() };
         assert!(!has_open(&missing, Path::new("/proc/self")));

@@ -77,6 +77,9 @@ fn ask(
 ) -> Result<Unmounted> {
     log::info!("{}: unmounting {}", mount_point.display(), entry.describe());
     let mut client = snapshot.connect();
+    // Looked up now: after the unmount, the kernel may give the device number to another mount.
+    let is_copy = |other: &MountEntry| other.device == entry.device && other.id != entry.id;
+    let copies: Vec<_> = mountinfo::all()?.into_iter().filter(is_copy).collect();
     let answer = match &mut client {
         Some(client) => client.unmount(how, &callers(), UNMOUNT_ANSWER_TIMEOUT),
         None => Ok(None),
@@ -90,7 +93,7 @@ fn ask(
             };
             let has_exited = client.map_or(Ok(true), |client| client.wait_for_exit(how, limit))?;
             if !has_exited {
-                await_exit(mount_point, entry, daemon);
+                await_exit(mount_point, entry, &copies, daemon);
             }
             Ok(Unmounted::Gone)
         }
@@ -122,10 +125,18 @@ fn ask(
 }
 
 /// Waits at most `EXIT_TIMEOUT` until `daemon`, which has unmounted `entry`, has exited. Warns if
-/// other processes still have the mount, for which it serves on.
-fn await_exit(mount_point: &Path, entry: &MountEntry, daemon: Option<ProcessId>) {
+/// other processes still have the mount, for which it serves on, or this namespace has it at
+/// another place: `copies` were there before.
+fn await_exit(
+    mount_point: &Path,
+    entry: &MountEntry,
+    copies: &[MountEntry],
+    daemon: Option<ProcessId>,
+) {
     let path = mount_point.display();
-    if let Ok(Some(bound)) = mountinfo::find(|other| other.device == entry.device) {
+    let is_copy =
+        |found: &MountEntry| copies.iter().any(|copy| MountId::of(copy) == MountId::of(found));
+    if let Ok(Some(bound)) = mountinfo::find(is_copy) {
         let place = bound.mount_point.display();
         return crate::log::warn(
             format_args!("{path}: unmounted, but it is also mounted at {place}"),
