@@ -52,7 +52,7 @@ pub fn is_unmapped(uid: u32) -> bool {
 }
 
 /// Whether this user namespace does not map all users.
-pub(super) fn is_in_user_namespace() -> bool {
+pub(crate) fn is_in_user_namespace() -> bool {
     // A kernel without user namespaces has no map, and a new namespace has an empty one.
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps(&map, overflow_uid()))
 }

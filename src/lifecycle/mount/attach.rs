@@ -24,7 +24,7 @@ use crate::lifecycle::mount::{PROBE_TIMEOUT, device, fusermount};
 use crate::lifecycle::{Access, Restrictions};
 use crate::os::directory::Directory;
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
-use crate::os::probe;
+use crate::os::{probe, trust};
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::format_duration;
 
@@ -222,12 +222,11 @@ pub(in crate::lifecycle) fn detach(entry: &MountEntry, how: Detach) -> Result<()
     }
     let direct = may_mount_directly().then(|| detach_directly(entry, how));
     let detached = match direct {
-        Some(Err(error)) if error.kind() == Kind::CannotMount => {
-            fusermount::unmount(mount_point, how).map_err(|by_helper| match by_helper.kind() {
+        Some(Err(error)) if may_ask_helper_after(&error) => fusermount::unmount(mount_point, how)
+            .map_err(|by_helper| match by_helper.kind() {
                 Kind::Busy => by_helper,
                 _ => refused_twice(mount_point, &error, &by_helper),
-            })
-        }
+            }),
         Some(detached) => detached,
         None => fusermount::unmount(mount_point, how),
     };
@@ -342,6 +341,13 @@ pub(in crate::lifecycle) fn may_mount_directly() -> bool {
     geteuid().is_root() || has_capability().unwrap_or(false)
 }
 
+/// Whether the helper may try what the kernel refused with `error`: a container may have one that
+/// mounts in another way. It gets the mount point as a path, which it follows for root without a
+/// check. So real root does not use it.
+fn may_ask_helper_after(error: &Error) -> bool {
+    error.kind() == Kind::CannotMount && (!geteuid().is_root() || trust::is_in_user_namespace())
+}
+
 /// How `connect` mounts with mount(2).
 const DIRECTLY: &str = "directly";
 
@@ -357,11 +363,8 @@ fn connect(
     if may_mount_directly() {
         match mount_directly(mount_point, source, restrictions) {
             Ok((connection, directory)) => return Ok((connection, Some(directory), DIRECTLY)),
-            // A container may have a helper that mounts in another way. It needs the device as
-            // well.
-            Err(error)
-                if error.kind() == Kind::CannotMount && fusermount::check_device().is_ok() =>
-            {
+            // It needs the device as well.
+            Err(error) if may_ask_helper_after(&error) && fusermount::check_device().is_ok() => {
                 refusal = Some(error);
             }
             Err(error) => return Err(error),
