@@ -23,7 +23,6 @@ use super::record_file::SOCKET_SUFFIX;
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::{Directory, parent_of};
 use crate::os::path_walk;
-use crate::sync::OnceLock;
 
 /// Parent directories that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -186,24 +185,27 @@ fn node_parents(uid: u32) -> Vec<PathBuf> {
 /// The parent directories to use. Root ignores the environment, which sudo(8) may have preserved
 /// from a user.
 fn parents(uid: u32) -> Vec<PathBuf> {
-    static OF_ENVIRONMENT: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let mut parents = node_parents(uid);
     if uid == own_uid() && uid != 0 {
-        parents.extend_from_slice(OF_ENVIRONMENT.get_or_init(|| {
-            let variable = |name| std::env::var_os(name).map(PathBuf::from);
-            let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];
-            let is_usable = |path: &PathBuf| {
-                path.is_absolute() && has_room_for_sockets(path, uid) && is_trusted(path)
-            };
-            own.into_iter().flatten().filter(is_usable).collect()
-        }));
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        let own = [variable("TMPDIR"), variable("HOME").map(|home| home.join(".cache"))];
+        let has_room = |path: &PathBuf| path.is_absolute() && has_room_for_sockets(path, uid);
+        parents.extend(own.into_iter().flatten().filter(has_room));
     }
     parents
 }
 
-/// Whether no other user can exchange what archfs creates in the directory that a variable names.
-fn is_trusted(path: &Path) -> bool {
-    path_walk::first_untrusted(path).is_none()
+/// Checks that no other user can exchange what archfs creates in `parent`. Those of the node are
+/// not checked. Those that a variable names are checked only when archfs comes to them, because
+/// they may be on a file system whose server does not answer.
+fn check_trusted(parent: &Path, uid: u32) -> io::Result<()> {
+    if node_parents(uid).iter().any(|known| known == parent) {
+        return Ok(());
+    }
+    match path_walk::first_untrusted(parent) {
+        None => Ok(()),
+        Some(_) => Err(io::Error::new(ErrorKind::PermissionDenied, "other users can replace it")),
+    }
 }
 
 /// The longest path of a socket, bytes (unix(7)).
@@ -237,6 +239,7 @@ fn suffixed(parent: &Path, uid: u32) -> Vec<PathBuf> {
 /// The first record directory of this user in `parent`, created if there is none.
 fn find_or_create(parent: &Path) -> io::Result<PathBuf> {
     let uid = own_uid();
+    check_trusted(parent, uid)?;
     let usual = parent.join(usual_name(uid));
     match DirBuilder::new().mode(0o700).create(&usual) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -265,11 +268,12 @@ fn usual_name(uid: u32) -> String {
 }
 
 /// Checks that `directory` belongs to `uid`, is closed to others, and is on the file system of its
-/// parent.
+/// parent, which no other user can exchange.
 ///
 /// # Errors
 /// `PermissionDenied` with the reason; those of the system.
 fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
+    check_trusted(parent_of(directory), uid)?;
     let parent = Directory::of_system(parent_of(directory))?;
     parent.private(directory.file_name().unwrap_or_default(), uid).map(drop)
 }
@@ -348,7 +352,7 @@ mod tests {
         let path = fs::canonicalize(work.path()).unwrap();
         for (mode, is_usable) in [(0o700, true), (0o1777, true), (0o777, false)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(is_trusted(&path), is_usable, "{mode:o}");
+            assert_eq!(check_trusted(&path, own_uid()).is_ok(), is_usable, "{mode:o}");
         }
     }
 
