@@ -15,7 +15,8 @@ FAILURE = re.compile(r"^(FAILED  |test .* \.\.\. FAILED)")
 def show(schedule, skips, is_quick):
     """Prints the report and returns the exit status."""
     results = schedule.results.values()
-    has_failed = not all(result.has_passed() for result in results)
+    missing = [part.name for part in schedule.parts if part.name not in schedule.results]
+    has_failed = bool(missing) or not all(result.has_passed() for result in results)
     lines = [line for result in results for line in result.output.splitlines()]
     skipped = sorted({*skips.read_text(errors="replace").splitlines(), *unable(results)})
     print("\n".join(skipped))
@@ -26,6 +27,7 @@ def show(schedule, skips, is_quick):
     if left and not is_quick:
         print(f"test: {len(left)} archfs mounts are left on this machine", file=sys.stderr)
         has_failed = True
+    lines += [f"FAILED  {name}: it did not run" for name in missing]
     print("\n".join(line for line in lines if FAILURE.match(line)))
     for result in results:
         print(f"{result.elapsed:6.0f} s  CPU {result.cpu:6.0f} s  {result.part.lane.value:5}  {result.part.name}"

@@ -17,6 +17,8 @@ import time
 
 # The exit status of a part that cannot run on this machine.
 CANNOT_RUN = 77
+# How long to wait for parts that a signal ends, in seconds. A Slurm cancels its jobs first.
+STOP_LIMIT = 60
 # Of parts in the back lane.
 LOWEST_PRIORITY = 19
 
@@ -63,16 +65,16 @@ class Schedule:
         self.is_long, self.work = is_long, work
         self.results = {}
         self.changed = threading.Condition()
-        self.running = {}
+        self.running, self.lanes = {}, []
         self.is_stopped = False
 
     def run(self):
         try:
             beside = [lane for lane in Lane if lane != Lane.ALONE]
-            lanes = [threading.Thread(target=self.run_lane, args=(lane,)) for lane in beside]
-            for lane in lanes:
+            self.lanes = [threading.Thread(target=self.run_lane, args=(lane,)) for lane in beside]
+            for lane in self.lanes:
                 lane.start()
-            for lane in lanes:
+            for lane in self.lanes:
                 lane.join()
             self.run_lane(Lane.ALONE)
         finally:
@@ -89,7 +91,10 @@ class Schedule:
             text = f"FAILED  {part.name}: not run, because {failed} failed\n"
             result = Result(part, 1, text, 0, 0)
         else:
-            result = self.execute(part)
+            try:
+                result = self.execute(part)
+            except OSError as error:
+                result = Result(part, 1, f"FAILED  {part.name}: {error}\n", 0, 0)
         with self.changed:
             self.results[part.name] = result
             self.changed.notify_all()
@@ -126,10 +131,12 @@ class Schedule:
         return Result(part, running.returncode, text, time.monotonic() - begun, used.ru_utime + used.ru_stime)
 
     def stop(self):
-        """Ends what still runs, after a signal."""
+        """Ends what still runs, after a signal, and waits until it has cleaned up."""
         with self.changed:
             self.is_stopped = True
             self.changed.notify_all()
         for process in list(self.running):
             print(f"test: ending process {process}", file=sys.stderr)
             os.killpg(process, signal.SIGTERM)
+        for lane in self.lanes:
+            lane.join(STOP_LIMIT)
