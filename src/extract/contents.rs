@@ -80,7 +80,8 @@ struct Writer<'w> {
     scratch: Scratch,
 }
 
-/// The result of creating an inode.
+/// The result of creating an inode. A thread has one at a time.
+#[expect(clippy::large_enum_variant, reason = "never stored")]
 enum Created<'w> {
     /// A regular file, still empty.
     File(NewFile<'w>),

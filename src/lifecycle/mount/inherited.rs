@@ -72,8 +72,8 @@ pub(in crate::lifecycle) fn close_all(kept: &[RawFd]) {
         .filter(|descriptor| *descriptor > 2 && !kept.contains(descriptor))
         .collect();
     for descriptor in open {
-        // SAFETY: the call only reads the flags of the descriptor; for a number that is not open, it
-        // returns an error.
+        // SAFETY: the call only reads the flags of the descriptor. For a number that is not open,
+        // it returns an error.
         let flags = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(descriptor) });
         if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
             // SAFETY: no object of this process owns it, because the standard library and this
