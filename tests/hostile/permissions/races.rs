@@ -174,8 +174,8 @@ fn trap_for_writers(scene: &Scene, victim: u32) -> Trap {
 }
 
 /// > **Directories on a path**: on the path of a log, a statistics file, an index, a packed archive or extracted files, root
-/// > follows no symbolic link of another user. Other users follow one only to a directory that its
-/// > owner owns or that others may write to, and none in a world-writable directory.
+/// > follows no symbolic link of another user. Other users follow one only to a directory of the
+/// > owner of the link, or that others may write to, and none in a world-writable directory.
 #[test]
 fn a_link_of_another_user_leads_no_file_to_a_private_directory() {
     let Some(scene) = scene_with_archive() else { return };
