@@ -91,11 +91,34 @@ class _Positions(NamedTuple):
     checksum: int
 
 
-def _mapped(table: int) -> mmap.mmap:
-    """Maps a sealed table. Before Linux 6.7, a file that is sealed against writing cannot be mapped shared."""
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, trackfd=False)
-    return mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+class _Table:
+    """A sealed table, mapped. Before Linux 6.7, a file that is sealed against writing cannot be mapped shared."""
+
+    def __init__(self, table: int) -> None:
+        # Later versions of mmap keep no descriptor.
+        self._number: Optional[int] = -1
+        if sys.version_info >= (3, 13):
+            self.map = mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, trackfd=False)
+            return
+        status = os.fstat(table)
+        self._identity = status.st_dev, status.st_ino
+        before = _numbers_of(self._identity)
+        self.map = mmap.mmap(table, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        added = _numbers_of(self._identity) - before
+        # None if another thread has mapped it at the same time.
+        self._number = added.pop() if len(added) == 1 else None
+
+    def close(self) -> None:
+        number = self._number
+        if number == -1 or (number is not None and is_ours(number, self._identity)):
+            self.map.close()
+        else:
+            _kept.append(self.map)
+
+
+def _numbers_of(identity: tuple[int, int]) -> set[int]:
+    """The descriptors of this process that are the file with this device and inode number."""
+    return {number for number in map(int, os.listdir("/proc/self/fd")) if is_ours(number, identity)}
 
 
 class DirectReads:
@@ -110,8 +133,8 @@ class DirectReads:
             # Fewer arrive if the process has no room for all.
             if len(descriptors) < 3:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._paths = _mapped(descriptors[0])
-            self._positions = _mapped(descriptors[1])
+            self._tables = _Table(descriptors[0]), _Table(descriptors[1])
+            self._paths, self._positions = (table.map for table in self._tables)
             _, self._slots, self._paths_at = _PATHS.unpack_from(self._paths)
             header = _POSITIONS.unpack_from(self._positions)
             _, _, self._entries, self._entries_at, _, self._tails_at, count = header
@@ -126,8 +149,9 @@ class DirectReads:
         """Takes the archives again after the program has closed them, and closes `descriptors`. Raises OSError as
         above."""
         try:
-            # Another thread may have been faster.
-            before, self._archives = self._archives, self._adopted(descriptors[2:])
+            adopted = self._adopted(descriptors[2:])
+            # Another thread may have been faster, also since this one began.
+            before, self._archives = self._archives, adopted
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -231,29 +255,20 @@ class DirectReads:
         """Gives descriptors up, of which the program has closed or replaced some."""
         if self._archives is archives:
             self._archives = []
-            self._keep_tables()
             self._close(archives)
 
-    def _close(self, archives: list[int]) -> bool:
-        """Closes those that are ours. Returns whether all were."""
+    def _close(self, archives: list[int]) -> None:
+        """Closes those that are ours."""
         ours = [one for one, expected in zip(archives, self._expected) if is_ours(one, expected[:2])]
         for descriptor in ours:
             os.close(descriptor)
-        return len(ours) == len(archives)
 
     def close(self) -> None:
         """Closes everything. No thread may read any more."""
         archives, self._archives = self._archives, []
-        if not self._close(archives):
-            self._keep_tables()
-        if not any(kept is self._paths for kept in _kept):
-            self._paths.close()
-            self._positions.close()
-
-    def _keep_tables(self) -> None:
-        # Later versions of mmap keep no descriptor.
-        if sys.version_info < (3, 13) and not any(kept is self._paths for kept in _kept):
-            _kept.extend((self._paths, self._positions))
+        self._close(archives)
+        for table in self._tables:
+            table.close()
 
 
 def _high(descriptor: int) -> int:

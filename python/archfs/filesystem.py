@@ -174,10 +174,12 @@ class _File(io.RawIOBase):
 
     def _advance(self, data: bytes) -> None:
         if self._checksum != 0 and self._position == self._summed:
-            self._sum = zlib.crc32(data, self._sum)
+            found = zlib.crc32(data, self._sum)
+            # If this raises, nothing is read: another try reads and checks the same bytes.
+            if self._position + len(data) == self._size:
+                check(found == self._checksum & 0xFFFFFFFF, self.name)
+            self._sum = found
             self._summed += len(data)
-            if self._summed == self._size:
-                check(self._sum == self._checksum & 0xFFFFFFFF, self.name)
         self._position += len(data)
 
 
