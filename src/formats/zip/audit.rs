@@ -77,7 +77,9 @@ fn difference(
     if name != entry.name {
         return Ok((end, Some("its local header has another name")));
     }
-    let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == long;
+    // Short ones are modulo 4 GiB in an archive without ZIP64 (`wraps`).
+    let recorded = |long: u64| if entry.has_short_lens() { long % SPAN } else { long };
+    let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == recorded(long);
     let has_crc32 = local.crc32 == entry.crc32;
     let has_lens = is_same(local.compressed, entry.compressed) && is_same(local.size, entry.size);
     let what = match (has_crc32, has_lens) {

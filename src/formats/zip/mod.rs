@@ -19,7 +19,7 @@ use super::stored_reads::StoredReads;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::Storage;
-use crate::sync::{Arc, OnceLock};
+use crate::sync::{Arc, Mutex, OnceLock};
 use crate::vfs::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
     StoredFile, Totals, Tree, link_target,
@@ -91,6 +91,10 @@ pub(crate) struct Zip {
     decoder: Decoder,
     /// The checksums of stored members by local header, made when first asked for.
     checksums: OnceLock<Vec<(u64, u32)>>,
+    /// Held while `checksums` are made, so over reads of the archive: the threads that ask at the
+    /// same time would otherwise read the directory and take the memory once each. No other lock
+    /// is taken before it, and no reader of a mount takes it.
+    making_checksums: Mutex<()>,
 }
 
 impl Zip {
@@ -137,6 +141,7 @@ impl Zip {
             index,
             decoder,
             checksums: OnceLock::new(),
+            making_checksums: Mutex::default(),
         })
     }
 
@@ -245,6 +250,10 @@ impl Zip {
 
     /// The checksums of stored members, ascending by local header.
     fn checksums(&self) -> Result<&[(u64, u32)]> {
+        if let Some(checksums) = self.checksums.get() {
+            return Ok(checksums);
+        }
+        let _making = self.making_checksums.lock();
         if let Some(checksums) = self.checksums.get() {
             return Ok(checksums);
         }

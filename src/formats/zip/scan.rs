@@ -11,7 +11,7 @@ use super::entry_walk::EntryWalk;
 use super::method::{Method, most_compressed};
 use super::overlaps::Order;
 use super::packed::Described;
-use super::wraps::{SPAN, Wraps};
+use super::wraps::{SPAN, Wraps, no_zip64};
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::members::{self, Body, Member, Members, Parts};
 use crate::formats::index::paths::shown;
@@ -65,6 +65,8 @@ struct Scan<'w> {
     members: Members,
     methods: Methods,
     order: Order,
+    /// Where the last member ends whose data was decoded for its length.
+    decoded_end: u64,
     /// The first member that archfs cannot read, and how many there are.
     unreadable: Option<Error>,
     unreadable_count: u64,
@@ -92,6 +94,7 @@ pub(super) fn scan(
         members: Members::default(),
         methods: Methods::default(),
         order: Order::default(),
+        decoded_end: 0,
         unreadable: None,
         unreadable_count: 0,
     };
@@ -135,6 +138,10 @@ impl Scan<'_> {
                 let what = format!("paths over {MEMBER_PATH_MAX} bytes");
                 self.tree.notes.skip(&what, Some(&path));
             }
+            Err(error) if !error.is_damage() && error.kind() != Kind::Unsupported => {
+                let shown = shown(&path);
+                return Err(error.within(format_args!("\"{shown}\"")));
+            }
             Err(error) => {
                 let shown = shown(&path);
                 let named = error.within(format_args!("\"{shown}\""));
@@ -164,11 +171,14 @@ impl Scan<'_> {
                 && entry.compressed > most_compressed(entry.size)
                 && most >= entry.size.saturating_add(SPAN);
         if is_wrapped {
-            let described = Described {
-                name: shown(&entry.path()),
-                packed: entry.packed(&self.directory)?,
-                crc32: entry.crc32,
-            };
+            let packed = entry.packed(&self.directory)?;
+            // Overlaps are looked for later. Until then, each byte of the archive is decoded at
+            // most once, so that opening takes no longer than reading all of it.
+            if packed.header < self.decoded_end {
+                return Err(no_zip64("members overlap, or are in no order"));
+            }
+            self.decoded_end = packed.header.saturating_add(packed.len);
+            let described = Described { name: shown(&entry.path()), packed, crc32: entry.crc32 };
             entry.size = (self.with.len_of)(&described, entry.size)?;
             self.wraps.set_lens(at, (entry.compressed, entry.size));
         }

@@ -577,6 +577,24 @@ fn numbers_modulo_4_gib_in_no_order_are_refused_with_their_cause() {
 }
 
 #[test]
+fn data_is_decoded_at_most_once_for_lengths_modulo_4_gib() {
+    // Enough for 4 GiB of zeros, were it sound.
+    let mut maker = Maker::default();
+    maker.add("a", &vec![0xff; 4_200_000], |fields| (fields.method, fields.size) = (8, 1));
+    let mut fields = fields_of("b", b"");
+    (fields.method, fields.compressed, fields.size) = (8, 4_200_000, 1);
+    maker.entry(&fields);
+    let findings = audit(&maker.finish(b""));
+    let is_of = |name: &[u8], what: &str| {
+        findings.iter().any(|found| {
+            found.what.contains(what)
+                && matches!(&found.location, vfs::Location::Path(path) if path == name)
+        })
+    };
+    assert!(!is_of(b"a", "members overlap") && is_of(b"b", "members overlap"), "{findings:?}");
+}
+
+#[test]
 fn a_count_that_differs_is_noted() {
     let mut maker = Maker::default();
     maker.add("a", b"text", |_| {});
