@@ -17,4 +17,4 @@ mod table;
 
 pub use library::{environment, install, is_library};
 pub use state::State;
-pub use table::Table;
+pub use table::{Table, is_lasting};

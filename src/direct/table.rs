@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::file_position::{FilePosition, Filled, Valid};
 use crate::os::{memory, memory_file};
 use crate::sync::Arc;
+use crate::units::counted;
 use crate::vfs::{Ino, StoredFile, Tree};
 
 const MAGIC: [u8; 8] = *b"ARCHFSD1";
@@ -69,11 +70,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table of the files of `tree` that can be read directly; `None` if there are none.
+    /// The table of the files of `tree` that can be read directly; `None` if there are none. Files
+    /// of an archive that was changed since it was opened cannot.
     ///
     /// # Errors
-    /// `Corrupt` or `Io` if the inodes cannot be read, or if an archive was rewritten since it was
-    /// opened; `Unsupported` if the table would take too much memory.
+    /// `Corrupt` or `Io` if the inodes cannot be read; `Io` if every archive was changed, which may
+    /// be another name or mode that the next read accepts; `Unsupported` if the table would take
+    /// too much memory.
     pub fn build(tree: &dyn Tree, device: u64) -> Result<Option<Self>> {
         let entries = entries(tree)?;
         let mut builder = Builder::new(entries)
@@ -105,6 +108,11 @@ impl Table {
     }
 }
 
+/// Whether `build` fails with `error` each time.
+pub fn is_lasting(error: &Error) -> bool {
+    error.is_damage() || error.kind() == Kind::Unsupported
+}
+
 /// The number of entries that the table needs.
 fn entries(tree: &dyn Tree) -> Result<u64> {
     let refused = |why: &str| Err(Error::new(Kind::Unsupported, why));
@@ -127,7 +135,11 @@ struct Builder {
     page: Box<[u8; PAGE]>,
     number: u64,
     tails: Vec<u8>,
-    archives: Vec<FilePosition>,
+    /// The archive files in the order of their numbers, with their descriptions.
+    archives: Vec<(FilePosition, [u8; FILE])>,
+    /// Archive files that were rewritten since they were opened, or have other attributes. Their
+    /// members are read through the mount.
+    changed: Vec<FilePosition>,
     count: u64,
     failed: io::Result<()>,
 }
@@ -137,8 +149,9 @@ impl Builder {
         let file = memory_file::create()?;
         file.set_len(tails_offset(entries))?;
         let (page, number) = (Box::new([0; PAGE]), 0);
-        let (tails, archives) = (Vec::new(), Vec::new());
-        Ok(Self { file, entries, page, number, tails, archives, count: 0, failed: Ok(()) })
+        let (tails, archives, changed) = (Vec::new(), Vec::new(), Vec::new());
+        let failed = Ok(());
+        Ok(Self { file, entries, page, number, tails, archives, changed, count: 0, failed })
     }
 
     fn add(&mut self, ino: Ino, file: &StoredFile) {
@@ -148,11 +161,11 @@ impl Builder {
     }
 
     fn try_add(&mut self, ino: Ino, file: &StoredFile) -> io::Result<()> {
-        let Some(head) = self.location(&file.head) else { return Ok(()) };
+        let Some(head) = self.location(&file.head)? else { return Ok(()) };
         let location = match &file.tail {
             None => head,
             Some((head_len, tail)) => {
-                let Some(tail) = self.location(tail) else { return Ok(()) };
+                let Some(tail) = self.location(tail)? else { return Ok(()) };
                 let number = (self.tails.len() / TAIL) as u64;
                 for value in [head, tail, *head_len] {
                     self.tails.extend(value.to_ne_bytes());
@@ -189,28 +202,45 @@ impl Builder {
         (self.number + 1) * PAGE as u64
     }
 
-    /// The number for a position; `None` if the table has no room for the file, or if the offset is
-    /// too large.
-    fn location(&mut self, position: &FilePosition) -> Option<u64> {
+    /// The number for a position; `None` if the table has no room for the file, if the file was
+    /// changed, or if the offset is too large.
+    fn location(&mut self, position: &FilePosition) -> io::Result<Option<u64>> {
         let is_same = |other: &FilePosition| Arc::ptr_eq(&other.file, &position.file);
-        let number = match self.archives.iter().position(is_same) {
+        let number = match self.archives.iter().position(|(other, _)| is_same(other)) {
             Some(number) => number,
-            None if self.archives.len() < FILES_MAX => {
-                self.archives.push(position.clone());
-                self.archives.len() - 1
+            None if self.archives.len() == FILES_MAX || self.changed.iter().any(is_same) => {
+                return Ok(None);
             }
-            None => return None,
+            None => match description(position)? {
+                Some(description) => {
+                    self.archives.push((position.clone(), description));
+                    self.archives.len() - 1
+                }
+                None => {
+                    self.changed.push(position.clone());
+                    return Ok(None);
+                }
+            },
         };
-        (position.offset >> OFFSET_BITS == 0)
-            .then_some((number as u64 + 1) << OFFSET_BITS | position.offset)
+        Ok((position.offset >> OFFSET_BITS == 0)
+            .then_some((number as u64 + 1) << OFFSET_BITS | position.offset))
     }
 
     fn finish(self, device: u64) -> io::Result<Option<Table>> {
         self.write_page()?;
-        let Self { file, entries, tails, archives, count, failed, .. } = self;
+        let Self { file, entries, tails, archives, changed, count, failed, .. } = self;
         failed?;
+        if !changed.is_empty() {
+            let changed = counted(changed.len() as u64, "archive");
+            log::warn!("no direct reads of {changed}: rewritten, or with other attributes");
+        }
         if count == 0 {
-            return Ok(None);
+            return match changed.is_empty() {
+                true => Ok(None),
+                false => {
+                    Err(io::Error::other("the archive was rewritten, or its attributes changed"))
+                }
+            };
         }
         let tails_offset = tails_offset(entries);
         file.write_all_at(&tails, tails_offset)?;
@@ -227,11 +257,12 @@ impl Builder {
         for (slot, value) in header[8..].as_chunks_mut::<8>().0.iter_mut().zip(values) {
             *slot = value.to_ne_bytes();
         }
-        for (slot, archive) in header[FILES_OFFSET..].chunks_exact_mut(FILE).zip(&archives) {
-            slot.copy_from_slice(&description(archive)?);
+        for (slot, (_, description)) in header[FILES_OFFSET..].chunks_exact_mut(FILE).zip(&archives)
+        {
+            slot.copy_from_slice(description);
         }
         // All copies of a mount are in one file.
-        let filled = archives.iter().find_map(|archive| match &archive.valid {
+        let filled = archives.iter().find_map(|(archive, _)| match &archive.valid {
             Valid::Filled(filled) => Some(filled.clone()),
             Valid::Unmodified { .. } => None,
         });
@@ -246,7 +277,7 @@ impl Builder {
         }
         file.write_all_at(&header, 0)?;
         memory_file::seal(&file)?;
-        let archives = archives.iter().map(|archive| read_only(&archive.file));
+        let archives = archives.iter().map(|(archive, _)| read_only(&archive.file));
         let archives = archives.collect::<io::Result<_>>()?;
         Ok(Some(Table { file, archives, granules, count }))
     }
@@ -255,7 +286,8 @@ impl Builder {
 /// What `library.c` compares after each read of an archive file: device, inode, size, and the times
 /// of modification and change in seconds and nanoseconds. A program can set the modification time
 /// back, but not the change time. Times of a copy do not count, because only the daemon writes it.
-fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
+/// `None` if the file was changed since it was opened.
+fn description(archive: &FilePosition) -> io::Result<Option<[u8; FILE]>> {
     let found = archive.file.metadata()?;
     let times = (
         (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0)),
@@ -263,7 +295,7 @@ fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
     );
     let nanoseconds = match archive.valid {
         Valid::Unmodified { modified, changed } if (modified, changed) != times => {
-            return Err(io::Error::other("the archive was rewritten, or its attributes changed"));
+            return Ok(None);
         }
         Valid::Unmodified { modified, .. } => u64::from(modified.1),
         Valid::Filled(_) => FILLED,
@@ -281,7 +313,7 @@ fn description(archive: &FilePosition) -> io::Result<[u8; FILE]> {
     for (slot, value) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(values) {
         *slot = value.to_ne_bytes();
     }
-    Ok(bytes)
+    Ok(Some(bytes))
 }
 
 /// Opens `file` again for reading only: a staged copy and its bits are also open for writing.

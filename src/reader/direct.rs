@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use rustix::fd::{AsFd, BorrowedFd};
 
 use super::{path_table, protocol};
-use crate::direct::Table;
+use crate::direct::{Table, is_lasting};
 use crate::error::Result;
 use crate::os::scm_rights;
 use crate::sync::{Arc, Mutex, thread};
@@ -76,13 +76,16 @@ impl DirectReads {
             let built = match tables(tree.as_ref()) {
                 Ok(Some(tables)) => Progress::Ready(Arc::new(tables)),
                 // Clients read through the server.
-                Ok(None) | Err(_) => Progress::Never,
+                Ok(None) => Progress::Never,
+                Err(error) if is_lasting(&error) => Progress::Never,
+                // Clients ask again, after some reads.
+                Err(_) => Progress::NotAsked,
             };
             *direct.progress.lock() = built;
         };
         match thread::Builder::new().name("tables".into()).spawn(build) {
             Ok(_) => Progress::Building,
-            Err(_) => Progress::Never,
+            Err(_) => Progress::NotAsked,
         }
     }
 }

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 
+use super::protocol;
 use crate::error::{Error, Kind, Result};
 use crate::os::{memory, memory_file};
 use crate::vfs::{DirectoryWalk, Entry, FileKind, Ino, Tree, entries, joined};
@@ -25,9 +26,6 @@ use crate::vfs::{DirectoryWalk, Entry, FileKind, Ino, Tree, entries, joined};
 const MAGIC: [u8; 8] = *b"ARCHFSP1";
 const HEADER: u64 = 24;
 const SLOT: usize = 32;
-
-/// Tells a checksum of contents from none.
-const HAS_CHECKSUM: u64 = 1 << 32;
 
 /// Slots for each four files.
 const SLOTS_FOR_4: u64 = 5;
@@ -91,7 +89,7 @@ impl Table {
     /// Adds a path, with the checksum that the client compares. Returns false if there is no free
     /// slot: a damaged archive may have more names than inodes.
     fn add(&mut self, ino: Ino, path: &[u8], crc32: Option<u32>) -> bool {
-        let checksum = crc32.map_or(0, |crc32| HAS_CHECKSUM | u64::from(crc32));
+        let checksum = protocol::checksum(crc32);
         let crc = crc32fast::hash(path);
         let first = (u64::from(crc) % self.count) as usize;
         let slots = self.slots.as_chunks_mut::<SLOT>().0;
@@ -160,6 +158,6 @@ mod tests {
         assert!(!table.add(Ino::new(4).unwrap(), b"more", None));
         let checksums = table.slots.as_chunks::<SLOT>().0.iter().map(|slot| &slot[24..]);
         let checksums: Vec<_> = checksums.filter(|checksum| *checksum != [0; 8]).collect();
-        assert_eq!(checksums, [(HAS_CHECKSUM | 7).to_ne_bytes()]);
+        assert_eq!(checksums, [protocol::checksum(Some(7)).to_ne_bytes()]);
     }
 }

@@ -130,8 +130,13 @@ pub(super) fn fail(client: &mut impl Write, error: &Error) -> io::Result<()> {
 
 /// What comes before the payload of a reply.
 pub(super) fn header(status: u8, size: u64, length: u64, crc32: Option<u32>) -> Vec<u8> {
-    let checksum = crc32.map_or(0, |crc32| HAS_CHECKSUM | u64::from(crc32));
-    [&[status][..], &size.to_le_bytes(), &length.to_le_bytes(), &checksum.to_le_bytes()].concat()
+    let checksum = checksum(crc32).to_le_bytes();
+    [&[status][..], &size.to_le_bytes(), &length.to_le_bytes(), &checksum].concat()
+}
+
+/// A checksum as replies and tables have it: 0 for none.
+pub(super) fn checksum(crc32: Option<u32>) -> u64 {
+    crc32.map_or(0, |crc32| HAS_CHECKSUM | u64::from(crc32))
 }
 
 fn send(client: &mut impl Write, header: &[u8], payload: &[u8]) -> io::Result<()> {

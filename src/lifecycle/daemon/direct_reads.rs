@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use rustix::fd::AsFd;
 
-use crate::direct::{State, Table};
+use crate::direct::{State, Table, is_lasting};
 use crate::error::{Error, Result};
 use crate::lifecycle::share::DirectAnswer;
 use crate::stats::Stats;
@@ -23,13 +23,18 @@ pub(super) struct DirectReads {
     mount: Arc<Mounted>,
     stats: Arc<Stats>,
     progress: Progress,
+    /// The state, and whether making the table failed, since the first request.
+    state: Option<Arc<State>>,
+    has_failed: bool,
 }
 
 enum Progress {
     /// No process has asked yet.
     NotAsked,
     /// A thread makes the table.
-    Building(Arc<State>, Receiver<Option<Table>>),
+    Building(Arc<State>, Receiver<Result<Option<Table>>>),
+    /// For now. The next request starts it again.
+    Failed,
     Ready(Arc<State>, Table),
     /// No file can be read directly.
     Never,
@@ -38,7 +43,7 @@ enum Progress {
 impl DirectReads {
     /// Direct reads of files of `tree`, which are mounted as `mount`.
     pub(super) fn new(tree: Arc<dyn Tree>, mount: Arc<Mounted>, stats: Arc<Stats>) -> Self {
-        Self { tree, mount, stats, progress: Progress::NotAsked }
+        Self { tree, mount, stats, progress: Progress::NotAsked, state: None, has_failed: false }
     }
 
     /// Whether a process has asked.
@@ -48,7 +53,7 @@ impl DirectReads {
 
     /// The answer to a process that asks. The first request starts the making of the table.
     pub(super) fn answer(&mut self) -> DirectAnswer<'_> {
-        if matches!(self.progress, Progress::NotAsked) {
+        if matches!(self.progress, Progress::NotAsked | Progress::Failed) {
             self.progress = self.begin().unwrap_or_else(|error| {
                 crate::log::error(&error);
                 Progress::Never
@@ -57,12 +62,13 @@ impl DirectReads {
         if let Progress::Building(state, table) = &self.progress {
             match table.try_recv() {
                 Err(TryRecvError::Empty) => {}
-                Ok(Some(table)) => self.progress = Progress::Ready(Arc::clone(state), table),
-                Ok(None) | Err(TryRecvError::Disconnected) => self.progress = Progress::Never,
+                Ok(Ok(Some(table))) => self.progress = Progress::Ready(Arc::clone(state), table),
+                Ok(Ok(None)) | Err(TryRecvError::Disconnected) => self.progress = Progress::Never,
+                Ok(Err(error)) => self.fail(&error),
             }
         }
         match &self.progress {
-            Progress::NotAsked | Progress::Building(..) => DirectAnswer::Later,
+            Progress::NotAsked | Progress::Building(..) | Progress::Failed => DirectAnswer::Later,
             Progress::Never => DirectAnswer::Never,
             Progress::Ready(state, table) => {
                 let archives = table.archives().iter().map(|archive| archive.as_fd());
@@ -74,14 +80,31 @@ impl DirectReads {
         }
     }
 
-    fn begin(&self) -> Result<Progress> {
+    /// Ends direct reads, or has the next request start again if that may help.
+    fn fail(&mut self, error: &Error) {
+        let is_lasting = is_lasting(error);
+        if is_lasting || !self.has_failed {
+            let until = if is_lasting { "" } else { " yet" };
+            log::warn!("--direct has no effect{until}: {error}");
+        }
+        self.has_failed = true;
+        self.progress = if is_lasting { Progress::Never } else { Progress::Failed };
+    }
+
+    fn begin(&mut self) -> Result<Progress> {
         // A private mount, or one that another program made, has no socket at which to ask.
         let Some(device) = self.mount.device_number() else { return Ok(Progress::Never) };
         let failed = |error| Error::io("cannot start direct reads", error);
-        let state = State::new().map_err(failed)?;
-        self.mount.end_with_it(&state);
-        let counts = Arc::clone(&state);
-        self.stats.watch_direct_reads(Box::new(move || counts.counts()));
+        let state = match &self.state {
+            Some(state) => Arc::clone(state),
+            None => {
+                let state = State::new().map_err(failed)?;
+                self.mount.end_with_it(&state);
+                let counts = Arc::clone(&state);
+                self.stats.watch_direct_reads(Box::new(move || counts.counts()));
+                Arc::clone(self.state.insert(state))
+            }
+        };
         let (sender, receiver) = mpsc::channel();
         let (tree, shown) = (Arc::clone(&self.tree), Arc::clone(&state));
         thread::Builder::new()
@@ -95,25 +118,15 @@ impl DirectReads {
 }
 
 /// Makes the table, and shows in `state` that the mount is served. `None` if there is nothing to
-/// read directly; says why.
-fn build(tree: &dyn Tree, device: u64, state: &Arc<State>) -> Option<Table> {
-    let table = Table::build(tree, device).and_then(|table| {
-        let shown = table.as_ref().map_or(Ok(()), |_| state.show_alive());
-        shown.map_err(|error| Error::io("cannot start direct reads", error))?;
-        Ok(table)
-    });
-    match table {
-        Ok(Some(table)) => {
+/// read directly.
+fn build(tree: &dyn Tree, device: u64, state: &Arc<State>) -> Result<Option<Table>> {
+    let table = Table::build(tree, device)?;
+    match &table {
+        Some(table) => {
+            state.show_alive().map_err(|error| Error::io("cannot start direct reads", error))?;
             log::info!("{} can be read directly", counted(table.count(), "file"));
-            Some(table)
         }
-        Ok(None) => {
-            log::warn!("--direct has no effect: no file can be read directly");
-            None
-        }
-        Err(error) => {
-            log::warn!("--direct has no effect: {error}");
-            None
-        }
+        None => log::warn!("--direct has no effect: no file can be read directly"),
     }
+    Ok(table)
 }
