@@ -20,7 +20,6 @@ use std::process::Stdio;
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{getpid, setsid};
 
 use super::bar::Bar;
@@ -103,27 +102,17 @@ fn listener_unless_served(path: &Path) -> io::Result<Option<UnixListener>> {
 
 /// Whether a server listens at `path`. Removes a socket that a server has left behind.
 fn is_served(path: &Path) -> io::Result<bool> {
-    match try_connect(path) {
+    match lifecycle::try_connect(path) {
         // The queue is full.
         Ok(()) | Err(Errno::AGAIN) => Ok(true),
         Err(Errno::NOENT) => Ok(false),
         Err(Errno::CONNREFUSED) => {
-            // Another process may have replaced it since. Then it gets its name back.
-            let moved = own_name(path);
-            if fs::rename(path, &moved).is_ok() && try_connect(&moved) != Err(Errno::CONNREFUSED) {
-                let _ = fs::hard_link(&moved, path);
-            }
-            let _ = fs::remove_file(&moved);
+            // Another process may have replaced it since. Then the caller finds that it has.
+            lifecycle::remove_stale_socket(path)?;
             Ok(false)
         }
         Err(error) => Err(error.into()),
     }
-}
-
-fn try_connect(path: &Path) -> rustix::io::Result<()> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 /// A name beside `path` that no other process uses.

@@ -4,17 +4,22 @@
 //! it. Only stale mounts are detached. `owned_directory` removes a directory only after its last
 //! use.
 
-use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::net::UnixStream;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 use std::time::Instant;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 
 use super::lock::{LockWait, MountLock};
 use super::record_directory::RecordDirectory;
-use super::record_file::{RECORD_SUFFIX, SOCKET_SUFFIX, private_prefix, record_name_of_socket};
+use super::record_file::{
+    RECORD_SUFFIX, SOCKET_SUFFIX, is_named, private_prefix, record_name_of_socket,
+    retry_if_interrupted,
+};
 use super::record_snapshot::RecordSnapshot;
 use super::state::{MountState, mount_state, mounted_at};
 use crate::direct;
@@ -25,6 +30,10 @@ use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::owned_directory;
 use crate::os::mountinfo::MountEntry;
 use crate::os::probe;
+
+/// The file whose flock(2) is held while a socket of another process is removed. It ends as sockets
+/// do, so that one that was left behind is removed like them.
+const STALE_LOCK: &str = "stale.socket";
 
 /// Removes what a daemon that has ended or was killed has left at `mount_point`: stale mounts, the
 /// directory that it created, and its record. Waits until the daemon has exited, at most until
@@ -165,10 +174,9 @@ pub(in crate::lifecycle) fn remove_orphan_sockets() {
             // A cleaner of /tmp may remove the record of a live mount but not its socket.
             let socket = record_directory.join(&name);
             if !record_directory.join(&record_name_of_socket(&name)).exists()
-                && UnixStream::connect(&socket)
-                    .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+                && is_without_listener(&socket)
             {
-                let _ = fs::remove_file(socket);
+                let _ = remove_stale_socket(&socket);
             }
         }
         // Processes of a mount that ended may still start others, so its end does not remove them.
@@ -182,12 +190,77 @@ pub(in crate::lifecycle) fn remove_orphan_sockets() {
     }
 }
 
+/// Removes `socket` if no process listens at it, and not one that takes its name in between: all
+/// that remove sockets of others do so under one lock of the directory.
+///
+/// # Errors
+/// `NotFound` if the directory is gone; others if the lock cannot be made.
+pub fn remove_stale_socket(socket: &Path) -> io::Result<()> {
+    let lock_path = socket.with_file_name(STALE_LOCK);
+    let lock = loop {
+        let lock = File::options().create(true).append(true).open(&lock_path)?;
+        retry_if_interrupted(|| flock(&lock, FlockOperation::LockExclusive))?;
+        // Else the process that had it has removed it.
+        if is_named(&lock, &lock_path) {
+            break lock;
+        }
+    };
+    let removed = match is_without_listener(socket) {
+        true => fs::remove_file(socket),
+        false => Ok(()),
+    };
+    if socket != lock_path {
+        let _ = fs::remove_file(&lock_path);
+    }
+    drop(lock);
+    removed
+}
+
+/// Whether `socket` is there, but no process listens at it.
+fn is_without_listener(socket: &Path) -> bool {
+    try_connect(socket) == Err(Errno::CONNREFUSED)
+}
+
+/// Connects to the socket at `path`, without waiting for room in its queue.
+///
+/// # Errors
+/// `AGAIN` if the queue is full; those of connect(2).
+pub fn try_connect(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
+    use std::os::unix::net::UnixListener;
 
     use super::super::record::Record;
     use super::*;
+
+    #[test]
+    fn a_socket_that_is_replaced_while_the_lock_is_awaited_stays() {
+        let work = tempfile::tempdir().unwrap();
+        let (socket, lock_path) = (work.path().join("read.socket"), work.path().join(STALE_LOCK));
+        drop(UnixListener::bind(&socket).unwrap());
+        let lock = File::create(&lock_path).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let path = socket.clone();
+        let other = std::thread::spawn(move || remove_stale_socket(&path));
+        // Whether or not the thread waits already: it may not remove this one.
+        fs::remove_file(&socket).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        fs::remove_file(&lock_path).unwrap();
+        drop(lock);
+        other.join().unwrap().unwrap();
+        try_connect(&socket).unwrap();
+        drop(listener);
+        // A killed process may leave the lock behind, which looks like a socket.
+        File::create(&lock_path).unwrap();
+        remove_stale_socket(&lock_path).unwrap();
+        remove_stale_socket(&socket).unwrap();
+        assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn removes_records_of_ended_daemons_at_the_same_mount_point_only() {

@@ -39,6 +39,7 @@ mod state;
 pub(super) use clean_up::{
     clean_up_after_exit, detach_stale_unlocked, remove_ended_records, remove_orphan_sockets,
 };
+pub use clean_up::{remove_stale_socket, try_connect};
 pub use identity::at_read_socket;
 pub(super) use identity::{first_record, name_on_all_nodes, real_paths};
 pub(super) use join::{JoinOutcome, join_or_lock};
