@@ -518,6 +518,9 @@ fn without_zip64(members: &[(&str, &[u8], u64)], is_reversed: bool) -> Apart {
             let size = (data.len() as u64 + gib * GIB) as u32;
             (fields.offset, fields.compressed, fields.size) = (offset, size, size);
         });
+        let header = maker.bytes.len() - data.len() - name.len() - 30;
+        let size = ((data.len() as u64 + gib * GIB) as u32).to_le_bytes();
+        maker.bytes[header + 18..header + 26].copy_from_slice(&[size, size].concat());
         if gib > 0 {
             holes.push((maker.bytes.len() - data.len() + 4, gib * GIB));
         }
@@ -555,6 +558,10 @@ fn offsets_and_lengths_modulo_4_gib_are_those_of_members_in_order() {
                 assert_eq!(tail, [0, data[4], data[5], data[6]], "{name} of {gib:?}");
             }
         }
+        // The local headers have the lengths modulo 4 GiB as well.
+        let mut findings = Vec::new();
+        zip.audit(&mut |finding| findings.push(finding));
+        assert!(findings.is_empty(), "{findings:?} of {gib:?}");
     }
 }
 
