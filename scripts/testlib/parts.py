@@ -70,6 +70,9 @@ PARTS = [
     # The cache and the workers under the locks of a model checker, in all or many orders of threads.
     Part("models", (*FEWER, *MODELS), (*MORE, *MODELS), lane=Lane.BACK),
     Part("fuzzing", (), ("scripts/fuzz", "--seconds", "120"), lane=Lane.BACK),
+    # Last, when little else needs the CPU.
+    Part("kernels", ("scripts/vm", "--matrix", "--kernel", "5.10", STATIC), ("scripts/vm", "--matrix", "--long", STATIC),
+         lane=Lane.BACK, needs=("build: program",), lack="no virtual machine can be started here"),
 
     # Real jobs in a real Slurm, which mostly wait.
     Part("Slurm: jobs", ("tests/slurm/test-jobs", "cgroup"), ("tests/slurm/test-jobs",),
@@ -99,11 +102,9 @@ PARTS = [
     Part("users' code", with_program("scripts/test-python", "--short"), with_program("scripts/test-python"),
          needs=("build: program",), lack=NO_PACKAGES),
     Part("shards", (), with_program("scripts/test-webdataset"), needs=("build: program",), lack=NO_PACKAGES),
-    # The released program where nothing is installed, and under other kernels.
+    # The released program where nothing is installed.
     Part("bare root", with_program("scripts/test-bare"), needs=("build: program",), lack="no bare root can be made here"),
     Part("packages", (), ("scripts/test-packages", "--long"), needs=("build: program",), lack="no packages are examined"),
-    Part("kernels", ("scripts/vm", "--matrix", "--kernel", "5.10", STATIC), ("scripts/vm", "--matrix", "--long", STATIC),
-         needs=("build: program",), lack="no virtual machine can be started here"),
 
     # What depends on the memory or the page cache of the whole machine, and what measures speed.
     Part("test programs, alone", (*FEWER, *PROGRAMS, "--alone"), (*MORE, *PROGRAMS, "--alone"), lane=Lane.ALONE,
