@@ -104,7 +104,6 @@ PARTS = [
     Part("shards", (), with_program("scripts/test-webdataset"), needs=("build: program",), lack=NO_PACKAGES),
     # The released program where nothing is installed.
     Part("bare root", with_program("scripts/test-bare"), needs=("build: program",), lack="no bare root can be made here"),
-    Part("packages", (), ("scripts/test-packages", "--long"), needs=("build: program",), lack="no packages are examined"),
 
     # What depends on the memory or the page cache of the whole machine, and what measures speed.
     Part("test programs, alone", (*FEWER, *PROGRAMS, "--alone"), (*MORE, *PROGRAMS, "--alone"), lane=Lane.ALONE,
