@@ -21,6 +21,9 @@ const SCHEMES: [&str; 3] = ["https", "http", "s3"];
 /// What a name has in place of something hidden.
 const HIDDEN: &str = "...";
 
+/// How many URLs in the path of another one are shown. A path may have any number of them.
+const DEPTH_MAX: usize = 8;
+
 /// Parameters of a query that make it a secret wherever it stands: those of presigned URLs of
 /// Amazon, Google, Azure, Alibaba and CloudFront, and tokens. Those that end with a dash are the
 /// start of several.
@@ -161,6 +164,11 @@ fn start_of_url(text: &str) -> Option<usize> {
 /// `url`, or what looks like one, without user, password, query and fragment. A key in S3 may have
 /// a question mark, so it loses only a query that is signed. Once more gives the same.
 fn shown(url: &str) -> String {
+    shown_to_depth(url, DEPTH_MAX)
+}
+
+/// The same, with all hidden behind `depth` more of such words in its path.
+fn shown_to_depth(url: &str, depth: usize) -> String {
     let (scheme, rest) = url.split_at(url.find(':').map_or(0, |colon| colon + 1));
     let (slashes, rest) = rest.split_at(rest.len() - rest.trim_start_matches(['/', '\\']).len());
     let end = match scheme.eq_ignore_ascii_case("s3:") {
@@ -184,7 +192,14 @@ fn shown(url: &str) -> String {
         Some((_, end)) if may_have_password => format!("{HIDDEN}@{end}{query}"),
         _ if has_odd_port => HIDDEN.to_owned(),
         _ => match start_of_url(path) {
-            Some(at) => format!("{host}{}{}{query}", &path[..at], shown(&path[at..])),
+            Some(at) => {
+                let (before, more) = path.split_at(at);
+                let more = match depth.checked_sub(1) {
+                    Some(depth) => shown_to_depth(more, depth),
+                    None => HIDDEN.to_owned(),
+                };
+                format!("{host}{before}{more}{query}")
+            }
             None => format!("{host}{path}{query}"),
         },
     };
@@ -352,6 +367,13 @@ mod tests {
         }
         let line = "https://h:81: x (https://h/a?...2); http://[::1]/a: b";
         assert_eq!(shown_in(line), line);
+    }
+
+    #[test]
+    fn a_path_of_urls_has_only_its_first_ones_shown() {
+        let line = shown_in(&format!("{}a?token=SECRET: no", "http:/".repeat(100_000)));
+        assert_eq!(line, format!("{}...?...: no", "http:/".repeat(18)));
+        assert_eq!(shown_in(&line), line);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use ureq::unversioned::transport::{
 
 thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
+    static SKIPPED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Limits the requests of this thread until it is dropped.
@@ -31,6 +32,17 @@ impl Deadline {
         DEADLINE.set(Some(until));
     }
 
+    /// Has the requests of this thread begin after this many addresses of a name, over a new
+    /// connection unless that is 0.
+    pub(super) fn skip_addresses(&self, count: usize) {
+        SKIPPED.set(count);
+    }
+
+    /// How many addresses they skip.
+    pub(super) fn skipped_addresses() -> usize {
+        SKIPPED.get()
+    }
+
     /// Time until the deadline of this thread. `None` if it has none.
     pub(super) fn left() -> Option<Duration> {
         DEADLINE.get().map(|until| until.saturating_duration_since(Instant::now()))
@@ -40,6 +52,7 @@ impl Deadline {
 impl Drop for Deadline {
     fn drop(&mut self) {
         DEADLINE.set(None);
+        SKIPPED.set(0);
     }
 }
 

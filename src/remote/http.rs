@@ -69,6 +69,10 @@ impl Request {
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
+        if Deadline::skipped_addresses() > 0 {
+            // Idle connections lead to the server that has answered.
+            request = request.config().max_idle_age(Duration::ZERO).build();
+        }
         Ok(request.call()?)
     }
 }
@@ -133,7 +137,7 @@ fn agent(url: &str, certificates: Option<&PathBuf>) -> Result<Agent, Failure> {
     Ok(agent)
 }
 
-/// All settings are those of the client: with settings of its own, a request would set up TLS
+/// Almost all settings are those of the client: with settings of its own, a request sets up TLS
 /// again for each connection.
 fn new_agent(proxy: Option<Proxy>, certificates: Option<&PathBuf>) -> Agent {
     let config = Agent::config_builder()

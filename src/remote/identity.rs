@@ -8,7 +8,7 @@ use super::s3;
 use crate::url;
 
 /// Parameters of a query that sign it. They count as such if all of the first list are there.
-const SIGNATURES: [(&[&str], &[&str]); 6] = [
+const SIGNATURES: [(&[&str], &[&str]); 8] = [
     (
         &["x-amz-signature"],
         &[
@@ -38,6 +38,23 @@ const SIGNATURES: [(&[&str], &[&str]); 6] = [
         &["awsaccesskeyid", "expires", "signature", "x-amz-security-token"],
     ),
     (&["googleaccessid", "signature"], &["expires", "googleaccessid", "signature"]),
+    // Alibaba.
+    (
+        &["x-oss-signature"],
+        &[
+            "x-oss-additional-headers",
+            "x-oss-credential",
+            "x-oss-date",
+            "x-oss-expires",
+            "x-oss-security-token",
+            "x-oss-signature",
+            "x-oss-signature-version",
+        ],
+    ),
+    (
+        &["ossaccesskeyid", "signature"],
+        &["expires", "ossaccesskeyid", "security-token", "signature"],
+    ),
     // CloudFront.
     (
         &["key-pair-id", "signature"],
@@ -115,6 +132,11 @@ mod unit_tests {
             ("https://h/a?X-Goog-Signature=1&generation=4", "https://@h/a?generation=4"),
             ("https://h/a?AWSAccessKeyId=k&Signature=s&Expires=9&id=2", "https://@h/a?id=2"),
             ("https://h/a?Expires=9&id=2", "https://@h/a?Expires=9&id=2"),
+            (
+                "https://h/a?x-oss-date=1&x-oss-signature=s&x-oss-process=p",
+                "https://@h/a?x-oss-process=p",
+            ),
+            ("https://h/a?OSSAccessKeyId=k&Expires=9&Signature=s&id=2", "https://@h/a?id=2"),
             ("https://h/a?Policy=p&Signature=s&Key-Pair-Id=k", "https://@h/a?"),
             ("https://h/a?sv=2024&sr=b&sig=x&snapshot=5", "https://@h/a?snapshot=5"),
             ("https://h/a?se=2&sig=x", "https://@h/a?se=2&sig=x"),

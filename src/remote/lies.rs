@@ -88,7 +88,8 @@ fn assert_in_time(what: &str, text: &str, work: impl FnOnce() -> Result<()>) {
 /// > opened, that time is 8 seconds.
 ///
 /// > If archfs is already fetching the bytes in the background, the read waits for that first: at
-/// > most 30 seconds, or 5 while archives are opened.
+/// > most 30 seconds, or 5 while archives are opened, and longer if bytes arrive, by the time that
+/// > they take at 16 KiB/s.
 #[test]
 fn reads_wait_longer_once_the_archive_was_opened() {
     let server =

@@ -2,8 +2,8 @@
 //!
 //! An ETag often depends on the inode or the time of a file, which copies of it do not share. The
 //! bytes with the ETag that was opened are right wherever they come from. If a server names
-//! another version, archfs therefore asks again, over another connection, until one has the opened
-//! version. The file counts as replaced only if none has it any more.
+//! another version, archfs therefore asks again, over another connection to the next address of the
+//! name, until one has the opened version. The file counts as replaced only if none has it.
 
 use super::Version;
 use super::server::Connection;
@@ -92,6 +92,11 @@ impl Others {
             0 => Connection::Kept,
             _ => Connection::Closed,
         }
+    }
+
+    /// How many addresses of the name the next request skips.
+    pub(super) fn addresses(&self) -> usize {
+        self.count.try_into().unwrap_or(usize::MAX)
     }
 
     /// Notes an answer of the opened version.

@@ -173,6 +173,8 @@ impl RemoteFile {
         let mut wanted = Wanted::new(0, &mut first);
         let Answer { len, version } = attempts(&server, &mirrors, &mut outage, &mut wanted, None)
             .map_err(|error| error.within(&name))?;
+        // The reads that follow have all of their time.
+        failing.end();
         let compared = validators.of(&version);
         let (is_opened, has_changed) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self {
@@ -279,6 +281,7 @@ fn attempts(
     let (mut changes, mut redirects, mut others) = (0, 0, Others::default());
     loop {
         let deadline = Deadline::set(outage.ask());
+        deadline.skip_addresses(others.addresses());
         let outcome = server.get(wanted, opened, outage, others.connection());
         drop(deadline);
         if outcome.is_ok() {
@@ -322,6 +325,7 @@ fn attempts(
             }
             // From another of the servers behind the name.
             Failure::Other(version) => {
+                redirects = 0;
                 let asks_again =
                     others.add(version, mirrors) || (mirrors.disagree() && outage.wait(None));
                 if !asks_again {

@@ -60,7 +60,15 @@ impl Resolver for KnownNames {
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         let port = uri.port_u16().unwrap_or(default);
         let mut found = self.empty();
-        for address in self.addresses(host)?.into_iter().take(ADDRESSES_MAX) {
+        let mut addresses = self.addresses(host)?;
+        addresses.truncate(ADDRESSES_MAX);
+        // The client takes the first one that accepts. Another may be of a server whose file is of
+        // the version that is wanted.
+        if !addresses.is_empty() {
+            let first = Deadline::skipped_addresses() % addresses.len();
+            addresses.rotate_left(first);
+        }
+        for address in addresses {
             found.push(SocketAddr::new(address, port));
         }
         Ok(found)
@@ -171,6 +179,33 @@ mod unit_tests {
             assert!(matches!(names.addresses(name), Err(Error::HostNotFound)), "{name}");
         }
         assert_eq!(names.known.lock().len(), 1, "what is not found is not kept");
+    }
+
+    #[test]
+    fn requests_after_another_version_begin_with_other_addresses() {
+        let names = KnownNames::default();
+        let known: Vec<IpAddr> =
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|it| it.parse().unwrap()).into();
+        names.known.lock().insert("mirrors".to_owned(), (Instant::now(), known.clone()));
+        let uri = Uri::from_static("http://mirrors:81/a");
+        let timeout = NextTimeout {
+            after: KEPT.into(),
+            reason: Timeout::Resolve,
+            per_read: None,
+            per_write: None,
+        };
+        let resolved = || {
+            let found = names.resolve(&uri, &Config::default(), timeout).unwrap();
+            found.iter().map(SocketAddr::ip).collect::<Vec<_>>()
+        };
+        let deadline = Deadline::set(Instant::now() + KEPT);
+        assert_eq!(resolved(), known);
+        for (count, first) in [(1, 1), (2, 2), (3, 0), (4, 1)] {
+            deadline.skip_addresses(count);
+            assert_eq!(resolved(), [&known[first..], &known[..first]].concat());
+        }
+        drop(deadline);
+        assert_eq!(resolved(), known, "the next read begins with the first one");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Server {
         let answer = request.send();
         let answer = answer.and_then(|it| answer::read(it, &request, wanted, opened, outage));
         answer.map_err(|failure| {
-            if matches!(failure, Failure::Passing { .. } | Failure::Final(_)) {
+            if !matches!(failure, Failure::Denied(_)) {
                 self.forget_redirect(request.generation);
             }
             match self.redirected_to(&request.url) {

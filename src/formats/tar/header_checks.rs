@@ -19,7 +19,7 @@ use crate::formats::bytes::{index, length};
 use crate::formats::index::{Hash, Headers, NodeId};
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
-use crate::storage::{FileStorage, Storage};
+use crate::storage::{FileStorage, Storage, Validator};
 
 /// The checks of one open index.
 pub(super) struct HeaderChecks {
@@ -33,6 +33,8 @@ pub(super) struct HeaderChecks {
 pub(super) struct Refusal {
     index: PathBuf,
     hash: Hash,
+    /// Whether the versions of the archive cannot be told apart well.
+    is_weak: bool,
     /// The list of refused indexes of this archive. Its directory is not open: there may be more
     /// archives than a process may have open files.
     list: Option<IndexLocation>,
@@ -48,7 +50,16 @@ impl HeaderChecks {
 
     /// Why there are checks.
     pub(super) fn doubt(&self) -> String {
-        format!("the index {} was made of another file", self.refusal.index.display())
+        format!("the index {} may be of another version", self.refusal.index.display())
+    }
+
+    /// What rids `archive` of them.
+    pub(super) fn remedy(&self, archive: &str) -> String {
+        match self.refusal.is_weak {
+            // An index made again would be as doubtful.
+            true => "use --stage, or a server that sends a strong ETag".to_owned(),
+            false => format!("run `archfs index {archive}`"),
+        }
     }
 
     /// Whether the headers of node `id` were compared.
@@ -112,7 +123,8 @@ impl Refusal {
     pub(super) fn new(archive: &FileStorage, recursive: bool, path: &Path, hash: Hash) -> Self {
         let list = IndexLocation::refused(archive, recursive);
         let list = list.map(|list| IndexLocation { directory: None, ..list });
-        Self { index: path.to_owned(), hash, list }
+        let is_weak = archive.origin().validator == Validator::Weak;
+        Self { index: path.to_owned(), hash, is_weak, list }
     }
 
     /// Whether the index with this `hash` was refused.

@@ -66,6 +66,9 @@ pub(in crate::formats) use options::{SavedIndexOptions, TarOptions};
 /// Bytes of a file that show whether it is a tar or another format: two blocks.
 pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
 
+/// The most bytes of headers and data that are read together: a buffer for more would be doubled.
+const TOGETHER_MAX: usize = 1 << 20;
+
 /// A tar archive.
 pub(crate) struct Tar {
     /// Its name, for errors.
@@ -163,7 +166,9 @@ impl Tar {
         let unchecked = self.checks.as_ref().filter(|checks| len > 0 && !checks.is_done(id));
         let headers = node.headers();
         // The headers and the data with one read of the archive.
-        let together = unchecked.filter(|_| range.start == 0 && length(headers.len()) <= start);
+        let fits = headers.len().saturating_add(len) <= TOGETHER_MAX;
+        let together =
+            unchecked.filter(|_| range.start == 0 && length(headers.len()) <= start && fits);
         if let (Some(checks), None) = (unchecked, together) {
             checks.read(self.storage.as_ref(), headers, start)?;
             checks.done(id);
@@ -195,14 +200,20 @@ impl Tar {
         let Some(checks) = self.checks.as_ref().filter(|checks| !checks.is_done(id)) else {
             return Ok(());
         };
+        let start = self.data_start(map)?;
+        start.map_or(Ok(()), |start| checks.read(self.storage.as_ref(), node.headers(), start))?;
+        checks.done(id);
+        Ok(())
+    }
+
+    /// Where the data of a sparse file begin in the archive. `None` if it has none.
+    fn data_start(&self, map: &Map) -> Result<Option<u64>> {
         let mut start = None;
         self.segments(map, 0, &mut |first| {
             start = Some(first.archive_offset);
             Ok(ControlFlow::Break(()))
         })?;
-        start.map_or(Ok(()), |start| checks.read(self.storage.as_ref(), node.headers(), start))?;
-        checks.done(id);
-        Ok(())
+        Ok(start)
     }
 
     /// Fills `answer` with the bytes of a sparse file from `offset`.
@@ -380,19 +391,14 @@ impl Tree for Tar {
 
     fn data_offset(&self, ino: Ino) -> Result<u64> {
         let (id, node) = self.index.node_of(ino)?;
-        let mut data_offset = 0;
         match node.content() {
-            Content::Stored { start } => data_offset = start,
+            Content::Stored { start } => Ok(start),
             Content::Sparse { map } => {
                 let map = self.in_index(self.index.map(id, &node, map))?;
-                self.segments(&map, 0, &mut |first| {
-                    data_offset = first.archive_offset;
-                    Ok(ControlFlow::Break(()))
-                })?;
+                Ok(self.data_start(&map)?.unwrap_or(0))
             }
-            _ => {}
+            _ => Ok(0),
         }
-        Ok(data_offset)
     }
 
     fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
@@ -402,7 +408,7 @@ impl Tree for Tar {
         if let Some(checks) = &self.checks {
             // Nothing would check the headers.
             let what = format_args!("{}: no direct reads: {}", self.name, checks.doubt());
-            crate::log::warn(what, &format!("run `archfs index {}`", self.name));
+            crate::log::warn(what, &checks.remedy(&self.name));
             return Ok(());
         }
         for id in 0..self.index.len() {

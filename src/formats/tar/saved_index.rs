@@ -265,21 +265,24 @@ impl SavedIndex {
         for location in &self.locations {
             let shown = location.path.display();
             let found = match self.load_from(location, archive, allowance) {
-                Ok(Some(Usable { file, .. })) => file,
+                Ok(Some(usable)) => usable,
                 Ok(None) => continue,
                 Err(error) => {
                     findings.push(Finding::note(format!("index {shown}: {error:#}")));
                     continue;
                 }
             };
-            let what = match new.is_same_tree(&found.index) {
-                Ok(true) if found.seek_points == seek_points => None,
+            let Usable { file, is_doubtful } = found;
+            let what = match new.is_same_tree(&file.index) {
+                Ok(true) if file.seek_points == seek_points => None,
                 Ok(_) => Some(format!("index {shown}: contradicts the archive: delete it")),
                 Err(error) => Some(format!("index {shown}: {error:#}")),
             };
             findings.extend(what.map(|what| Finding::damage(Location::Archive, what)));
-            // The other paths are never tried.
-            break;
+            // As in `load`: a doubtful one beside the archive is used only if none after it can be.
+            if !is_doubtful || location.kind != LocationKind::Beside {
+                break;
+            }
         }
         findings
     }

@@ -64,8 +64,10 @@ pub(super) fn run(copy: &NearCopy, start: Instant) {
         copy.buffers.lock().push(buffer);
         match outcome {
             Ok(()) => {
-                if copy.schedule.lock().succeed() {
-                    *copy.failing.lock() = None;
+                let could_not = copy.schedule.lock().succeed();
+                // Another thread may have set it after its failure was counted, and a success too.
+                *copy.failing.lock() = None;
+                if could_not {
                     log::info!("{}: the archives can be read again", copy.name);
                 }
             }
