@@ -80,11 +80,10 @@ struct Writer<'w> {
     scratch: Scratch,
 }
 
-/// The result of creating an inode. A thread has one at a time.
-#[expect(clippy::large_enum_variant, reason = "never stored")]
+/// The result of creating an inode.
 enum Created<'w> {
     /// A regular file, still empty.
-    File(NewFile<'w>),
+    File(Box<NewFile<'w>>),
     /// Anything else, complete.
     Node,
     /// Nothing, and that was reported.
@@ -100,7 +99,7 @@ impl<'w> Writer<'w> {
                     match created {
                         Created::File(new) if new.attr.size > PART => {
                             let size = new.attr.size;
-                            self.feed.settled(Some((new, size)));
+                            self.feed.settled(Some((*new, size)));
                             continue;
                         }
                         _ => self.feed.settled(None),
@@ -121,7 +120,7 @@ impl<'w> Writer<'w> {
     fn finish(&mut self, created: Created<'w>, names: &'w [Entry]) {
         match created {
             Created::File(new) => {
-                let new = Arc::new(new);
+                let new = Arc::new(*new);
                 self.write_part(&new, 0..new.attr.size, false);
                 if let Some(new) = Arc::into_inner(new) {
                     self.complete(new);
@@ -170,7 +169,8 @@ impl<'w> Writer<'w> {
                 self.replacing(&directory, name, &|| openat(&directory, name, flags, mode));
             let file = opened.map_err(cannot_create)?.into();
             let has_failed = AtomicBool::new(false);
-            return Ok(Created::File(NewFile { file, directory, names, attr, check, has_failed }));
+            let new = NewFile { file, directory, names, attr, check, has_failed };
+            return Ok(Created::File(Box::new(new)));
         }
         let target = match attr.kind {
             FileKind::Symlink => tree.read_link(attr.ino).map_err(Failure::Tree)?,
