@@ -73,7 +73,7 @@ pub struct NearCopy {
     copied: AtomicU64,
     /// Unused buffers of the fill. Held for a push or a pop.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Why it will not be complete, for those who wait for that.
+    /// Why it will not be complete, for threads that wait until it is.
     failure: Mutex<Option<Error>>,
     /// Why the fill fetches nothing, and since when.
     failing: Mutex<Option<(Error, Instant)>>,
@@ -466,7 +466,7 @@ impl NearCopy {
         }
     }
 
-    /// Waits until all bytes are there; `show` is told how many are. An error of the source may
+    /// Waits until all bytes are there; `show` gets their number. An error of the source may
     /// pass for `patience`.
     ///
     /// # Errors
