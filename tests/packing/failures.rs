@@ -168,13 +168,12 @@ fn a_signal_leaves_nothing_and_the_next_run_starts_over() {
     // signal comes too late.
     let endless = work.path().join("endless");
     File::create(&endless).unwrap().set_len(1 << 40).unwrap();
-    let source = Faulty::new(&endless, &work.path().join("tree"));
-    let tree = source.file().parent().unwrap();
+    let source = Faulty::new(&endless, &work.path().join("source"));
     for signal in [Signal::INT, Signal::TERM, Signal::KILL, Signal::HUP] {
         let target = directory(work.path(), "target");
         let made = target.join("a.sqfs");
         let mut child = archfs()
-            .args(["pack", "-q", text(tree), text(&made)])
+            .args(["pack", "-q", "--as-file", text(source.file()), text(&made)])
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
