@@ -99,7 +99,7 @@ PARTS = [
     Part("servers", with_program("tests/remote/test-servers"), needs=("build: program",), lack=NO_PACKAGES),
     # Users' unmodified code.
     Part("Python", with_program("scripts/test-python", "--plain"), needs=("build: program",), lack=NO_MOUNTS),
-    Part("users' code", with_program("scripts/test-python", "--short"), with_program("scripts/test-python"),
+    Part("users' code", with_program("scripts/test-python", "--short"), with_program("ARCHFS_LONG_TESTS=1", "scripts/test-python"),
          needs=("build: program",), lack=NO_PACKAGES),
     Part("shards", (), with_program("scripts/test-webdataset"), needs=("build: program",), lack=NO_PACKAGES),
     # The released program where nothing is installed.
