@@ -152,7 +152,7 @@ class Machine:
             self.architecture.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             *self.architecture.options(), "-m", self.memory, "-smp", self.processors,
             "-kernel", kernel.image(), "-initrd", initrd,
-            "-append", f"console={console} quiet loglevel=3 panic=-1",
+            "-append", f"console={console} quiet loglevel=3 oops=panic panic=-1",
             "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
             *seen(self.root, "root", ",readonly=on"), *seen(kernel.modules / kernel.version, "modules", ",readonly=on"),
             *(seen(self.share, "share") if self.share else []),
