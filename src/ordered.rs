@@ -73,9 +73,6 @@ pub fn ordered<R: Send>(
 }
 
 /// Like `ordered`, for work that may fail: stops at the first error in the order of the numbers.
-///
-/// # Errors
-/// The first error of `work`.
 pub fn try_ordered<T: Send, E: Send>(
     count: usize,
     threads: usize,

@@ -130,9 +130,6 @@ impl<T: Value> Spilled<T> {
     }
 
     /// An empty list with room for `len` values.
-    ///
-    /// # Errors
-    /// The error of the system if there is no room for them.
     pub fn with_capacity(len: usize, spill: &Spill) -> io::Result<Self> {
         let mut list = Self::new(spill);
         list.make_room(len)?;
@@ -140,9 +137,6 @@ impl<T: Value> Spilled<T> {
     }
 
     /// A list of `len` copies of `value`.
-    ///
-    /// # Errors
-    /// The error of the system if there is no room for them.
     pub fn filled(value: T, len: usize, spill: &Spill) -> io::Result<Self> {
         let mut list = Self::with_capacity(len, spill)?;
         match &mut list.values {
@@ -156,17 +150,11 @@ impl<T: Value> Spilled<T> {
     }
 
     /// Appends `value`.
-    ///
-    /// # Errors
-    /// The error of the system if there is no room for it.
     pub fn push(&mut self, value: T) -> io::Result<()> {
         self.extend_from_slice(&[value])
     }
 
     /// Appends all `values`.
-    ///
-    /// # Errors
-    /// The error of the system if there is no room for them.
     pub fn extend_from_slice(&mut self, values: &[T]) -> io::Result<()> {
         self.make_room(values.len())?;
         match &mut self.values {
@@ -184,9 +172,6 @@ impl<T: Value> Spilled<T> {
     }
 
     /// Checks that the disk accepted what the kernel wrote out of the list.
-    ///
-    /// # Errors
-    /// The error of the disk.
     pub fn check(&self) -> io::Result<()> {
         match &self.values {
             Values::Memory(_) => Ok(()),

@@ -9,9 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::{Error, Kind, Result};
 
 /// Parses a size in bytes, such as `512`, `64K` or `4G`; whole numbers only.
-///
-/// # Errors
-/// `Usage` for anything else.
 pub fn parse_size(text: &str) -> Result<u64> {
     let invalid = || {
         Error::new(Kind::Usage, format!("{text:?} is not a size"))

@@ -78,9 +78,6 @@ impl BlockPool {
 
     /// A block filled by `fill`, which gets a buffer of unspecified content and returns the number
     /// of bytes it wrote.
-    ///
-    /// # Errors
-    /// The error of `fill`.
     pub fn block(self: &Arc<Self>, fill: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<Block> {
         let free = self.free.lock().pop();
         let buffer = free.unwrap_or_else(|| PageAligned::zeroed(self.size));

@@ -143,9 +143,6 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
     /// key.
     ///
     /// A value that is already used up when loaded is returned and not cached.
-    ///
-    /// # Errors
-    /// The error of `load`. It is not cached: the next lookup loads again.
     pub fn get_or_load(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
         let shard = self.shard(&key);
         loop {

@@ -190,9 +190,6 @@ pub(super) enum Summary {
 }
 
 /// Parses the form of a summary for clap. The words for yes and no are those of other variables.
-///
-/// # Errors
-/// `Usage` for any other word.
 fn summary(text: &str) -> Result<Summary> {
     match text.to_lowercase().as_str() {
         "" | "0" | "n" | "no" | "f" | "false" | "off" => Ok(Summary::None),

@@ -42,9 +42,6 @@ struct Setting {
 }
 
 /// Parses `arguments` with `command` and the defaults from the files.
-///
-/// # Errors
-/// Those of clap.
 pub(super) fn parse(command: Command, arguments: &[OsString]) -> clap::error::Result<ArgMatches> {
     let called = arguments.get(1).and_then(|name| command.find_subcommand(name));
     let takes_any =

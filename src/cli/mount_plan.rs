@@ -21,26 +21,19 @@ use crate::vfs::ViewOptions;
 
 impl MountArgs {
     /// The named pipe that `-o notify_pipe=` names, as an absolute path.
-    ///
-    /// # Errors
-    /// `Usage` for a wrong `-o`; `Io` if there is no working directory.
     pub(super) fn notify_pipe(&self) -> Result<Option<PathBuf>> {
         MountOptions::parse(&self.options)?.notify_pipe.as_ref().map(absolute).transpose()
     }
 
     /// The plan that the arguments describe. Its last path is the mount point.
     ///
-    /// # Errors
-    /// `Usage` if they contradict each other; `Io` if there is no working directory.
+    /// Fails with `Usage` if they contradict each other; `Io` if there is no working directory.
     pub(super) fn plan(&self) -> Result<MountPlan> {
         let (mount_point, archives) = self.split_paths()?;
         self.plan_of(archives, absolute(mount_point)?)
     }
 
     /// The plan to mount `archives` on `mount_point`, an absolute path, with these options.
-    ///
-    /// # Errors
-    /// As `plan`.
     pub(super) fn plan_of(&self, archives: &[PathBuf], mount_point: PathBuf) -> Result<MountPlan> {
         let options = MountOptions::parse(&self.options)?;
         if self.verbose {
@@ -115,9 +108,6 @@ impl MountArgs {
     }
 
     /// The mount point, and the archives before it.
-    ///
-    /// # Errors
-    /// `Usage` if there are fewer than two paths.
     pub(super) fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
         match self.paths.split_last() {
             Some((mount_point, archives)) if !archives.is_empty() => Ok((mount_point, archives)),
@@ -246,9 +236,6 @@ pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
 }
 
 /// The absolute path of `path`. A URL stays as it is.
-///
-/// # Errors
-/// `Io` if there is no working directory, or `path` is empty.
 pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
     if url::is_url(path) {
         return Ok(path.clone());

@@ -61,9 +61,6 @@ pub(super) struct OpenArgs {
 
 impl OpenArgs {
     /// Opens the archive.
-    ///
-    /// # Errors
-    /// The errors of `formats::open`.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
         crate::log::start(Verbosity::Default, None);
         open_watched(slice::from_ref(&self.archive), &self.options())
@@ -95,9 +92,6 @@ impl OpenArgs {
 }
 
 /// Opens archives, with a bar on a terminal if that takes long.
-///
-/// # Errors
-/// The errors of `formats::open`.
 pub(super) fn open_watched(paths: &[PathBuf], options: &OpenOptions) -> Result<Arc<dyn Tree>> {
     let progress = Arc::new(Progress::default());
     let _bar = Bar::watch(&progress);

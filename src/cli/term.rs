@@ -168,9 +168,6 @@ pub(super) fn json_for_output(json: &str) -> String {
 }
 
 /// `value` as JSON for standard output, without a line end.
-///
-/// # Errors
-/// `Io` if it cannot be expressed.
 pub(super) fn json_line(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value)
         .map(|json| json_for_output(&json))
@@ -178,9 +175,6 @@ pub(super) fn json_line(value: &impl Serialize) -> Result<String> {
 }
 
 /// Checks the result of a write to standard output. A reader that closed the pipe is no error.
-///
-/// # Errors
-/// `Io` for any other failure.
 pub(super) fn written(result: std::io::Result<()>) -> Result<()> {
     match result {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -7,25 +7,16 @@ use crate::os::processors::Cores;
 use crate::units::{parse_size, parse_time};
 
 /// Parses a size.
-///
-/// # Errors
-/// The errors of `parse_size`.
 pub(super) fn size(text: &str) -> Result<u64> {
     parse_size(text)
 }
 
 /// Parses a time.
-///
-/// # Errors
-/// The errors of `parse_time`.
 pub(super) fn time(text: &str) -> Result<Duration> {
     parse_time(text)
 }
 
 /// Parses a number of threads.
-///
-/// # Errors
-/// `Usage` for anything but a number from 1 to 1024.
 pub(super) fn threads(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),
@@ -36,8 +27,7 @@ pub(super) fn threads(text: &str) -> Result<usize> {
 
 /// Parses a list of CPU cores.
 ///
-/// # Errors
-/// `Usage` for anything but numbers and ranges from 0 to 1023, or `all`.
+/// Fails with `Usage` for anything but numbers and ranges from 0 to 1023, or `all`.
 pub(super) fn cores(text: &str) -> Result<Cores> {
     text.parse().map_err(|()| {
         Error::new(Kind::Usage, format!("{text:?} is not a list of CPU cores"))

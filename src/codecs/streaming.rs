@@ -20,7 +20,7 @@ pub struct Step {
 pub trait Streaming: Send {
     /// Decodes from `input` into `output` until one of them is used up or the stream ends.
     ///
-    /// # Errors
-    /// `Corrupt` if the input is damaged; `Unsupported` if it needs more memory than is allowed.
+    /// Fails with `Corrupt` if the input is damaged; `Unsupported` if it needs more memory than is
+    /// allowed.
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step>;
 }

@@ -31,18 +31,12 @@ pub(super) fn decode(source: &[u8], target: &mut [u8]) -> Result<usize> {
 }
 
 /// Compresses small data, such as the window of a seek point. Fast rather than small.
-///
-/// # Errors
-/// `Io` if there is no memory.
 pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
     ::zstd::bulk::compress(source, 1).map_err(|error| failed("compress", error))
 }
 
 /// A decoder of consecutive zstd frames, with windows of at most `memory` bytes, but at least 8
 /// MiB.
-///
-/// # Errors
-/// `Io` if there is no memory.
 pub fn zstd_stream(memory: u64) -> Result<impl Streaming> {
     let failed = |error| failed("decompress", error);
     let mut decoder = Decoder::new().map_err(failed)?;

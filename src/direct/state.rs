@@ -66,9 +66,6 @@ impl Page {
 
 impl State {
     /// A page that says that the mount is not served.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn new() -> io::Result<Arc<Self>> {
         let mut alive = Page::new(memory_file::seal_for_others)?;
         // Before Linux 5.1, only that keeps others from writing.
@@ -84,9 +81,6 @@ impl State {
 
     /// Says that the mount is served, until `suspend` or the end of this process. Does nothing
     /// after `end`.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn show_alive(self: &Arc<Self>) -> io::Result<()> {
         let number = watch_over(Arc::clone(self))?;
         self.change(|service| service.thread = Some(number));

@@ -46,8 +46,6 @@ impl Object<'_> {
         fstat(self.descriptor())
     }
 
-    /// # Errors
-    /// `INVAL` for an ID that to chown(2) means no change.
     fn set_owner(&self, uid: u32, gid: u32) -> Result<(), Errno> {
         if [uid, gid].contains(&u32::MAX) {
             return Err(Errno::INVAL);
@@ -85,9 +83,6 @@ impl Object<'_> {
 
 /// Sets everything that the tree says about `object`. What this user or this file system cannot
 /// hold is only reported.
-///
-/// # Errors
-/// Why something else could not be set.
 pub(super) fn restore(
     tree: &dyn Tree,
     attr: &Attr,

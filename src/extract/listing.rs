@@ -57,8 +57,8 @@ pub(super) struct Listing {
 impl Listing {
     /// The part of `tree` that `selection` selects. What cannot be read is reported.
     ///
-    /// # Errors
-    /// `Unsupported` for more than 2^32 directories; errors of the root directory; `Interrupted`.
+    /// Fails with `Unsupported` for more than 2^32 directories; errors of the root directory;
+    /// `Interrupted`.
     pub(super) fn of(tree: &dyn Tree, selection: &Selection, report: &Report<'_>) -> Result<Self> {
         tree.attr(Ino::ROOT)?;
         let root = Directory { parent: DirectoryId::ROOT, ino: Ino::ROOT, name: 0..0 };

@@ -11,8 +11,7 @@ pub(super) const LOCATION: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(O
 
 /// Creates anything but a regular file or a directory. `target` is that of a symbolic link.
 ///
-/// # Errors
-/// Those of the system; `EPERM` for a device if the user may not create devices.
+/// Fails with the error of the system; `EPERM` for a device if the user may not create devices.
 pub(super) fn create(
     directory: &OpenDirectory<'_>,
     name: &[u8],

@@ -51,8 +51,6 @@ impl<'i> Report<'i> {
         self.interrupt.load(Ordering::Relaxed) || self.is_full.load(Ordering::Relaxed)
     }
 
-    /// # Errors
-    /// Why the work had to stop.
     pub(super) fn check_stopped(&self) -> Result<()> {
         if let Some(error) = self.state.lock().fatal.take() {
             return Err(error);

@@ -21,9 +21,6 @@ pub(super) enum Selected {
 
 impl Selection {
     /// The selection of `paths` and everything below them, or of all if there are none.
-    ///
-    /// # Errors
-    /// `NotFound` if one is not in the tree.
     pub(super) fn of(tree: &dyn Tree, paths: &[Vec<u8>]) -> Result<Self> {
         let mut found = Vec::new();
         for path in paths {

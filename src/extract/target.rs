@@ -33,9 +33,6 @@ pub(super) struct Target {
 
 impl Target {
     /// Opens `path`. Creates the directory, for this user alone, if it is missing.
-    ///
-    /// # Errors
-    /// `Io` if that fails.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = |error| Error::io("cannot open the directory", error);
         let (directory, created) = match Directory::open(path) {
@@ -101,8 +98,7 @@ impl<'t> OpenDirectories<'t> {
 
     /// Opens the directory `id`.
     ///
-    /// # Errors
-    /// Those of the system; `ELOOP` or `ENOTDIR` if a symbolic link is in its place.
+    /// Fails with the error of the system; `ELOOP` or `ENOTDIR` if a symbolic link is in its place.
     pub(super) fn open(&mut self, id: DirectoryId) -> rustix::io::Result<OpenDirectory<'t>> {
         // A list and not recursion, because an archive may be arbitrarily deep.
         let mut missing = Vec::new();

@@ -198,9 +198,6 @@ pub struct Compressed {
 }
 
 /// Describes the archive at `path`.
-///
-/// # Errors
-/// As `super::open`; `Corrupt` if the tables are damaged.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
     let files = storage::open_files(slice::from_ref(path), Changes::default())?;
     progress.begin(super::reading_headers(&files));

@@ -86,9 +86,6 @@ pub enum Contents {
 
 /// What `tree` holds. Of at most `most` files, the first bytes are read; further ones count as
 /// archives if their names say so. Stops at the first file that is no archive.
-///
-/// # Errors
-/// Those of the tree, if it cannot be read.
 pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
     let mut scratch = Scratch::default();
     let mut directories = DirectoryWalk::from_root();

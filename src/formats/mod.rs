@@ -115,9 +115,6 @@ pub fn open(
 }
 
 /// The same for open files.
-///
-/// # Errors
-/// As `open`.
 pub fn open_files(
     files: &[Arc<FileStorage>],
     options: &OpenOptions,
@@ -133,9 +130,6 @@ pub fn open_files(
 
 /// The same, but inner archives that cannot be opened are no error. They are returned as findings,
 /// or logged, depending on `options.findings`.
-///
-/// # Errors
-/// As `open`.
 pub fn open_partly(
     files: &[Arc<FileStorage>],
     options: &OpenOptions,

@@ -159,17 +159,11 @@ pub(super) struct Opening<'o> {
 
 impl Opening<'_> {
     /// Opens the archive in `file`. Returns its tree first, then those of inner archives.
-    ///
-    /// # Errors
-    /// As `super::open`.
     pub(super) fn file(&self, file: &Arc<FileStorage>) -> Result<Vec<Layer>> {
         Ok(self.parts(file)?.into_iter().map(|part| part.layer).collect())
     }
 
     /// The same with the formats.
-    ///
-    /// # Errors
-    /// As `super::open`.
     pub(super) fn parts(&self, file: &Arc<FileStorage>) -> Result<Vec<Part>> {
         let name = file.path().display().to_string();
         let OpenOptions { offset, index_policy: policy, ref stats, .. } = *self.options;
@@ -349,8 +343,7 @@ impl Opening<'_> {
     /// Opens an inner archive and adds its trees to `parts`, to be shown in `directory`. Returns
     /// whether it could be opened.
     ///
-    /// # Errors
-    /// `Corrupt` or `Truncated` if it is damaged, unless `options.partial` is set.
+    /// Fails with `Corrupt` or `Truncated` if it is damaged, unless `options.partial` is set.
     fn open_inner(
         &self,
         name: &str,

@@ -26,9 +26,6 @@ impl StoredReads {
 
     /// Reads `range` of the file `ino`, which has `len` bytes from `start` on in the archive. If
     /// the answer is longer, it begins with what is before `range` in the archive.
-    ///
-    /// # Errors
-    /// As `Storage::read_contents_at`.
     pub(super) fn read(
         &self,
         ino: Ino,

@@ -16,9 +16,6 @@ use crate::vfs::{self, Layer, Verified};
 
 /// Reads the whole archive at `path` with `threads` threads. Ignores `options.index_policy`
 /// and `options.findings`.
-///
-/// # Errors
-/// As `super::open`: an archive that cannot be opened cannot be read.
 pub fn verify(
     path: &PathBuf,
     options: &OpenOptions,

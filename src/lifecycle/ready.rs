@@ -77,8 +77,7 @@ impl Ready {
 
     /// Reports that files can be read.
     ///
-    /// # Errors
-    /// `Io` if the descriptor has no reader, or the pipe cannot be written.
+    /// Fails with `Io` if the descriptor has no reader, or the pipe cannot be written.
     pub(in crate::lifecycle) fn announce(&mut self) -> Result<()> {
         if let Some(number) = self.descriptor.take() {
             ready_file(number)?
@@ -89,9 +88,6 @@ impl Ready {
     }
 
     /// Reports to the named pipe that nothing is mounted, unless files could be read before.
-    ///
-    /// # Errors
-    /// `Io` if the pipe cannot be written.
     pub fn report_failure(&mut self) -> Result<()> {
         self.pipe.take().map_or(Ok(()), |pipe| start_notifier(&pipe, MountStatus::Failed))
     }

@@ -70,9 +70,6 @@ impl Directory {
     }
 
     /// Opens the directory at `path`, which has no symbolic links.
-    ///
-    /// # Errors
-    /// As `open`; `ELOOP` if the path contains a link now.
     pub fn open_resolved(path: &Path) -> io::Result<Self> {
         match openat2(CWD, path, FOLLOWING, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
             // Linux before 5.6, or a container forbids openat2(2).
@@ -82,9 +79,6 @@ impl Directory {
     }
 
     /// The directory of `path`, which has no symbolic links, and the name in it.
-    ///
-    /// # Errors
-    /// As `open_resolved`.
     pub fn open_parent(path: &Path) -> io::Result<(Self, &OsStr)> {
         let parent = Self::open_resolved(path.parent().unwrap_or(Path::new("/")))?;
         Ok((parent, path.file_name().unwrap_or_default()))
@@ -98,9 +92,6 @@ impl Directory {
     }
 
     /// Opens the directory at `path`, which no other user can replace, such as /tmp.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn of_system(path: &Path) -> io::Result<Self> {
         let opened = openat(CWD, path, FOLLOWING, Mode::empty())?;
         Ok(Self::of_opened(opened, path.to_owned(), None))
@@ -122,9 +113,6 @@ impl Directory {
     }
 
     /// Opens the directory `name` in this one.
-    ///
-    /// # Errors
-    /// Those of the system; `ENOTDIR` or `ELOOP` for a link.
     pub fn below(&self, name: &OsStr) -> io::Result<Self> {
         let opened = openat(self, name, DIRECTORY, Mode::empty())?;
         let Opened { location, untrusted, .. } = self.opened.as_ref();
@@ -167,9 +155,6 @@ impl Directory {
     }
 
     /// Creates the directory `name`, for this user alone. Returns whether it is new.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn create(&self, name: &OsStr) -> io::Result<bool> {
         match mkdirat(self, name, Mode::RWXU) {
             Ok(()) => Ok(true),
@@ -180,17 +165,11 @@ impl Directory {
 
     /// Gives the owner all permissions, if that is this user: a umask may have denied some. The
     /// permissions of others do not change.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn open_to_owner(&self) -> io::Result<()> {
         self.set_mode(|mode| mode | 0o700)
     }
 
     /// Denies others access, if this user owns it.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn close_to_others(&self) -> io::Result<()> {
         self.set_mode(|mode| if mode & 0o077 == 0 { mode } else { 0o700 })
     }
@@ -221,9 +200,6 @@ impl Directory {
     }
 
     /// The names of the files.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for entry in Dir::new(self.open_with(".".as_ref(), OFlags::DIRECTORY)?)? {
@@ -237,26 +213,17 @@ impl Directory {
     }
 
     /// The metadata of `name`.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn metadata(&self, name: &OsStr) -> io::Result<Metadata> {
         fs::symlink_metadata(self.path().join(name))
     }
 
     /// Opens the file `name`, or creates it for this user alone if `flags` say so.
-    ///
-    /// # Errors
-    /// Those of the system; `ELOOP` for a symbolic link.
     pub fn open_with(&self, name: &OsStr, flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(openat(self, name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
     /// Removes the file `name`. A missing one is no error.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn remove_file(&self, name: &OsStr) -> io::Result<()> {
         match unlinkat(self, name, AtFlags::empty()) {
             Err(error) if error != Errno::NOENT => Err(error.into()),
@@ -265,9 +232,6 @@ impl Directory {
     }
 
     /// Removes the directory `name`, which must be empty.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn remove_directory(&self, name: &OsStr) -> io::Result<()> {
         Ok(unlinkat(self, name, AtFlags::REMOVEDIR)?)
     }
@@ -302,18 +266,12 @@ impl Directory {
     }
 
     /// Opens the file `name` for reading. Does not block on a pipe.
-    ///
-    /// # Errors
-    /// Those of the system; `ELOOP` for a symbolic link.
     pub fn open_file(&self, name: &OsStr) -> io::Result<File> {
         self.open_with(name, OFlags::RDONLY | OFlags::NONBLOCK)
     }
 
     /// Opens the file `name` for appending, or creates it for this user alone. A pipe without a
     /// reader is an error. A link is followed if this user or root owns it.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn append(&self, name: &OsStr) -> io::Result<Appended> {
         self.append_through(name, LINKS_MAX)
     }

@@ -11,9 +11,6 @@ use std::path::Path;
 const INITIAL_CAPACITY: usize = 4096;
 
 /// Reads all of `path`.
-///
-/// # Errors
-/// Those of the system.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(INITIAL_CAPACITY);
     File::open(path)?.read_to_end(&mut bytes)?;
@@ -21,9 +18,6 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 }
 
 /// Reads all of `path` as text.
-///
-/// # Errors
-/// Those of the system; `InvalidData` if it is not UTF-8.
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     String::from_utf8(read(path)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))

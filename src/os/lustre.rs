@@ -39,9 +39,6 @@ pub fn default_stripe_count(directory: &Path) -> Option<u32> {
 }
 
 /// Creates an empty file at `path` with a layout for an archive.
-///
-/// # Errors
-/// Those of starting `lfs`; `Other` if it fails.
 pub fn create(path: &Path) -> io::Result<()> {
     let status = silent().args(LAYOUT).arg(path).status()?;
     match status.success() {

@@ -94,27 +94,18 @@ impl MountId {
 }
 
 /// The visible mount at `mount_point`, an absolute path without symbolic links.
-///
-/// # Errors
-/// `Io` if /proc cannot be read.
 pub(crate) fn topmost(mount_point: &Path) -> Result<Option<MountEntry>> {
     find(|entry| entry.mount_point == mount_point)
 }
 
 /// The last mount that `is_meant` accepts. Some callers unmount or exit if there is none, so an
 /// absence counts only if a second read of the whole table confirms it.
-///
-/// # Errors
-/// `Io` if /proc cannot be read.
 pub(crate) fn find(is_meant: impl Fn(&MountEntry) -> bool) -> Result<Option<MountEntry>> {
     find_in(&mut read_once, is_meant)
 }
 
 /// The id of the mount that `file` was opened on. The kernel knows it without asking the file
 /// system.
-///
-/// # Errors
-/// Those of the system, if /proc cannot be read.
 pub(crate) fn id_of(file: BorrowedFd<'_>) -> std::io::Result<u64> {
     let text = kernel_file::read_text(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
@@ -122,17 +113,11 @@ pub(crate) fn id_of(file: BorrowedFd<'_>) -> std::io::Result<u64> {
 }
 
 /// A file on which poll(2) reports an exceptional condition after each change of the mounts.
-///
-/// # Errors
-/// `Io` if /proc cannot be read.
 pub(crate) fn changes() -> Result<File> {
     File::open(PATH).map_err(|error| Error::io(format!("cannot open {PATH}"), error))
 }
 
 /// All mounts, oldest first.
-///
-/// # Errors
-/// `Io` if /proc cannot be read.
 pub(crate) fn all() -> Result<Vec<MountEntry>> {
     whole(&mut read_once)
 }

@@ -66,9 +66,6 @@ impl Readers {
 impl NewFile {
     /// Creates an empty file in `directory`, open for reading and writing. A temporary name begins
     /// with `prefix`.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn create(directory: &Directory, prefix: &str) -> io::Result<(File, Self)> {
         let flags = OFlags::TMPFILE.bits().cast_signed();
         let mut options = OpenOptions::new();
@@ -85,9 +82,6 @@ impl NewFile {
     }
 
     /// Like `create`, with a temporary name.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn create_named(directory: &Directory, prefix: &str) -> io::Result<(File, Self)> {
         let mut builder = Builder::new();
         builder.prefix(prefix).permissions(Permissions::from_mode(0o600));
@@ -99,9 +93,6 @@ impl NewFile {
 
     /// Like `create_named`, for a file that `make` creates at the path that it gets. The path is
     /// valid in other processes as well.
-    ///
-    /// # Errors
-    /// Those of the system and of `make`.
     pub fn create_by(
         directory: &Directory,
         prefix: &str,
@@ -148,9 +139,6 @@ impl NewFile {
     }
 
     /// Closes the descriptor, for callers with many files: the file gets a temporary name.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn closed(self) -> io::Result<Self> {
         let prefix = self.prefix.clone();
         let (named, directory) = self.named()?;
@@ -171,9 +159,6 @@ impl NewFile {
     }
 
     /// Writes the file `name` with `write`, replacing an existing one. Returns it open for reading.
-    ///
-    /// # Errors
-    /// Those of the system and of `write`.
     pub fn replace(
         directory: &Directory,
         name: &OsStr,

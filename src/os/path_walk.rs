@@ -113,9 +113,6 @@ impl From<Refusal> for io::Error {
 }
 
 /// Resolves the path of a mount point to an absolute path without symbolic links.
-///
-/// # Errors
-/// Why it cannot be resolved.
 pub(crate) fn resolve_mount_point(path: &Path) -> Result<PathBuf, Refusal> {
     let current = || std::env::current_dir().map_err(|error| system(Path::new("."), &error));
     let whole = if path.is_absolute() { path.to_owned() } else { current()?.join(path) };

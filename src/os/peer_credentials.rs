@@ -25,9 +25,6 @@ impl PeerCredentials {
 }
 
 /// The credentials of the process at the other end of `stream` (SO_PEERCRED, unix(7)).
-///
-/// # Errors
-/// The error of getsockopt(2).
 pub(crate) fn of(stream: &UnixStream) -> io::Result<PeerCredentials> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or_default();

@@ -51,9 +51,6 @@ impl ProcessId {
     }
 
     /// This process.
-    ///
-    /// # Errors
-    /// As `of`.
     pub fn own() -> Result<Self> {
         Self::of(rustix::process::getpid().as_raw_nonzero().get())
     }

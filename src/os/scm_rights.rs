@@ -13,9 +13,6 @@ use rustix::net::{
 };
 
 /// Sends `descriptor` over `socket`.
-///
-/// # Errors
-/// The error of the system call, for example EPIPE.
 pub(crate) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
     send_with(socket, b"d", &[descriptor]).map(|_| ())
 }
@@ -50,9 +47,6 @@ pub(crate) fn send_with(
 
 /// Receives a descriptor from `socket`; `None` if the other end closes the socket without sending
 /// one.
-///
-/// # Errors
-/// The error of the system call.
 pub(crate) fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -28,9 +28,6 @@ pub struct SharedBits {
 
 impl SharedBits {
     /// `count` bits, none set.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn new(count: u64) -> io::Result<Self> {
         let words = count.div_ceil(64).saturating_add(HEAD as u64);
         let bytes = words.checked_mul(WORD).ok_or(io::ErrorKind::FileTooLarge)?;

@@ -38,9 +38,6 @@ pub(crate) struct SenderId {
 
 impl SignalReceiver {
     /// Starts to receive `signals`.
-    ///
-    /// # Errors
-    /// `Io` if the system refuses.
     pub(crate) fn new(signals: impl Iterator<Item = i32>) -> Result<Self> {
         let failed = |error| Error::io("signal handlers: cannot be installed", error);
         let (reader, writer) = UnixStream::pair().map_err(failed)?;

@@ -25,17 +25,11 @@ const WITH_BLOCKS: [u64; 2] = [0xef53, 0x5846_5342];
 const ON_THIS_NODE: [u64; 4] = [0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x794c_7630];
 
 /// An unlinked file in the directory at `path`, open for reading and writing.
-///
-/// # Errors
-/// Those of the system.
 pub fn create(path: &Path) -> io::Result<File> {
     create_in(&Directory::open(path)?)
 }
 
 /// Like `create`, in an open directory.
-///
-/// # Errors
-/// Those of the system.
 pub fn create_in(directory: &Directory) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL;
     let file = match directory.open_with(".".as_ref(), flags) {
@@ -57,9 +51,6 @@ fn is_without_unnamed_files(error: &io::Error) -> bool {
 
 /// Bytes that a user can still write to the file system of `file`. `None` if it has no limit
 /// (ramfs).
-///
-/// # Errors
-/// Those of the system.
 pub fn free_bytes(file: &File) -> io::Result<Option<u64>> {
     let statistics = fstatvfs(file)?;
     Ok((statistics.f_blocks > 0).then(|| statistics.f_bavail.saturating_mul(statistics.f_frsize)))
@@ -101,9 +92,6 @@ pub fn reserve(file: &File, len: u64) -> io::Result<()> {
 }
 
 /// Like `reserve`, but fails if the file system cannot do it. Extends the file to `len` bytes.
-///
-/// # Errors
-/// Those of the system.
 pub fn allocate(file: &File, len: u64) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len))
 }

@@ -18,16 +18,12 @@ pub(crate) struct ContentId {
 pub(crate) trait Content: Send + Sync {
     /// Fills `buffer` with the bytes of the file from `offset`.
     ///
-    /// # Errors
-    /// `Changed` if the file was removed or has another size or time than when it was listed; `Io`,
-    /// and the errors of the source.
+    /// Fails with `Changed` if the file was removed or has another size or time than when it was
+    /// listed; `Io`, and the errors of the source.
     fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()>;
 
     /// The next range of stored bytes at or after `offset`; `None` if the rest of the file is a
     /// hole. Called only for files that are `sparse`.
-    ///
-    /// # Errors
-    /// As `read`.
     fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>>;
 
     /// Offset of the bytes in the source. Only the order of these offsets matters. A source returns
@@ -38,9 +34,6 @@ pub(crate) trait Content: Send + Sync {
     }
 
     /// The CRC-32 of the file, if its source records one that `read` does not check.
-    ///
-    /// # Errors
-    /// As `read`.
     fn stored_crc32(&self, key: u64) -> Result<Option<u32>> {
         let _ = key;
         Ok(None)

@@ -215,9 +215,6 @@ impl Reader<'_> {
     }
 
     /// Adds bytes that were read of a file to its checksum.
-    ///
-    /// # Errors
-    /// `Corrupt` if these are the last ones, and the checksum is wrong.
     fn check(
         &self,
         (file, size, content): (InodeId, u64, ContentId),

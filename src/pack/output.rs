@@ -41,9 +41,6 @@ impl Output {
     }
 
     /// Like `create`, in the directory of `path`, which the caller has opened.
-    ///
-    /// # Errors
-    /// As `create`.
     pub(super) fn create_in(
         directory: &Directory,
         path: &Path,
@@ -54,9 +51,6 @@ impl Output {
 
     /// Like `create`. On Lustre, the file is spread over several servers if it becomes large,
     /// unless the directory has a layout for that already.
-    ///
-    /// # Errors
-    /// As `create`.
     pub(crate) fn create_striped(path: &Path, existing: Existing) -> Result<Self> {
         Self::create_by(&open_parent(path)?, path, existing, &|directory| {
             if lustre::default_stripe_count(&directory.path_for_others()) == Some(1) {
@@ -105,9 +99,6 @@ impl Output {
     }
 
     /// Overwrites the bytes at `offset`, which must have been written before.
-    ///
-    /// # Errors
-    /// As `append`.
     pub(crate) fn overwrite(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
         let written =
             self.file.flush().and_then(|()| self.file.get_ref().write_all_at(bytes, offset));
@@ -115,9 +106,6 @@ impl Output {
     }
 
     /// Cuts the file off at `len` bytes.
-    ///
-    /// # Errors
-    /// As `append`.
     pub(crate) fn truncate(&mut self, len: u64) -> Result<()> {
         let cut = self.file.flush().and_then(|()| {
             self.file.get_ref().set_len(len)?;
@@ -129,17 +117,11 @@ impl Output {
     }
 
     /// Flushes the file to the disk and gives it its name.
-    ///
-    /// # Errors
-    /// As `create` and `append`.
     pub(crate) fn publish(self) -> Result<()> {
         self.seal()?.publish()
     }
 
     /// Flushes the file to the disk. Nothing can be appended afterwards.
-    ///
-    /// # Errors
-    /// As `append`.
     pub(crate) fn seal(self) -> Result<Sealed> {
         let Self { path, existing, file, new, .. } = self;
         let failed = |error| cannot_write(&path, error);
@@ -180,9 +162,6 @@ impl Sealed {
     }
 
     /// Closes the file to save descriptors; a temporary name keeps it.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(crate) fn closed(self) -> Result<Self> {
         let Self { path, existing, new } = self;
         let new = new.closed().map_err(|error| cannot_name(&path, error))?;

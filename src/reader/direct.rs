@@ -37,9 +37,6 @@ struct Tables {
 
 impl DirectReads {
     /// Answers a client that asks: later, never, or with the descriptors.
-    ///
-    /// # Errors
-    /// Those of the socket.
     pub(super) fn answer(
         self: &Arc<Self>,
         client: &UnixStream,

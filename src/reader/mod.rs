@@ -34,9 +34,6 @@ const LINGER: Duration = Duration::from_secs(5);
 pub type Describe = fn(&Attr, &[u8], Option<&[u8]>) -> Result<Vec<u8>>;
 
 /// Serves `tree` to the clients of `listener`, until there are none.
-///
-/// # Errors
-/// The error of accept(2) or poll(2).
 pub fn serve(tree: Arc<dyn Tree>, listener: &UnixListener, describe: Describe) -> io::Result<()> {
     // A client holds a clone of it while it is connected.
     let connected = Arc::new(());

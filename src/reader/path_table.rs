@@ -35,8 +35,8 @@ const HEADROOM_PART: u64 = 8;
 
 /// The table of all regular files of `tree`.
 ///
-/// # Errors
-/// `Unsupported` if it would take too much memory; `Corrupt` or `Io` if directories cannot be read.
+/// Fails with `Unsupported` if it would take too much memory; `Corrupt` or `Io` if directories
+/// cannot be read.
 pub(super) fn build(tree: &dyn Tree) -> Result<File> {
     let most = memory::headroom().map_or(u64::MAX, |headroom| headroom.bytes) / HEADROOM_PART;
     let count = tree.totals().inodes.saturating_mul(SLOTS_FOR_4) / 4 + 1;

@@ -92,17 +92,11 @@ impl Request {
 }
 
 /// Sends a successful reply.
-///
-/// # Errors
-/// Those of the socket.
 pub(super) fn succeed(client: &mut impl Write, size: u64, payload: &[u8]) -> io::Result<()> {
     send(client, &header(0, size, payload.len() as u64, None), payload)
 }
 
 /// Sends a part of a file of `size` bytes with this checksum.
-///
-/// # Errors
-/// Those of the socket.
 pub(super) fn send_part(
     client: &mut impl Write,
     (size, crc32): (u64, Option<u32>),
@@ -112,9 +106,6 @@ pub(super) fn send_part(
 }
 
 /// Sends `error`.
-///
-/// # Errors
-/// Those of the socket.
 pub(super) fn fail(client: &mut impl Write, error: &Error) -> io::Result<()> {
     #[derive(Serialize)]
     struct Failure<'e> {

@@ -49,9 +49,6 @@ impl<'b> Wanted<'b> {
 
 /// Reads what `wanted` misses, which `request` asked for, from `response`, or the first part of it.
 /// `opened` is the version and the size that were opened; `None` while the file is being opened.
-///
-/// # Errors
-/// What is wrong with the answer. What arrived before is kept.
 pub(super) fn read(
     response: Response<Body>,
     request: &Request,
@@ -89,9 +86,6 @@ enum AnswerKind {
 }
 
 /// What an answer of `version` contains. `opened` is as in `read`.
-///
-/// # Errors
-/// If the status alone says what is wrong.
 fn check_status(
     head: &Parts,
     version: &Version,

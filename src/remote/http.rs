@@ -61,9 +61,6 @@ impl Request {
     }
 
     /// The answer, whatever its status.
-    ///
-    /// # Errors
-    /// Those of the connection.
     pub(super) fn send(&self) -> Result<Response<Body>, Failure> {
         let mut request = agent(&self.url, self.certificates.as_ref())?.get(&self.url);
         for (name, value) in &self.headers {
@@ -85,8 +82,6 @@ static REQUESTS: Mutex<usize> = Mutex::new(0);
 static REQUEST_ENDED: Condvar = Condvar::new();
 
 impl Slot {
-    /// # Errors
-    /// If all are taken until the deadline.
     pub(super) fn take() -> Result<Self, Failure> {
         let mut requests = REQUESTS.lock();
         while *requests >= REQUESTS_MAX {

@@ -154,9 +154,6 @@ impl RemoteFile {
     }
 
     /// The same for a file without which archfs does as well.
-    ///
-    /// # Errors
-    /// As `open`.
     pub fn open_briefly(name: &Path) -> Result<Self> {
         let limits = Limits { opening: BRIEF, ..LIMITS };
         Self::open_at(server_of(name)?, Validators::All, limits)

@@ -41,9 +41,6 @@ impl State {
 
 impl Plain {
     /// The file at `url`.
-    ///
-    /// # Errors
-    /// `Usage` if it is not valid.
     pub(super) fn of(url: &str) -> Result<Self> {
         let address = Address::of(url).ok_or_else(|| Error::new(Kind::Usage, "not a valid URL"))?;
         Ok(Self { address, state: Mutex::default() })

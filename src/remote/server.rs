@@ -37,8 +37,7 @@ enum Location {
 impl Server {
     /// Where the URL with this name leads.
     ///
-    /// # Errors
-    /// `Usage` if it is not valid; `Io` if the configuration of S3 cannot be read.
+    /// Fails with `Usage` if it is not valid; `Io` if the configuration of S3 cannot be read.
     pub(super) fn of(name: &str) -> Result<Self> {
         Self::with(name, Environment::of_process())
     }
@@ -60,9 +59,6 @@ impl Server {
 
     /// Reads what `wanted` misses, or the first part of it. `opened` is the version and the size
     /// that were opened.
-    ///
-    /// # Errors
-    /// Why it failed. What arrived before is kept.
     pub(super) fn get(
         &self,
         wanted: &mut Wanted<'_>,

@@ -134,9 +134,6 @@ pub fn near_copy(
 
 /// Reads `files` in order from several threads, at most `most` bytes, to load them into the page
 /// cache.
-///
-/// # Errors
-/// As `Storage::read_exact_at`.
 pub fn read_first(files: &[Arc<FileStorage>], most: u64) -> Result<()> {
     let mut left = most;
     let read = |file: &Arc<FileStorage>| {

@@ -113,9 +113,6 @@ impl Version {
     }
 
     /// Fails if another version was seen earlier.
-    ///
-    /// # Errors
-    /// `Changed`.
     pub(super) fn check_seen(&self, path: &Path) -> Result<()> {
         match self.has_changed.load(Ordering::Relaxed) && self.changes != Changes::Allowed {
             true => Err(changed(path)),
@@ -124,9 +121,6 @@ impl Version {
     }
 
     /// Fails if `file` is another version now.
-    ///
-    /// # Errors
-    /// `Changed`.
     pub(super) fn check(&self, file: &File, path: &Path) -> Result<()> {
         if self.has_changed.load(Ordering::Relaxed) {
             return self.check_seen(path);
@@ -141,18 +135,12 @@ impl Version {
     }
 
     /// Like `check`, but asks the file system itself.
-    ///
-    /// # Errors
-    /// `Changed`.
     pub(super) fn check_now(&self, file: &File, path: &Path) -> Result<()> {
         self.check_seen(path)?;
         refreshed(file).map_or(Ok(()), |found| self.compare(found, file, path))
     }
 
     /// Fails if `file`, which has the attributes `found`, is another version.
-    ///
-    /// # Errors
-    /// `Changed`.
     pub(super) fn compare(&self, found: Attributes, file: &File, path: &Path) -> Result<()> {
         let is_like = self.is_like(found);
         if is_like && (self.has_same_change(found) || self.has_same_head(file)) {

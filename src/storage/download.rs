@@ -13,9 +13,6 @@ const PIECE: usize = 2 << 20;
 
 /// All of the file at the URL `path`, in an unlinked file, and its version. `None` if it cannot be
 /// had, or has more than `most` bytes.
-///
-/// # Errors
-/// `Io` if there is no space for it.
 pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<(File, Version)>> {
     let missing = |error: Error| {
         log::info!("{error}");

@@ -96,9 +96,6 @@ impl KeptCopies {
     }
 
     /// Those in `parent`, if their directory exists.
-    ///
-    /// # Errors
-    /// As `open`.
     pub fn existing(parent: &Directory, shown: &Path) -> Result<Option<Self>> {
         match parent.metadata(&directory_name()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -68,16 +68,12 @@ pub trait Storage: Send + Sync {
 
     /// Fills `buffer` with the bytes at `offset`.
     ///
-    /// # Errors
-    /// `Corrupt` if the storage ends before the buffer is full; `Io` if the system reports an
-    /// error.
+    /// Fails with `Corrupt` if the storage ends before the buffer is full; `Io` if the system
+    /// reports an error.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
     /// Like `read_exact_at`, for the contents of a file of the archive. The bytes around them
     /// belong to other files, so the storage should not read them as well.
-    ///
-    /// # Errors
-    /// As `read_exact_at`.
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.read_exact_at(buffer, offset)
     }

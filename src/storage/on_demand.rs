@@ -12,9 +12,6 @@ use crate::error::Result;
 use crate::sync::Arc;
 
 /// `files`, those at URLs through one copy.
-///
-/// # Errors
-/// `Io` if there is no directory for the copy.
 pub(super) fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<FileStorage>>> {
     let remote: Vec<_> = files.iter().filter(|file| file.is_remote()).cloned().collect();
     if remote.is_empty() {

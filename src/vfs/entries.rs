@@ -21,9 +21,6 @@ pub struct Entry {
 }
 
 /// The entries of the directory `ino`, without `.` and `..`, in the order of the tree.
-///
-/// # Errors
-/// As `Tree::read_dir`.
 pub fn entries(tree: &dyn Tree, ino: Ino) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
     tree.read_dir(ino, Cookie::START, &mut |entry| {
@@ -35,9 +32,6 @@ pub fn entries(tree: &dyn Tree, ino: Ino) -> Result<Vec<Entry>> {
 }
 
 /// Lists the first names of the root. The tables of an image are otherwise read when they are used.
-///
-/// # Errors
-/// As `Tree::read_dir`.
 pub fn list_root(tree: &dyn Tree) -> Result<()> {
     let mut names = 0;
     tree.read_dir(Ino::ROOT, Cookie::START, &mut |_| {

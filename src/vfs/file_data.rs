@@ -18,9 +18,6 @@ pub fn piece_of(left: u64) -> u32 {
 }
 
 /// The first offset from `offset` on at which a file of `size` bytes has data, or `size`.
-///
-/// # Errors
-/// As `Tree::seek`, but not at the end of the file.
 pub fn next_data(tree: &dyn Tree, ino: Ino, offset: u64, size: u64) -> Result<u64> {
     match tree.seek(ino, offset, SeekTarget::Data) {
         Err(error) if error.kind() == Kind::PastEnd => Ok(size),
@@ -29,9 +26,6 @@ pub fn next_data(tree: &dyn Tree, ino: Ino, offset: u64, size: u64) -> Result<u6
 }
 
 /// At least one and at most `size` bytes of a file, from an `offset` before its recorded end.
-///
-/// # Errors
-/// As `Tree::read`; `Corrupt` if the file ends there.
 pub fn read_some<'s>(
     tree: &dyn Tree,
     ino: Ino,

@@ -43,21 +43,20 @@ pub use view::{View, ViewOptions};
 pub trait Tree: Send + Sync {
     /// The attributes of `ino`.
     ///
-    /// # Errors
-    /// `Corrupt` or `Io` if the inode cannot be read; `NotFound` if the tree has no such inode.
+    /// Fails with `Corrupt` or `Io` if the inode cannot be read; `NotFound` if the tree has no such
+    /// inode.
     fn attr(&self, ino: Ino) -> Result<Attr>;
 
     /// The entry `name` of the directory `parent`, or `None` if there is no such entry.
     ///
-    /// # Errors
-    /// `NotADirectory`; `Corrupt` or `Io` if the directory cannot be read.
+    /// Fails with `NotADirectory`; `Corrupt` or `Io` if the directory cannot be read.
     fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>>;
 
     /// Visits the entries of a directory after `cookie`, without `.` and `..`, until `visit`
     /// breaks.
     ///
-    /// # Errors
-    /// `NotADirectory`; `InvalidInput` for a cookie that was never returned; `Corrupt` or `Io`.
+    /// Fails with `NotADirectory`; `InvalidInput` for a cookie that was never returned; `Corrupt`
+    /// or `Io`.
     fn read_dir(
         &self,
         ino: Ino,
@@ -67,15 +66,15 @@ pub trait Tree: Send + Sync {
 
     /// The target of a symbolic link, byte for byte.
     ///
-    /// # Errors
-    /// `InvalidInput` if `ino` is not a symbolic link; `Corrupt` (`link_target`) or `Io`.
+    /// Fails with `InvalidInput` if `ino` is not a symbolic link; `Corrupt` (`link_target`) or
+    /// `Io`.
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>>;
 
     /// Reads up to `size` bytes of a regular file from `offset`; fewer only at the end of the file.
     /// `scratch` holds data that no cache holds; it is reused from call to call.
     ///
-    /// # Errors
-    /// `InvalidInput` or `IsADirectory` if `ino` is not a regular file; `Corrupt` or `Io`.
+    /// Fails with `InvalidInput` or `IsADirectory` if `ino` is not a regular file; `Corrupt` or
+    /// `Io`.
     fn read<'s>(
         &self,
         ino: Ino,
@@ -86,23 +85,16 @@ pub trait Tree: Send + Sync {
 
     /// The first data or hole at or after `offset`, as lseek(2) defines SEEK_DATA and SEEK_HOLE.
     ///
-    /// # Errors
-    /// `PastEnd` if there is none; `InvalidInput` if `ino` is not a regular file.
+    /// Fails with `PastEnd` if there is none; `InvalidInput` if `ino` is not a regular file.
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64>;
 
     /// Whether any object of the tree may have extended attributes.
     fn has_xattrs(&self) -> bool;
 
     /// The names of the extended attributes of `ino`, each followed by a NUL byte (listxattr(2)).
-    ///
-    /// # Errors
-    /// `Corrupt` or `Io`.
     fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>>;
 
     /// The value of the extended attribute `name` of `ino`.
-    ///
-    /// # Errors
-    /// `NoAttribute` if there is no such attribute; `Corrupt` or `Io`.
     fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
 
     /// Sizes of the whole tree, for statfs(2).
@@ -111,9 +103,6 @@ pub trait Tree: Send + Sync {
     /// The parent directory of the directory `ino`; for the root, itself. `None` if the archive
     /// does not say. The kernel asks only to open a file handle of a directory (`fuse`), so this
     /// may be as slow as a scan of all directories.
-    ///
-    /// # Errors
-    /// `NotADirectory`; `Corrupt` or `Io`.
     fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
         Ok((ino == Ino::ROOT).then_some(ino))
     }
@@ -126,9 +115,6 @@ pub trait Tree: Send + Sync {
 
     /// Offset in the archive at which the contents of the regular file `ino` begin. Only the order
     /// is significant: reading files in this order reads the archive sequentially.
-    ///
-    /// # Errors
-    /// As `read`.
     fn data_offset(&self, ino: Ino) -> Result<u64> {
         let _ = ino;
         Ok(0)
@@ -136,9 +122,6 @@ pub trait Tree: Send + Sync {
 
     /// Visits regular files whose bytes the archive stores as they are, in an open file. It may
     /// leave out any of them. Reads all inodes, so call it from a thread of its own.
-    ///
-    /// # Errors
-    /// `Corrupt` or `Io` if the inodes cannot be read.
     fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
         let _ = visit;
         Ok(())
@@ -146,9 +129,6 @@ pub trait Tree: Send + Sync {
 
     /// The CRC-32 of the contents of the regular file `ino`, if the archive records one that `read`
     /// does not check. Readers of whole files do (`ContentCheck`).
-    ///
-    /// # Errors
-    /// As `read`.
     fn stored_crc32(&self, ino: Ino) -> Result<Option<u32>> {
         let _ = ino;
         Ok(None)

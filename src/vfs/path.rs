@@ -32,9 +32,6 @@ pub fn resolve(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
 }
 
 /// Like `resolve`, but follows a symbolic link as the last component, inside the tree.
-///
-/// # Errors
-/// As `resolve`.
 pub fn resolve_through(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
     walk(tree, path, LastLink::Follow)
 }

@@ -38,9 +38,6 @@ struct Row {
 
 impl Top {
     /// Finds `count` of each kind in the archive that `open` names.
-    ///
-    /// # Errors
-    /// Errors of the tree, with the path.
     pub(super) fn find(open: &OpenArgs, count: usize, progress: &Progress) -> Result<Self> {
         let tree = open.open()?;
         progress.begin("measuring directories");

@@ -62,9 +62,6 @@ pub(super) fn long_line(
 }
 
 /// The JSON object.
-///
-/// # Errors
-/// `Io`.
 pub(in crate::cli) fn json_line(
     attr: &Attr,
     path: &[u8],

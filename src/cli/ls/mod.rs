@@ -158,9 +158,6 @@ impl Listing<'_> {
     }
 
     /// Lists what `pattern` matches.
-    ///
-    /// # Errors
-    /// `NotFound` if nothing matches.
     fn matches(&mut self, pattern: &[u8]) -> Result<()> {
         let parsed = Pattern::parse(pattern)?;
         let root =

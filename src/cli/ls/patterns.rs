@@ -41,9 +41,6 @@ impl Pattern {
     }
 
     /// Compiles `pattern`.
-    ///
-    /// # Errors
-    /// `Usage` if it is not UTF-8 or has an unbalanced bracket.
     pub(super) fn parse(pattern: &[u8]) -> Result<Self> {
         let shown = String::from_utf8_lossy(pattern);
         let failed = |why: &str| Error::new(Kind::Usage, format!("{shown}: {why}"));

@@ -38,9 +38,6 @@ impl Found {
 }
 
 /// The entries of `directory`, sorted by byte.
-///
-/// # Errors
-/// Errors of the tree, with the path.
 pub(super) fn entries(tree: &dyn Tree, open: &OpenArgs, directory: &Found) -> Result<Vec<Found>> {
     let mut entries = Vec::new();
     let listed = tree.read_dir(directory.ino, Cookie::START, &mut |entry| {
@@ -55,9 +52,6 @@ pub(super) fn entries(tree: &dyn Tree, open: &OpenArgs, directory: &Found) -> Re
 
 /// Calls `visit` for each entry below `root`, with the state that it returned for the directory of
 /// the entry. It does not enter a directory for which `visit` returns `None`.
-///
-/// # Errors
-/// Errors of the tree and of `visit`.
 pub(super) fn walk<S>(
     tree: &dyn Tree,
     open: &OpenArgs,

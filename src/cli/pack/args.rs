@@ -160,9 +160,6 @@ enum ProfileName {
 
 impl Args {
     /// The request that the arguments describe.
-    ///
-    /// # Errors
-    /// `Usage` if they contradict each other.
     pub(super) fn request(&self) -> Result<Request> {
         let (archive, sources) = self.split_paths()?;
         let epoch = epoch(env::var_os("SOURCE_DATE_EPOCH").as_deref())?;

@@ -53,9 +53,6 @@ impl<'s> Summary<'s> {
     }
 
     /// One JSON object.
-    ///
-    /// # Errors
-    /// None in practice.
     pub(super) fn json(&self, problems: usize, hidden: u64, excluded: u64) -> Result<String> {
         let (format, rest) = match self.archive {
             CreatedArchive::Image(layout) => ("squashfs", serde_json::to_value(layout)),

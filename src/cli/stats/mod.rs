@@ -92,9 +92,6 @@ pub(super) fn print_chart(json: &str) {
 }
 
 /// The mount points `given`, or those of all live mounts of this user.
-///
-/// # Errors
-/// `NotMounted` if there are none; `Io`.
 fn mount_points(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
     if !given.is_empty() {
         return Ok(given.to_vec());

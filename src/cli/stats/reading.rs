@@ -61,9 +61,6 @@ pub(super) struct Cache {
 
 impl Reading {
     /// Parses the JSON of a daemon.
-    ///
-    /// # Errors
-    /// `Io` if it is not such JSON.
     pub(super) fn parse(json: &str) -> Result<Self> {
         serde_json::from_str(json).map_err(|error| {
             Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)

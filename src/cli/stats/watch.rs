@@ -61,9 +61,6 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 }
 
 /// Reads the counters of all mounts that still exist.
-///
-/// # Errors
-/// `NotMounted` if none does; `Io`; `TimedOut`.
 fn look(args: &Args) -> Result<Vec<(PathBuf, Reading)>> {
     let mut readings = Vec::new();
     let mut missing = None;

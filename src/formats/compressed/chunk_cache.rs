@@ -169,9 +169,6 @@ impl ChunkCache {
 
     /// Checks that the job has `memory_needed` bytes for decoding a chunk, if that is more than the
     /// cache.
-    ///
-    /// # Errors
-    /// `Io` if it does not.
     pub(super) fn check(&self, memory_needed: u64) -> Result<()> {
         if memory_needed <= self.initial_capacity {
             return Ok(());
@@ -217,8 +214,8 @@ impl ChunkCache {
     /// The chunk `key`, from the cache or from `decode`, which takes `memory_needed` bytes. Waits
     /// until there is room for them.
     ///
-    /// # Errors
-    /// The error of `decode`. `Busy` if the chunk is decoded ahead and there is no room now.
+    /// Fails with the error of `decode`, or with `Busy` if the chunk is decoded ahead and there is
+    /// no room now.
     pub(in crate::formats) fn get_or_decode(
         &self,
         key: (u32, u32),

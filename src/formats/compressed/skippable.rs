@@ -27,9 +27,8 @@ pub(super) fn is_at_start(head: &[u8]) -> bool {
 /// The first bytes after the skippable frames at the start of `storage`. Reads only the headers of
 /// the frames, which may have any length.
 ///
-/// # Errors
-/// `Truncated` if the file ends in one; `UnknownFormat` if it ends after one; `Unsupported` if
-/// there are too many; `Io`.
+/// Fails with `Truncated` if the file ends in one; `UnknownFormat` if it ends after one;
+/// `Unsupported` if there are too many; `Io`.
 pub(super) fn head_after(storage: &dyn Storage) -> Result<Vec<u8>> {
     let mut start = 0_u64;
     for _ in 0..=SKIPPABLE_FIRST_MAX {

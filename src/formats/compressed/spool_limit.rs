@@ -52,9 +52,6 @@ impl SpoolLimit {
     }
 
     /// Sets the limit from the file system of `file`, unless it was set for an earlier file.
-    ///
-    /// # Errors
-    /// The error of the system call.
     pub(super) fn measure(&self, file: &File) -> io::Result<()> {
         let half = free_bytes(file)?.unwrap_or(u64::MAX) / 2;
         let memory = if is_in_memory(file) { memory::headroom() } else { None };

@@ -19,9 +19,6 @@ pub(in crate::formats) fn ino_of(id: NodeId) -> Ino {
 
 impl Index {
     /// The node with the inode number `ino`, or the target of that hard link.
-    ///
-    /// # Errors
-    /// `NotFound` if there is none; `Corrupt`, `Io`.
     pub(in crate::formats) fn node_of(&self, ino: Ino) -> Result<(NodeId, Node)> {
         let id = ino.number().checked_sub(1).and_then(|id| NodeId::try_from(id).ok());
         let id = id.filter(|&id| id < self.len()).ok_or_else(|| {
@@ -33,9 +30,6 @@ impl Index {
     }
 
     /// The attributes of a node.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Io`.
     pub(in crate::formats) fn attr(&self, id: NodeId, node: &Node) -> Result<Attr> {
         let (size, allocated, device) = match node.content() {
             Content::Sparse { map } => (node.size, self.map(id, node, map)?.stored, 0),
@@ -70,9 +64,6 @@ impl Index {
     }
 
     /// The entry `name` of the directory `parent`: its node, or the target of a hard link.
-    ///
-    /// # Errors
-    /// As `Tree::lookup`.
     pub(in crate::formats) fn lookup(
         &self,
         parent: Ino,
@@ -83,9 +74,6 @@ impl Index {
     }
 
     /// Visits the entries of a directory.
-    ///
-    /// # Errors
-    /// As `Tree::read_dir`.
     pub(in crate::formats) fn read_dir(
         &self,
         ino: Ino,
@@ -105,9 +93,6 @@ impl Index {
     }
 
     /// The target of a symbolic link that the index has.
-    ///
-    /// # Errors
-    /// As `Tree::read_link`.
     pub(in crate::formats) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let (_, node) = self.node_of(ino)?;
         match node.content() {
@@ -117,9 +102,6 @@ impl Index {
     }
 
     /// The parent of a directory; the root is its own.
-    ///
-    /// # Errors
-    /// As `Tree::parent`.
     pub(in crate::formats) fn parent_of(&self, ino: Ino) -> Result<Ino> {
         let (id, _) = self.directory(ino)?;
         Ok(ino_of(self.named(self.parent(id))?))

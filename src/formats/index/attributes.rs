@@ -25,8 +25,7 @@ impl Index {
 
     /// Visits the attributes of a node.
     ///
-    /// # Errors
-    /// `Corrupt` if Linux cannot show them. `Io`. The errors of `visit`.
+    /// Fails with `Corrupt` if Linux cannot show them. `Io`. The errors of `visit`.
     pub(in crate::formats) fn xattrs_of(&self, id: NodeId, visit: &mut Visit<'_>) -> Result<()> {
         let read = |nth| {
             let bytes: [u8; WITH_XATTRS_LEN] = self.record(Section::WithXattrs, nth)?;
@@ -78,9 +77,6 @@ impl Index {
     }
 
     /// Reads the value of an attribute.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Io`.
     pub(in crate::formats) fn value(&self, value: Value) -> Result<Vec<u8>> {
         let mut bytes = vec![0; index(value.len.min(XATTR_VALUE_MAX))];
         self.read_section(Section::Xattrs, value.offset, &mut bytes)?;

@@ -96,8 +96,7 @@ impl Blocks {
 
     /// Fills `buffer` with the bytes from `offset`.
     ///
-    /// # Errors
-    /// `Corrupt` if they are damaged or missing. `Io` if they cannot be read.
+    /// Fails with `Corrupt` if they are damaged or missing. `Io` if they cannot be read.
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.backing {
             Backing::Memory(bytes) => {
@@ -168,9 +167,6 @@ impl Blocks {
     }
 
     /// Copies all bytes into memory and checks them.
-    ///
-    /// # Errors
-    /// As `read`.
     pub(super) fn into_memory(self) -> Result<Self> {
         let mut bytes = vec![0; index(self.len)];
         self.read(0, &mut bytes)?;

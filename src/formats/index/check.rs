@@ -16,9 +16,6 @@ use crate::vfs::{FileKind, Name};
 
 impl Index {
     /// Rejects an index that is not a tree, or that points outside itself or the archive.
-    ///
-    /// # Errors
-    /// `Corrupt`, with the reason.
     pub(super) fn check(&self) -> Result<()> {
         self.check_root()?;
         self.check_tables()?;
@@ -155,9 +152,6 @@ impl Index {
     }
 
     /// Whether `other` shows the same tree. Notes and findings may differ.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Io` if one of the two cannot be read.
     pub(in crate::formats) fn is_same_tree(&self, other: &Self) -> Result<bool> {
         let has_same_len = |&section: &Section| {
             self.section_lens.len_of(section) == other.section_lens.len_of(section)

@@ -76,9 +76,8 @@ impl IndexFile {
     /// Opens the index in `file`, if `accept` returns no error for its key. Reads only the key
     /// before that. Allocates no more than the length of the file allows.
     ///
-    /// # Errors
-    /// `Corrupt` if it is not an index, has another version, or is damaged. The errors of `accept`.
-    /// `Io`.
+    /// Fails with `Corrupt` if it is not an index, has another version, or is damaged. The errors
+    /// of `accept`. `Io`.
     pub(in crate::formats) fn open(
         file: Arc<dyn Storage>,
         options: &IndexOptions<'_>,

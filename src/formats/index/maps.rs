@@ -22,8 +22,7 @@ pub(in crate::formats) struct Map {
 impl Index {
     /// The map with `number`, which belongs to the sparse file `id` with record `node`.
     ///
-    /// # Errors
-    /// `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
+    /// Fails with `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
     pub(in crate::formats) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
         let wrong = || wrong(id, "its sparse map is not valid");
         if number >= self.section_lens.count(Section::Maps, MAP_LEN) {
@@ -69,8 +68,8 @@ impl Index {
 
     /// Visits the segments of `map` that end after `offset`, in ascending order.
     ///
-    /// # Errors
-    /// `Corrupt` if a segment is out of order, outside the file, or outside the archive. `Io`.
+    /// Fails with `Corrupt` if a segment is out of order, outside the file, or outside the archive.
+    /// `Io`.
     pub(in crate::formats) fn segments(
         &self,
         map: &Map,

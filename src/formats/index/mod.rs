@@ -117,9 +117,8 @@ impl Index {
 
     /// The node with number `id`.
     ///
-    /// # Errors
-    /// `Corrupt` if there is no such node, or if a file system cannot show it. `Io` if the index
-    /// cannot be read.
+    /// Fails with `Corrupt` if there is no such node, or if a file system cannot show it. `Io` if
+    /// the index cannot be read.
     pub(in crate::formats) fn node(&self, id: NodeId) -> Result<Node> {
         let node = Node::from_bytes(&self.record(Section::Nodes, id.into())?)?;
         match self.fault_of(id, &node) {
@@ -164,9 +163,6 @@ impl Index {
     }
 
     /// The node that `id` refers to: the target of a hard link, or else the node itself.
-    ///
-    /// # Errors
-    /// As `node`.
     pub(in crate::formats) fn resolve_hard_link(&self, id: NodeId) -> Result<(NodeId, Node)> {
         let node = self.node(id)?;
         self.resolve_node(id, node)
@@ -186,9 +182,6 @@ impl Index {
     }
 
     /// The child `id` of the directory `parent`: its own node, and the node it refers to.
-    ///
-    /// # Errors
-    /// As `node`. `Corrupt` if it is a child of another directory.
     pub(in crate::formats) fn child(
         &self,
         parent: NodeId,
@@ -202,9 +195,6 @@ impl Index {
     }
 
     /// The parent of the directory `id`. The root is its own parent.
-    ///
-    /// # Errors
-    /// As `node`. `Corrupt` if `id` is not among the children of that parent.
     pub(in crate::formats) fn parent(&self, id: NodeId) -> Result<NodeId> {
         let parent = self.node(id)?.parent;
         let is_child = match self.node(parent)?.content() {
@@ -220,9 +210,6 @@ impl Index {
     }
 
     /// The name of a node.
-    ///
-    /// # Errors
-    /// As `node`.
     pub(in crate::formats) fn name<'b>(
         &self,
         node: &Node,
@@ -239,9 +226,6 @@ impl Index {
 
     /// Finds the child `name` of the directory `parent`, whose `count` children start at `first`.
     /// Returns the node that it refers to.
-    ///
-    /// # Errors
-    /// As `child`.
     pub(in crate::formats) fn find(
         &self,
         parent: NodeId,
@@ -269,9 +253,6 @@ impl Index {
     }
 
     /// The target of a symbolic link: `len` bytes at `offset` in the names.
-    ///
-    /// # Errors
-    /// As `node`.
     pub(in crate::formats) fn target(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let mut target = vec![0; index(len).min(MEMBER_PATH_MAX)];
         self.read_section(Section::Names, offset, &mut target)?;
@@ -279,9 +260,6 @@ impl Index {
     }
 
     /// Number of names of a node.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Io`.
     pub(in crate::formats) fn link_count(&self, id: NodeId) -> Result<u32> {
         let read = |nth| {
             let bytes: [u8; LINK_COUNT_LEN] = self.record(Section::LinkCounts, nth)?;

@@ -26,9 +26,6 @@ impl Default for NewTree {
 
 impl NewTree {
     /// Adds all of `members`, which belong to `archive`. Appends the tars among them to `inner`.
-    ///
-    /// # Errors
-    /// `Io` if there is no room for them. `Unsupported` if there are too many names.
     pub(in crate::formats) fn add(
         &mut self,
         archive: ArchiveRange,
@@ -39,9 +36,6 @@ impl NewTree {
     }
 
     /// Adds the members from the `nth` on.
-    ///
-    /// # Errors
-    /// As `add`.
     pub(in crate::formats) fn add_from(
         &mut self,
         archive: ArchiveRange,
@@ -60,9 +54,6 @@ impl NewTree {
     }
 
     /// Finishes the tree.
-    ///
-    /// # Errors
-    /// `Io` if there is no room for it.
     pub(in crate::formats) fn finish(mut self) -> Result<FinishedTree> {
         let mut finished = self.builder.finish(&mut self.notes)?;
         (finished.notes, finished.findings) = self.notes.finish();

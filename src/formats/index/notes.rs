@@ -197,8 +197,7 @@ fn shown_line(note: &str) -> String {
 
 /// Logs `notes`, which belong to the archive `name`, if `logs_notes` is set.
 ///
-/// # Errors
-/// `Corrupt` if a note says that members are missing, unless `partial` is set.
+/// Fails with `Corrupt` if a note says that members are missing, unless `partial` is set.
 pub(in crate::formats) fn report(
     name: &str,
     notes: &[String],
@@ -219,9 +218,6 @@ pub(in crate::formats) fn report(
 }
 
 /// Refuses an archive of which members are missing.
-///
-/// # Errors
-/// `Corrupt` if a note says so.
 fn check_complete(notes: &[String]) -> Result<()> {
     let mut losses = notes.iter().filter(|note| is_loss(note));
     let Some(first) = losses.next() else { return Ok(()) };

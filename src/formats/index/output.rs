@@ -23,9 +23,6 @@ pub(super) struct Output<'o> {
 
 impl<'o> Output<'o> {
     /// Starts the index with `key`.
-    ///
-    /// # Errors
-    /// The errors of `out`.
     pub(super) fn new(out: &'o mut dyn Write, key: &Key) -> io::Result<Self> {
         let start = key.encoded();
         out.write_all(&start)?;
@@ -46,9 +43,6 @@ impl<'o> Output<'o> {
     }
 
     /// Appends `bytes` to the current section.
-    ///
-    /// # Errors
-    /// The errors of `out`.
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.section_lens.grow(self.section, length(bytes.len()));
         // Chunks keep the buffer from growing.
@@ -73,9 +67,6 @@ impl<'o> Output<'o> {
     }
 
     /// Finishes the index of an archive of `archive_len` bytes.
-    ///
-    /// # Errors
-    /// The errors of `out`.
     pub(super) fn finish(mut self, archive_len: u64) -> io::Result<()> {
         self.flush(self.buffer.len())?;
         let tail = self.section_lens.tail(archive_len);

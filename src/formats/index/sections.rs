@@ -120,9 +120,6 @@ impl Sections {
     }
 
     /// Checks that tables hold whole records, and that no section is too long.
-    ///
-    /// # Errors
-    /// `Corrupt` with the section.
     pub(super) fn check(&self) -> Result<()> {
         let records = [
             (Section::Nodes, NODE_LEN),

@@ -29,9 +29,6 @@ impl Weight {
     }
 
     /// Counts `members` that were added, and checks the memory if it is time.
-    ///
-    /// # Errors
-    /// `Io` if the job has no room for the index of the members so far.
     pub(in crate::formats) fn add(&mut self, members: usize) -> Result<()> {
         self.since_check = self.since_check.saturating_add(members);
         if self.since_check < CHECK_INTERVAL {
@@ -45,9 +42,6 @@ impl Weight {
 }
 
 /// Checks that an index can take `bytes` more.
-///
-/// # Errors
-/// `Io` if the job has less memory left.
 pub(in crate::formats) fn check(bytes: u64) -> Result<()> {
     memory::headroom().map_or(Ok(()), |left| fits(bytes, left))
 }

@@ -27,9 +27,6 @@ pub(super) struct BlockRange {
 
 impl BlockRange {
     /// Checks that `len`, the decoded size of the block, matches the file.
-    ///
-    /// # Errors
-    /// `Corrupt` if it does not.
     pub(super) fn check(&self, len: usize) -> Result<()> {
         let (Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. }) = self.extent
         else {
@@ -44,9 +41,6 @@ impl BlockRange {
     }
 
     /// Where its bytes are in the image, if the block is uncompressed.
-    ///
-    /// # Errors
-    /// As `check`.
     pub(super) fn uncompressed(&self) -> Result<Option<Range<u64>>> {
         let Extent::Uncompressed { start, len } = self.extent else {
             return Ok(None);
@@ -73,9 +67,6 @@ pub(super) struct BlockRanges<'m> {
 
 impl<'m> BlockRanges<'m> {
     /// The ranges of `range` of a file, as far as it is within the file.
-    ///
-    /// # Errors
-    /// As `BlockLists::extents`.
     pub(super) fn new(
         lists: &'m BlockLists,
         fragments: &'m FragmentTable,
@@ -118,8 +109,8 @@ impl<'m> BlockRanges<'m> {
 
     /// The next range, or `None` after the last.
     ///
-    /// # Errors
-    /// `Corrupt` if the blocks of the file end before its size; the errors of reading metadata.
+    /// Fails with `Corrupt` if the blocks of the file end before its size; the errors of reading
+    /// metadata.
     pub(super) fn next(&mut self) -> Result<Option<BlockRange>> {
         if self.offset >= self.end {
             return Ok(None);
@@ -161,9 +152,6 @@ impl<'m> BlockRanges<'m> {
 
     /// Where the next ranges are in the image, as far as they are uncompressed and contiguous
     /// there. `None` at the end, and if the next range is compressed or a hole.
-    ///
-    /// # Errors
-    /// As `next`.
     pub(super) fn next_uncompressed(&mut self) -> Result<Option<Range<u64>>> {
         let mut ahead = self.clone();
         let Some(mut image_range) = (match ahead.next()? {
@@ -179,9 +167,6 @@ impl<'m> BlockRanges<'m> {
 
     /// Advances over uncompressed ranges that are contiguous in the image, starting at the end of
     /// `image_range`. Extends `image_range` by them and returns their length in the file, bytes.
-    ///
-    /// # Errors
-    /// As `next`.
     pub(super) fn skip_uncompressed(&mut self, image_range: &mut Range<u64>) -> Result<usize> {
         let mut skipped: usize = 0;
         loop {

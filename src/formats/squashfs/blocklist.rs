@@ -132,9 +132,8 @@ impl BlockLists {
 
     /// Number of blocks of a file, without a tail in a fragment.
     ///
-    /// # Errors
-    /// `Unsupported` for more blocks than archfs supports; `Corrupt` for more than the image can
-    /// list.
+    /// Fails with `Unsupported` for more blocks than archfs supports; `Corrupt` for more than the
+    /// image can list.
     pub(super) fn count(&self, body: &RegularBody) -> Result<u64> {
         let block_size = u64::from(self.block_size);
         let count = match body.tail {
@@ -157,17 +156,11 @@ impl BlockLists {
     }
 
     /// Length of the block list, bytes. It follows the inode of the file.
-    ///
-    /// # Errors
-    /// As `count`.
     pub(super) fn len(&self, body: &RegularBody) -> Result<u64> {
         Ok(self.count(body)?.saturating_mul(4))
     }
 
     /// The extents of a file from block `first` on.
-    ///
-    /// # Errors
-    /// `Corrupt` if the list is damaged; `Io`.
     pub(super) fn extents<'m>(&'m self, file: FileRef<'m>, first: u64) -> Result<Extents<'m>> {
         let FileRef { inode, body, list } = file;
         let count = self.count(&body)?;
@@ -224,9 +217,6 @@ pub(super) struct Extents<'m> {
 
 impl Extents<'_> {
     /// The next block, or `None` after the last.
-    ///
-    /// # Errors
-    /// `Corrupt` if the list ends early; `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Extent>> {
         if self.left == 0 {
             return Ok(None);

@@ -160,9 +160,6 @@ impl Data {
     }
 
     /// Announces `ranges` to the storage. Returns false at the first one that is compressed.
-    ///
-    /// # Errors
-    /// As `read`, which reports them again to the reader.
     pub(super) fn announce(&self, mut ranges: BlockRanges<'_>) -> Result<bool> {
         while let Some(part) = ranges.next()? {
             match part.extent {
@@ -181,9 +178,6 @@ impl Data {
     }
 
     /// Loads the blocks of `ranges` into the cache or page cache.
-    ///
-    /// # Errors
-    /// As `read`, which reports them again to the reader.
     pub(super) fn fetch(&self, mut ranges: BlockRanges<'_>) -> Result<()> {
         let mut run = Run::new();
         while let Some(part) = ranges.next()? {

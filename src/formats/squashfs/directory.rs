@@ -76,8 +76,8 @@ impl<'m> Directory<'m> {
 
     /// Visits the entries after `cookie` until `visit` breaks.
     ///
-    /// # Errors
-    /// `InvalidInput` if the cookie is not a position in this directory; `Corrupt`; `Io`.
+    /// Fails with `InvalidInput` if the cookie is not a position in this directory; `Corrupt`;
+    /// `Io`.
     pub(super) fn visit(
         &self,
         cookie: Cookie,
@@ -124,9 +124,6 @@ impl<'m> Directory<'m> {
     }
 
     /// Looks up the entry `name`.
-    ///
-    /// # Errors
-    /// `Corrupt` if the listing is damaged before the entry; `Io`.
     pub(super) fn find(&self, name: Name<'_>) -> Result<Option<Found>> {
         let nearest = self.nearest_index(|_, first| first <= name.as_bytes())?;
         let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
@@ -144,9 +141,6 @@ impl<'m> Directory<'m> {
     }
 
     /// Checks that each entry of the index leads to the run that starts with its name.
-    ///
-    /// # Errors
-    /// `Corrupt` if one does not; `Io`.
     pub(super) fn check_index(&self) -> Result<()> {
         let mut entries = Vec::new();
         self.nearest_index(|listing, name| {

@@ -18,9 +18,6 @@ pub(super) struct FragmentTable(Option<Table<RECORD>>);
 
 impl FragmentTable {
     /// Reads the list of the table's blocks.
-    ///
-    /// # Errors
-    /// As `Table::read`.
     pub(super) fn read(
         metadata: &Arc<Metadata>,
         storage: &dyn Storage,
@@ -32,9 +29,6 @@ impl FragmentTable {
     }
 
     /// Where the fragment block of a tail is.
-    ///
-    /// # Errors
-    /// `Corrupt` if there is none; the errors of reading metadata.
     pub(super) fn block(&self, tail: Tail) -> Result<Extent> {
         match self.entry(tail.fragment)? {
             Extent::Hole => {
@@ -47,9 +41,6 @@ impl FragmentTable {
 
     /// An entry of the fragment table. The crate backhand writes one of 0 bytes to images without
     /// tails.
-    ///
-    /// # Errors
-    /// As `block`.
     pub(super) fn entry(&self, fragment: u32) -> Result<Extent> {
         let Some(table) = &self.0 else {
             return Err(Error::corrupt(format!(

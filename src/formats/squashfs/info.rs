@@ -23,8 +23,8 @@ use crate::units::format_size;
 impl SquashFs {
     /// Describes the image.
     ///
-    /// # Errors
-    /// `Corrupt` if the inode table or the fragment table cannot be read to its end; `Io`.
+    /// Fails with `Corrupt` if the inode table or the fragment table cannot be read to its end;
+    /// `Io`.
     pub(in crate::formats) fn info(&self, progress: &Progress) -> Result<Info> {
         self.count_inodes(progress).map_err(|error| error.within(&self.name))
     }

@@ -143,8 +143,7 @@ impl Inode {
     /// Reads the inode at `reference`. Also returns the cursor after the fixed part of its record.
     /// The caller adds to errors which inode it was.
     ///
-    /// # Errors
-    /// `Corrupt` if there is no inode or its fields contradict each other; `Io`.
+    /// Fails with `Corrupt` if there is no inode or its fields contradict each other; `Io`.
     pub(super) fn read(
         metadata: &Metadata,
         inode_table: u64,

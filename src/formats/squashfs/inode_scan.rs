@@ -13,8 +13,7 @@ impl SquashFs {
     /// Calls `visit` for each inode, with the cursor after the fixed part of its record. Returns
     /// the number of inodes.
     ///
-    /// # Errors
-    /// `Corrupt` if the table cannot be read to its end; `Io`; the errors of `visit`.
+    /// Fails with `Corrupt` if the table cannot be read to its end; `Io`; the errors of `visit`.
     pub(super) fn scan_inodes<'s>(
         &'s self,
         mut visit: impl FnMut(InodeRef, &Inode, &Cursor<'s>) -> Result<()>,

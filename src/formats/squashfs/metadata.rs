@@ -77,8 +77,7 @@ impl Metadata {
 
     /// A cursor at `position`.
     ///
-    /// # Errors
-    /// `Corrupt` if there is no such block or it is shorter than the offset; `Io`.
+    /// Fails with `Corrupt` if there is no such block or it is shorter than the offset; `Io`.
     pub(super) fn cursor(&self, position: Position) -> Result<Cursor<'_>> {
         let block = self.block(position.block)?;
         let at = usize::from(position.offset);
@@ -159,9 +158,6 @@ impl Cursor<'_> {
 
     /// The position of the next byte, or `None` if it is in a block that starts at `end` or after
     /// it.
-    ///
-    /// # Errors
-    /// As `rest`.
     pub(super) fn position_before(&mut self, end: u64) -> Result<Option<Position>> {
         if self.offset >= self.block.bytes.len() && self.block.next >= end {
             return Ok(None);
@@ -171,9 +167,6 @@ impl Cursor<'_> {
     }
 
     /// The bytes from here to the end of the block, at least one.
-    ///
-    /// # Errors
-    /// As `Metadata::cursor`, for the next block.
     pub(super) fn rest(&mut self) -> Result<&[u8]> {
         if self.offset >= self.block.bytes.len() {
             self.start = self.block.next;
@@ -184,9 +177,6 @@ impl Cursor<'_> {
     }
 
     /// The next `N` bytes.
-    ///
-    /// # Errors
-    /// As `rest`.
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut array = [0; N];
         self.fill(&mut array)?;
@@ -194,9 +184,6 @@ impl Cursor<'_> {
     }
 
     /// Fills `buffer` with the next bytes.
-    ///
-    /// # Errors
-    /// As `rest`.
     pub(super) fn fill(&mut self, mut buffer: &mut [u8]) -> Result<()> {
         while !buffer.is_empty() {
             let rest = self.rest()?;
@@ -210,9 +197,6 @@ impl Cursor<'_> {
     }
 
     /// Skips the next `count` bytes.
-    ///
-    /// # Errors
-    /// As `rest`.
     pub(super) fn skip(&mut self, mut count: u64) -> Result<()> {
         while count > 0 {
             let rest = length(self.rest()?.len());

@@ -50,9 +50,6 @@ pub(super) struct Numbers {
 
 impl Numbers {
     /// The inode numbers of the image in `storage`, whose root is the inode at `root`.
-    ///
-    /// # Errors
-    /// `Io`. A damaged table is ignored.
     pub(super) fn read(
         metadata: &Arc<Metadata>,
         storage: &dyn Storage,
@@ -85,9 +82,6 @@ impl Numbers {
     }
 
     /// The number of the inode at `reference`. `stored` is its number in a record or entry.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(super) fn ino(&self, reference: InodeRef, stored: u32) -> Result<Ino> {
         if reference == self.root {
             return Ok(Ino::ROOT);
@@ -104,9 +98,6 @@ impl Numbers {
     }
 
     /// The number of the inode whose record stores `stored`, if the export table has it.
-    ///
-    /// # Errors
-    /// `Corrupt` or `Io` if the table cannot be read.
     pub(super) fn stored(&self, stored: u32) -> Result<Option<Ino>> {
         match self.exported(stored)? {
             Some(reference) => self.ino(reference, stored).map(Some),
@@ -116,8 +107,8 @@ impl Numbers {
 
     /// The reference of the inode with number `ino`.
     ///
-    /// # Errors
-    /// `NotFound` if no inode has this number; `Corrupt` or `Io` if the table cannot be read.
+    /// Fails with `NotFound` if no inode has this number; `Corrupt` or `Io` if the table cannot be
+    /// read.
     pub(super) fn reference(&self, ino: Ino) -> Result<InodeRef> {
         if ino == Ino::ROOT {
             return Ok(self.root);

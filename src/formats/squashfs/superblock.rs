@@ -56,9 +56,8 @@ impl Superblock {
 
     /// Parses and checks the superblock of an image in a file of `file_len` bytes.
     ///
-    /// # Errors
-    /// `UnknownFormat` for another magic number, `Unsupported` for other versions and compressors,
-    /// `Corrupt` for contradictions and for a file that is shorter than its image.
+    /// Fails with `UnknownFormat` for another magic number, `Unsupported` for other versions and
+    /// compressors, `Corrupt` for contradictions and for a file that is shorter than its image.
     pub(super) fn parse(bytes: &[u8; SIZE], file_len: u64) -> Result<Self> {
         let mut reader = Reader::new("superblock", bytes);
         let magic = reader.u32()?;
@@ -141,9 +140,6 @@ impl Superblock {
 }
 
 /// Checks that a file of `file_len` bytes has room for a superblock.
-///
-/// # Errors
-/// `Corrupt` if it is shorter.
 pub(super) fn check_length(file_len: u64) -> Result<()> {
     if u64::try_from(SIZE).is_ok_and(|size| file_len < size) {
         let context =

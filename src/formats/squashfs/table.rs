@@ -25,9 +25,6 @@ pub(super) struct Table<const RECORD: usize> {
 impl<const RECORD: usize> Table<RECORD> {
     /// Reads the list at `start`, of a table of `count` records. The list must end at or before
     /// `end`.
-    ///
-    /// # Errors
-    /// `Corrupt` if the list does not fit before `end`; `Io`.
     pub(super) fn read(
         metadata: &Arc<Metadata>,
         storage: &dyn Storage,
@@ -61,8 +58,7 @@ impl<const RECORD: usize> Table<RECORD> {
 
     /// The record `number`.
     ///
-    /// # Errors
-    /// `Corrupt` if there are fewer records; the errors of reading its metadata block.
+    /// Fails with `Corrupt` if there are fewer records; the errors of reading its metadata block.
     pub(super) fn record(&self, number: u32) -> Result<[u8; RECORD]> {
         let per_block = Self::records_per_block();
         let within = index(number).checked_rem(per_block).unwrap_or(0).saturating_mul(RECORD);

@@ -31,9 +31,6 @@ pub(super) struct Xattrs {
 
 impl Xattrs {
     /// Reads the header of the table at `table`.
-    ///
-    /// # Errors
-    /// `Corrupt` if the table does not fit before `end`; `Io`.
     pub(super) fn read(
         metadata: &Arc<Metadata>,
         storage: &dyn Storage,

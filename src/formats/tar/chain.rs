@@ -62,8 +62,7 @@ impl Chain {
 
     /// Steps to the next member and adds it to `members`.
     ///
-    /// # Errors
-    /// `Io` if the archive cannot be read. Damage is a `Step`, not an error.
+    /// Fails with `Io` if the archive cannot be read. Damage is a `Step`, not an error.
     pub(super) fn step(&mut self, source: &mut dyn Source, members: &mut Members) -> Result<Step> {
         let start = self.offset;
         let mut offset = start;
@@ -195,9 +194,6 @@ impl Preceding {
     }
 
     /// Counts an extension whose body has `len` bytes.
-    ///
-    /// # Errors
-    /// `Corrupt` if it exceeds a limit.
     fn count(&mut self, len: u64) -> Result<()> {
         if len > TAR_EXTENSION_MAX {
             let what = format!("an extension of {len} bytes, limit {TAR_EXTENSION_MAX}");

@@ -43,9 +43,6 @@ pub(super) struct OpenedCompressed {
 }
 
 /// Opens a compressed tar.
-///
-/// # Errors
-/// As `Tar::open`.
 pub(super) fn open(
     name: &str,
     tar: CompressedTar,
@@ -161,8 +158,7 @@ impl CompressedTar {
 
 /// Decodes the seek points in a saved index.
 ///
-/// # Errors
-/// `Corrupt` if they are invalid, or if their end is not the end of the archive.
+/// Fails with `Corrupt` if they are invalid, or if their end is not the end of the archive.
 fn seek_index(file: &IndexFile, encoded_len: u64) -> Result<SeekIndex> {
     let mut reader = Reader::new("seek points", &file.seek_points);
     let seek_index = SeekIndex::parse(&mut reader, encoded_len)?;

@@ -9,9 +9,6 @@ use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::storage::Storage;
 
 /// Whether `storage`, which starts with zeros, is an empty tar.
-///
-/// # Errors
-/// `Io` if it cannot be read.
 pub(super) fn is_empty_tar(storage: &dyn Storage) -> Result<bool> {
     if storage.len() > TAR_EMPTY_MAX {
         return Ok(false);

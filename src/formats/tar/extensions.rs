@@ -47,9 +47,6 @@ impl Extensions {
     }
 
     /// Applies the records in `body`.
-    ///
-    /// # Errors
-    /// `Corrupt` if they are invalid.
     pub(super) fn apply(&mut self, body: &[u8]) -> Result<()> {
         for record in pax::records(body) {
             let pax::Record { keyword, value } = record?;

@@ -198,8 +198,8 @@ impl<'b> Header<'b> {
 
     /// Length of the data, bytes, if there is any.
     ///
-    /// # Errors
-    /// `Corrupt` if the field is negative or not a number. Then the next header cannot be found.
+    /// Fails with `Corrupt` if the field is negative or not a number. Then the next header cannot
+    /// be found.
     pub(super) fn size(self) -> Result<u64> {
         let size = number(self.field::<124, 12>());
         size.ok().and_then(|size| u64::try_from(size).ok()).ok_or_else(|| {
@@ -255,9 +255,6 @@ impl<'b> Header<'b> {
 
 /// The pieces of an old sparse map in `bytes`, up to an empty one. Offset and length take 12 bytes
 /// each.
-///
-/// # Errors
-/// `Corrupt` if a field is not a number.
 pub(super) fn sparse_pieces(bytes: &[u8]) -> Result<Vec<(u64, u64)>> {
     let (pairs, _) = bytes.as_chunks::<24>();
     let mut pieces = Vec::new();

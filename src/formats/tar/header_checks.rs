@@ -76,9 +76,6 @@ impl HeaderChecks {
     }
 
     /// Compares `headers` with those in `storage` that end at `end`.
-    ///
-    /// # Errors
-    /// `Io` or `Changed` if they differ; those of `storage`.
     pub(super) fn read(&self, storage: &dyn Storage, headers: Headers, end: u64) -> Result<()> {
         let mut found = vec![0; headers.len()];
         let start = end.checked_sub(length(found.len())).ok_or_else(|| self.refuse())?;
@@ -87,9 +84,6 @@ impl HeaderChecks {
     }
 
     /// Compares `headers` with those that were `found`.
-    ///
-    /// # Errors
-    /// `Io` the first time that some differ, then `Changed`.
     pub(super) fn compare(&self, headers: Headers, found: &[u8]) -> Result<()> {
         if headers.are(found) { Ok(()) } else { Err(self.refuse()) }
     }

@@ -56,9 +56,6 @@ impl<'o> IndexSource<'o> {
 
     /// Makes the index of a new tree, of an archive of `archive_len` bytes. Saves it or compares it
     /// with the saved one. Samples of blocks at some of `offsets` identify the archive.
-    ///
-    /// # Errors
-    /// As `save` and `unsaved`.
     pub(super) fn make(
         &self,
         finished: FinishedTree,
@@ -91,9 +88,6 @@ impl<'o> IndexSource<'o> {
 }
 
 /// Saves a new index if that is worthwhile or asked for, and returns it if it was saved.
-///
-/// # Errors
-/// `Io` if it cannot be saved although the user asked for it.
 fn save(
     finished: &FinishedTree,
     archive_len: u64,

@@ -22,9 +22,6 @@ impl Tar {
     }
 
     /// The statistics of this archive.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Io` if the saved index cannot be read.
     pub(in crate::formats) fn info(&self) -> Result<Info> {
         let (mut kinds, mut sizes, mut costs) =
             (Kinds::default(), Sizes::default(), Costs::default());

@@ -41,9 +41,6 @@ pub(super) enum Nesting {
 
 impl<'h> MemberHeader<'h> {
     /// Length of the data in the archive, bytes.
-    ///
-    /// # Errors
-    /// `Corrupt` if the header gives no valid size.
     fn stored_len(&self) -> Result<u64> {
         // Before POSIX, a directory was a file whose name ends with a slash.
         let is_old_directory = self.header.is_plain_file() && self.path.ends_with(b"/");
@@ -95,8 +92,7 @@ impl<'h> MemberHeader<'h> {
 
 /// Adds a member of an archive that ends at `end`. Also returns the end of its data.
 ///
-/// # Errors
-/// `Io` if the archive cannot be read. Damage is a `Step`, not an error.
+/// Fails with `Io` if the archive cannot be read. Damage is a `Step`, not an error.
 pub(super) fn add_member(
     found: MemberHeader<'_>,
     end: u64,

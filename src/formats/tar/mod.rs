@@ -124,8 +124,7 @@ impl Tar {
 
     /// The bytes of one of them.
     ///
-    /// # Errors
-    /// `Io`, also if the index is of another version of the archive; `Corrupt`.
+    /// Fails with `Io`, also if the index is of another version of the archive; `Corrupt`.
     pub(in crate::formats) fn nested_bytes(&self, nested: &NestedArchive) -> Result<FileRange> {
         let &NestedArchive { offset, len, headers, .. } = nested;
         if let Some(checks) = &self.checks {

@@ -36,9 +36,6 @@ pub(super) struct Opened {
 }
 
 /// Opens the tar in `bytes`.
-///
-/// # Errors
-/// As `Tar::open`.
 pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Opened> {
     let opened = match bytes {
         Bytes::Uncompressed(storage) => uncompressed(name, storage, options),

@@ -288,9 +288,6 @@ impl SavedIndex {
     }
 
     /// The key of the archive as it is now, with samples of blocks at some of `offsets`.
-    ///
-    /// # Errors
-    /// `Io` if the archive cannot be read.
     pub(super) fn key(&self, archive: &dyn Storage, offsets: &[u64]) -> Result<Key> {
         let block = u64::try_from(BLOCK).unwrap_or(1);
         let step = offsets.len().div_ceil(SAMPLES).max(1);
@@ -306,9 +303,6 @@ impl SavedIndex {
 
     /// Saves `new`, the index of `archive`, at the first path that can be written. Returns that
     /// path and the file. `is_demanded` says that the user asked for it.
-    ///
-    /// # Errors
-    /// `Io` if no path can be written.
     pub(super) fn save(
         &self,
         archive: &FileStorage,

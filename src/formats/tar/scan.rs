@@ -27,8 +27,7 @@ const BATCH: usize = 4096;
 
 /// Scans an archive that can be read at any offset.
 ///
-/// # Errors
-/// `Io` if it cannot be read. `Unsupported` if it has too many names.
+/// Fails with `Io` if it cannot be read. `Unsupported` if it has too many names.
 pub(super) fn uncompressed(
     storage: &dyn Storage,
     nesting: Nesting,
@@ -38,9 +37,6 @@ pub(super) fn uncompressed(
 }
 
 /// Like `uncompressed`, but divides the archive as `grain` says.
-///
-/// # Errors
-/// As `uncompressed`.
 pub(super) fn uncompressed_with_grain(
     storage: &dyn Storage,
     nesting: Nesting,
@@ -93,9 +89,6 @@ pub(super) fn uncompressed_with_grain(
 }
 
 /// Scans an archive that is decompressed from start to end. Nested archives are scanned in passing.
-///
-/// # Errors
-/// As `uncompressed`.
 pub(super) fn forward(source: &mut dyn Source, nesting: Nesting) -> Result<FinishedTree> {
     let mut tree = NewTree::default();
     let mut members = Members::default();

@@ -67,8 +67,7 @@ const SEARCH_MAX: u64 = 4 << 20;
 
 /// Scans `archive`. Adds its members to `tree`, and tars among them to `inner`.
 ///
-/// # Errors
-/// `Io` if it cannot be read. `Unsupported` if it has too many names.
+/// Fails with `Io` if it cannot be read. `Unsupported` if it has too many names.
 pub(super) fn scan(
     storage: &dyn Storage,
     archive: ArchiveRange,

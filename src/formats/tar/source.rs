@@ -24,9 +24,6 @@ const READ_THROUGH: u64 = 16 << 10;
 /// Bytes of an archive, read in ascending order.
 pub(super) trait Source {
     /// The `len` bytes at `offset`, or `None` if the archive ends before they do.
-    ///
-    /// # Errors
-    /// `Io` if they cannot be read.
     fn bytes(&mut self, offset: u64, len: usize) -> Result<Option<&[u8]>>;
 
     /// The end of the archive, once it is known.
@@ -34,9 +31,6 @@ pub(super) trait Source {
 }
 
 /// The `len` bytes at `offset`, or `None` if they reach past `end` or past the archive.
-///
-/// # Errors
-/// As `Source::bytes`.
 pub(super) fn before(
     source: &mut dyn Source,
     offset: u64,

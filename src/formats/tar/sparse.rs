@@ -31,8 +31,7 @@ pub(super) struct Sparse {
 /// Returns `None` if it is not sparse. Reads nothing past `limit`. Adds to `headers` what was read,
 /// even if it fails.
 ///
-/// # Errors
-/// `Corrupt` if the map contradicts itself or the file. `Io` if it cannot be read.
+/// Fails with `Corrupt` if the map contradicts itself or the file. `Io` if it cannot be read.
 pub(super) fn read(
     header: Header<'_>,
     records: &SparseRecords,
@@ -103,9 +102,6 @@ fn read_preface(
 
 /// The map of a file of `size` bytes. Its pieces (offset, length) are stored without gaps in the
 /// `stored` bytes at `archive_offset`.
-///
-/// # Errors
-/// `Corrupt` if the pieces contradict each other or the sizes.
 fn map(pieces: &[(u64, u64)], size: u64, archive_offset: u64, stored: u64) -> Result<Vec<Segment>> {
     let wrong = |why: &str, offset: u64| {
         Error::corrupt(format!("sparse map: a segment {why}"))
@@ -150,8 +146,7 @@ impl Preface {
 
     /// Decodes the next block of the member's data. Returns the pieces once the map is complete.
     ///
-    /// # Errors
-    /// `Corrupt` if it contains anything but numbers, or too many of them.
+    /// Fails with `Corrupt` if it contains anything but numbers, or too many of them.
     fn take(&mut self, block: &[u8]) -> Result<Option<Vec<(u64, u64)>>> {
         for &byte in block {
             if byte != b'\n' {

@@ -32,9 +32,6 @@ impl SparseRecords {
     }
 
     /// Applies the record `GNU.sparse.` followed by `suffix`.
-    ///
-    /// # Errors
-    /// `Corrupt` if a list of pieces is invalid or too long.
     pub(super) fn apply(&mut self, suffix: &[u8], value: &[u8]) -> Result<()> {
         let number = || pax::number(value);
         match suffix {
@@ -57,9 +54,6 @@ impl SparseRecords {
 }
 
 /// Version 0.1: decodes `OFFSET,LENGTH,OFFSET,LENGTH...` from one record.
-///
-/// # Errors
-/// `Corrupt` if it has another form or too many pieces.
 fn parse_list(text: &[u8]) -> Result<Vec<(u64, u64)>> {
     let mut numbers = text.split(|&byte| byte == b',').map(pax::number);
     let mut pieces = Vec::new();

@@ -66,9 +66,6 @@ impl<'p> Unpacking<'p> {
     }
 
     /// Whether the content looks like a tar, and whether it starts with zeros.
-    ///
-    /// # Errors
-    /// The errors of `FirstPass`, and damage before the first block.
     pub(super) fn probe(&mut self) -> Result<(bool, bool)> {
         for blocks in [2, 1_usize] {
             if let Some(head) = self.bytes(0, BLOCK.saturating_mul(blocks))? {
@@ -90,9 +87,6 @@ impl<'p> Unpacking<'p> {
 
     /// Decompresses the rest, because a tar may end before its file does. Returns the seek points.
     /// If damage ended them, also returns whether it puts the scanned members in doubt.
-    ///
-    /// # Errors
-    /// The errors of `FirstPass`, except damage.
     pub(super) fn finish(mut self) -> Result<Unpacked> {
         while self.advance()? {}
         let garbage = self.first_pass.trailing_garbage_at();

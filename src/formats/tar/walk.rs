@@ -39,9 +39,6 @@ impl Walk {
     }
 
     /// Steps to the next member. Returns `false` if there is none.
-    ///
-    /// # Errors
-    /// `Io` if the archive cannot be read.
     pub(super) fn step(
         &mut self,
         source: &mut dyn Source,

@@ -68,9 +68,6 @@ struct End {
 }
 
 /// Whether `storage` ends as a ZIP archive ends, whatever it starts with.
-///
-/// # Errors
-/// `Io` if it cannot be read.
 pub(in crate::formats) fn has_directory(storage: &dyn Storage) -> Result<bool> {
     match CentralDirectory::find(storage) {
         Ok(directory) => Ok(directory.start < directory.end),
@@ -84,9 +81,8 @@ pub(in crate::formats) fn has_directory(storage: &dyn Storage) -> Result<bool> {
 impl CentralDirectory {
     /// Finds the central directory of the archive in `storage`.
     ///
-    /// # Errors
-    /// `Truncated` if the archive has no end; `Corrupt` if it is damaged; `Unsupported` if it is a
-    /// part of a split archive.
+    /// Fails with `Truncated` if the archive has no end; `Corrupt` if it is damaged; `Unsupported`
+    /// if it is a part of a split archive.
     pub(super) fn find(storage: &dyn Storage) -> Result<Self> {
         let tail_len = index(storage.len()).min(END_LEN.saturating_add(COMMENT_MAX));
         let mut tail = vec![0; tail_len];

@@ -73,9 +73,6 @@ pub(super) struct Lengths {
 
 impl Lengths {
     /// Reads them from the fixed part of an entry.
-    ///
-    /// # Errors
-    /// `Corrupt` if no entry starts there.
     pub(super) fn read(fixed: &[u8; FIXED]) -> Result<Self> {
         let mut reader = Reader::new("entry", fixed);
         if reader.array()? != ENTRY {
@@ -98,9 +95,6 @@ impl Lengths {
 
 impl<'e> Entry<'e> {
     /// Parses the entry at the start of `bytes`, which has all of it, perhaps without its comment.
-    ///
-    /// # Errors
-    /// `Corrupt` if it is cut or no entry.
     pub(super) fn parse(bytes: &'e [u8]) -> Result<Self> {
         let mut reader = Reader::new("entry of the central directory", bytes);
         let fixed = reader.array::<FIXED>()?;
@@ -236,8 +230,7 @@ impl<'e> Entry<'e> {
 
     /// The offset of its local header in the storage.
     ///
-    /// # Errors
-    /// `Corrupt` if its header and data do not fit before the central directory.
+    /// Fails with `Corrupt` if its header and data do not fit before the central directory.
     pub(super) fn header_offset(&self, directory: &CentralDirectory) -> Result<u64> {
         let offset = directory.header_offset(self.recorded_offset);
         offset
@@ -254,9 +247,6 @@ impl<'e> Entry<'e> {
     }
 
     /// Its data.
-    ///
-    /// # Errors
-    /// As `header_offset`.
     pub(super) fn packed(&self, directory: &CentralDirectory) -> Result<Packed> {
         let header = self.header_offset(directory)?;
         Ok(Packed { header, method: self.method, len: self.compressed })

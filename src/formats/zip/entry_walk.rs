@@ -26,9 +26,6 @@ impl EntryWalk {
     }
 
     /// The next entry and its offset. `None` at the end of the directory.
-    ///
-    /// # Errors
-    /// `Corrupt` if something else is there; `Io`.
     pub(super) fn next(&mut self) -> Result<Option<(u64, Entry<'_>)>> {
         self.cursor.skip(length(std::mem::take(&mut self.len)))?;
         let at = self.cursor.position();

@@ -18,8 +18,7 @@ struct Framed(Vec<Arc<dyn Storage>>);
 /// The data of a member as a compressed file: its container, and its bytes. `size` is the length of
 /// the decoded data.
 ///
-/// # Errors
-/// `Corrupt` or `Unsupported` if the data does not start as its method demands; `Io`.
+/// Fails with `Corrupt` or `Unsupported` if the data does not start as its method demands; `Io`.
 pub(super) fn file_of(
     method: Method,
     data: FileRange,

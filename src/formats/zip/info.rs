@@ -9,9 +9,6 @@ use crate::vfs::FileKind;
 
 impl Zip {
     /// The statistics of this archive.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Io` if the index cannot be read.
     pub(in crate::formats) fn info(&self) -> Result<Info> {
         let (mut kinds, mut sizes, mut costs) =
             (Kinds::default(), Sizes::default(), Costs::default());

@@ -34,9 +34,6 @@ pub(super) struct LocalHeader {
 
 impl LocalHeader {
     /// Parses the header at the start of `bytes`.
-    ///
-    /// # Errors
-    /// `Corrupt` if there is none.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("local header", bytes);
         if reader.array()? != SIGNATURE {
@@ -50,8 +47,8 @@ impl LocalHeader {
 
     /// The offset at which the data of `packed` ends, which this header stands before.
     ///
-    /// # Errors
-    /// `Corrupt` if the header contradicts the entry, or the data does not end before `directory`.
+    /// Fails with `Corrupt` if the header contradicts the entry, or the data does not end before
+    /// `directory`.
     pub(super) fn data_end(&self, packed: Packed, directory: &CentralDirectory) -> Result<u64> {
         if self.method != packed.method {
             return Err(Error::corrupt("its local header has another compression method"));
@@ -92,9 +89,6 @@ impl Locals {
     }
 
     /// The length of the local header of `packed`, bytes.
-    ///
-    /// # Errors
-    /// `Corrupt` if it contradicts the entry; `Io`.
     pub(super) fn header_len(&self, storage: &dyn Storage, packed: Packed) -> Result<usize> {
         let mut fixed = [0; FIXED];
         storage.read_exact_at(&mut fixed, packed.header)?;
@@ -112,9 +106,6 @@ impl Locals {
     /// Reads the local header of `packed` and the first `len` bytes of its data into `buffer`,
     /// which is longer than `len` by the allowance. Returns the length of the header, and where in
     /// the buffer the data is.
-    ///
-    /// # Errors
-    /// As `header_len`.
     pub(super) fn read(
         &self,
         storage: &dyn Storage,

@@ -13,8 +13,7 @@ const DICTIONARY_MIN: u32 = 4 << 10;
 /// The header of an LZMA file for data that decodes to `size` bytes, from the first bytes of the
 /// member, and the data after them.
 ///
-/// # Errors
-/// `Corrupt` if there are fewer than `PREFIX` bytes; `Unsupported` for other properties.
+/// Fails with `Corrupt` if there are fewer than `PREFIX` bytes; `Unsupported` for other properties.
 pub(super) fn split(source: &[u8], size: u64) -> Result<([u8; 13], &[u8])> {
     let mut reader = Reader::new("LZMA header", source);
     let (_, len) = (reader.u16()?, reader.u16()?);

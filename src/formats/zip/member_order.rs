@@ -37,8 +37,7 @@ enum Probed {
 
 /// Finds what the numbers of entries lack.
 ///
-/// # Errors
-/// `Unsupported` if the order of the entries leaves a doubt; `Corrupt`, `Io`.
+/// Fails with `Unsupported` if the order of the entries leaves a doubt; `Corrupt`, `Io`.
 pub(super) fn find_wraps(
     storage: &Arc<dyn Storage>,
     directory: &CentralDirectory,

@@ -83,9 +83,8 @@ impl Method {
 
     /// Decodes all of `source` to all of `target`.
     ///
-    /// # Errors
-    /// `Corrupt` if `source` is damaged or has another decoded length; `Unsupported` if decoding
-    /// takes too much memory.
+    /// Fails with `Corrupt` if `source` is damaged or has another decoded length; `Unsupported` if
+    /// decoding takes too much memory.
     pub(super) fn decode(self, source: &[u8], target: &mut [u8]) -> Result<()> {
         let expected = target.len();
         let len = match self {

@@ -32,9 +32,6 @@ impl Order {
     }
 
     /// Checks that no two members share a byte.
-    ///
-    /// # Errors
-    /// `Corrupt` if they do; `Io`.
     pub(super) fn check(
         self,
         storage: &Arc<dyn Storage>,

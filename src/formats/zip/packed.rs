@@ -113,9 +113,6 @@ impl Decoder {
 
     /// Reads `range` of a member of `size` bytes. `key` is its number, and `describe` reads its
     /// entry.
-    ///
-    /// # Errors
-    /// `Corrupt` if it is damaged; `Unsupported`, `Io`.
     pub(super) fn read<'s>(
         &self,
         locals: &Locals,
@@ -181,9 +178,8 @@ impl Decoder {
 
     /// The length of the decoded data of a member, whose entry has it modulo 4 GiB as `size`.
     ///
-    /// # Errors
-    /// `Corrupt` if it is damaged; `Unsupported` if the method does not mark the end of the data;
-    /// `Io`.
+    /// Fails with `Corrupt` if it is damaged; `Unsupported` if the method does not mark the end of
+    /// the data; `Io`.
     pub(super) fn len_of(
         &self,
         directory: &CentralDirectory,

@@ -74,9 +74,8 @@ struct Scan<'w> {
 
 /// Reads the entries of `directory`. `owner` owns members without an owner.
 ///
-/// # Errors
-/// `Corrupt` if the directory is damaged or members overlap; `Unsupported` if there are too many
-/// names, or, unless `with.partial` is set, members that archfs cannot read; `Io`.
+/// Fails with `Corrupt` if the directory is damaged or members overlap; `Unsupported` if there are
+/// too many names, or, unless `with.partial` is set, members that archfs cannot read; `Io`.
 pub(super) fn scan(
     storage: &Arc<dyn Storage>,
     directory: &CentralDirectory,

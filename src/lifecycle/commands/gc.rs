@@ -31,9 +31,6 @@ pub struct Cleared {
 }
 
 /// Removes the copies of this user that mounts have left in `directory` (--stage-keep).
-///
-/// # Errors
-/// As `KeptCopies::remove_all`.
 pub fn remove_kept_copies(directory: &Path) -> Result<Removed> {
     KeptCopies::remove_all(directory)
 }

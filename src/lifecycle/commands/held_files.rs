@@ -21,9 +21,6 @@ pub(super) enum HeldFiles {
 }
 
 /// The files of `plan`. Extracts them if this node cannot mount and `options` allow it.
-///
-/// # Errors
-/// Errors of mounting from before the daemon starts, and of extracting.
 pub(super) fn obtain(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,

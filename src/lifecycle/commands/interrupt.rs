@@ -26,9 +26,6 @@ pub struct Interrupt {
 impl Interrupt {
     /// Starts to note SIGINT, SIGTERM and SIGHUP, except those that this process was started to
     /// ignore.
-    ///
-    /// # Errors
-    /// `Io` if the system refuses.
     pub fn watch() -> Result<Self> {
         let failed = |error: io::Error| Error::io("signal handlers: cannot be installed", error);
         let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal));

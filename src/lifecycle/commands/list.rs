@@ -126,9 +126,6 @@ fn detached() -> Vec<Listed> {
 
 /// All archfs mounts of this user, in the order they were mounted, and then those that are
 /// unmounted but still served.
-///
-/// # Errors
-/// `Io` if /proc cannot be read.
 pub fn list() -> Result<Vec<Listed>> {
     let mut mount_points: Vec<PathBuf> = Vec::new();
     for entry in mountinfo::all()? {

@@ -104,9 +104,6 @@ fn ended(mount_point: &Path) -> Error {
 }
 
 /// A lease on the mount that `plan` asks for, and its record if the mount is shared.
-///
-/// # Errors
-/// As `mount`.
 pub(in crate::lifecycle) fn obtain(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,

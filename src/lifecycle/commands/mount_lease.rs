@@ -43,9 +43,6 @@ pub(super) struct MountLease {
 }
 
 /// A lease on the mount of `plan`, which is mounted or shared.
-///
-/// # Errors
-/// Errors of mounting from before the daemon starts.
 pub(super) fn obtain(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,

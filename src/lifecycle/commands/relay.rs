@@ -48,9 +48,6 @@ impl Relay {
     /// Receives the signals that do not ask archfs to end, and keeps them for the command. A signal
     /// that this process was started to ignore, for example by nohup, stays ignored here and by the
     /// command.
-    ///
-    /// # Errors
-    /// `Io` if the system refuses.
     pub(in crate::lifecycle) fn new() -> Result<Self> {
         let slurm = SlurmEnd::watch();
         // The standard library ignores SIGPIPE in every program, but not in the programs it starts.
@@ -62,9 +59,6 @@ impl Relay {
     }
 
     /// Also receives the signals that ask archfs to end, so that they no longer end this process.
-    ///
-    /// # Errors
-    /// `Io` if the system refuses.
     pub(in crate::lifecycle) fn catch_ending_signals(&self) -> Result<()> {
         let handle = self.received.handle();
         ENDING

@@ -41,8 +41,7 @@ pub(in crate::lifecycle) fn is_limited() -> bool {
 
 /// How many threads can answer, at most `wanted`, next to a cache of `cache_bytes`.
 ///
-/// # Errors
-/// `Io` if the address space is too small for the fewest threads that are accepted.
+/// Fails with `Io` if the address space is too small for the fewest threads that are accepted.
 pub(in crate::lifecycle) fn threads(wanted: usize, cache_bytes: u64) -> Result<usize> {
     match limit() {
         Some(limit) => within(limit, wanted, cache_bytes),

@@ -42,9 +42,6 @@ pub(in crate::lifecycle) type Started<T> = std::result::Result<T, i32>;
 
 impl Launched {
     /// Starts `archfs ARGUMENTS` in the background, with the lock of its mount point.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn start(
         arguments: &[OsString],
         lock: Option<&MountLock>,
@@ -66,26 +63,17 @@ impl Launched {
     }
 
     /// Waits until the daemon has opened the archives and needs a FUSE connection.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn wait_until_opened(&mut self) -> Result<Started<()>> {
         self.wait_for(OPENED)
     }
 
     /// Hands the FUSE connection to the daemon.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn hand_over(&mut self, connection: OwnedFd) -> Result<()> {
         scm_rights::send(&self.client, connection.as_fd())
             .map_err(|error| Error::io("cannot pass the mount to the daemon", error.into()))
     }
 
     /// Waits until files can be read; returns the lease.
-    ///
-    /// # Errors
-    /// `Io`, also if a signal ended the daemon.
     pub(in crate::lifecycle) fn wait_until_ready(mut self) -> Result<Started<Client>> {
         Ok(self.wait_for(READY)?.map(|()| self.client))
     }
@@ -97,9 +85,6 @@ impl Launched {
     ///
     /// The daemon cannot ask itself. If it is killed while it waits for its own answer, it cannot
     /// exit: the kernel drops the request only after the daemon has exited.
-    ///
-    /// # Errors
-    /// `Io`, also if the mount does not answer.
     pub(in crate::lifecycle) fn wait_until_answers(
         self,
         mount_point: &Path,
@@ -169,9 +154,6 @@ pub(in crate::lifecycle) struct Launcher {
 impl Launcher {
     /// Takes over the descriptors that the launcher handed to this process, and closes all others
     /// except `kept`. Call this first.
-    ///
-    /// # Errors
-    /// `Io`, also if the launcher has ended.
     pub(in crate::lifecycle) fn adopt(kept: &[RawFd]) -> Result<Self> {
         inherited::close_all(kept);
         // Otherwise ps and the kernel log would show `exe`: the process was started as
@@ -191,9 +173,6 @@ impl Launcher {
     }
 
     /// The lock of `mount_point`, inherited as standard input.
-    ///
-    /// # Errors
-    /// `Usage` if standard input is not that lock; `Io`.
     pub(in crate::lifecycle) fn lock(&self, mount_point: &Path) -> Result<MountLock> {
         let input = self
             .input
@@ -203,9 +182,6 @@ impl Launcher {
     }
 
     /// Asks for a FUSE connection; `None` if the launcher could not mount, and printed why.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn connection(&mut self) -> Result<Option<OwnedFd>> {
         let failed = |error: io::Error| Error::io("the launcher passed no mount", error);
         self.stream.write_all(OPENED.as_bytes()).map_err(failed)?;
@@ -218,9 +194,6 @@ impl Launcher {
     /// Starts a new session, so that Ctrl-C in the terminal reaches the job and not the daemon. Not
     /// earlier: at a mount point of autofs or of a systemd automount, only the process group that
     /// mounts can use the path until the launcher exits (autofs_d_manage in fs/autofs/root.c).
-    ///
-    /// # Errors
-    /// `Io` if the launcher has ended.
     pub(in crate::lifecycle) fn ready(mut self) -> Result<UnixStream> {
         let failed = |error: io::Error| {
             Error::io("the process that waited for this mount has exited", error)

@@ -17,8 +17,8 @@ use crate::os::directory::{Appended, Directory, parent_of};
 
 /// Opens a log, or creates it with access for this user only.
 ///
-/// # Errors
-/// `Io` if the file cannot be opened for appending, or if another user could have put it there.
+/// Fails with `Io` if the file cannot be opened for appending, or if another user could have put it
+/// there.
 pub(super) fn open(path: &Path) -> Result<File> {
     let failed = |error| {
         Error::io(format!("{}: cannot write the log", path.display()), error)

@@ -28,9 +28,6 @@ fn cache_bytes(wanted: Option<u64>) -> u64 {
 
 /// The archives of `plan`, as it shows them, to read them without a mount. `progress` shows how far
 /// opening is.
-///
-/// # Errors
-/// Those of `formats::open` and `view`.
 pub fn open_to_read(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tree>> {
     plan.cpus.as_ref().map_or(Ok(()), processors::run_on)?;
     let tree = formats::open(&plan.archives, &options(plan), progress)?;
@@ -38,9 +35,6 @@ pub fn open_to_read(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tre
 }
 
 /// The part of `tree`, the archives of `plan`, that the plan shows.
-///
-/// # Errors
-/// Those of `View::apply`.
 pub(in crate::lifecycle) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Result<Arc<dyn Tree>> {
     View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
         Some(first) => error.within(first.display()),
@@ -49,9 +43,6 @@ pub(in crate::lifecycle) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Resul
 }
 
 /// Lists the root of `tree`, so that no mount is reported as ready in which `ls` fails.
-///
-/// # Errors
-/// Those of `list_root`; with `--partial`, damage is only logged.
 pub(in crate::lifecycle) fn check_root(plan: &MountPlan, tree: &dyn Tree) -> Result<()> {
     match list_root(tree) {
         Err(error) if error.is_damage() && plan.partial => {

@@ -24,8 +24,8 @@ const SPARE: usize = 32;
 /// Starts to serve `filesystem` over `connection`. When the mount is no longer used, notifies
 /// `end`, and the thread returns the result. The cache may grow to `cache_bytes`.
 ///
-/// # Errors
-/// `Io` if the kernel and fuser do not agree on the protocol, or too few threads can be started.
+/// Fails with `Io` if the kernel and fuser do not agree on the protocol, or too few threads can be
+/// started.
 pub(in crate::lifecycle) fn start(
     filesystem: ArchiveFilesystem,
     connection: OwnedFd,
@@ -58,9 +58,6 @@ pub(in crate::lifecycle) fn start(
 /// fuser fails completely if one of its threads cannot be started. At that point the kernel already
 /// regards the mount as served. So this starts them once as a trial. If there are too few, the
 /// mount takes half of them, because the job must start processes as well.
-///
-/// # Errors
-/// `Io` if fewer than four threads can be started.
 fn threads(wanted: usize) -> Result<usize> {
     let gate = Mutex::new(());
     // One more for the thread of the session itself.

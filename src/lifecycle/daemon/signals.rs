@@ -154,9 +154,6 @@ pub(in crate::lifecycle) fn is_ignored(signal: i32) -> bool {
 }
 
 /// Starts to receive signals, which then no longer end this process by themselves.
-///
-/// # Errors
-/// `Io` if the system refuses.
 pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
     let handles = |signal| ignored == Ignored::AreHandled || !is_ignored(signal);
     let failed = |error| Error::io("signal handlers: cannot be installed", error);
@@ -217,9 +214,6 @@ impl WakeSources {
 
 impl SessionEnd {
     /// A function that wakes the daemon without an event, so that it checks everything.
-    ///
-    /// # Errors
-    /// `Io` if the system refuses.
     pub(in crate::lifecycle) fn waker(&self) -> Result<impl Fn() + Send + Sync + 'static> {
         let writer = self.0.try_clone();
         let writer = writer.map_err(|error| {

@@ -62,8 +62,8 @@ impl Staging {
 /// The archives of `plan`, opened. If the plan asks for a copy, it is being filled, or complete if
 /// the plan waits for it. A cache of `cache_bytes` must fit next to a copy in memory.
 ///
-/// # Errors
-/// `Io` if they cannot be read, do not fit, or cannot be copied; else as `storage::open_files`.
+/// Fails with `Io` if they cannot be read, do not fit, or cannot be copied; else as
+/// `storage::open_files`.
 pub(in crate::lifecycle) fn archives(
     plan: &MountPlan,
     cache_bytes: u64,

@@ -154,9 +154,6 @@ fn private_directory(mount_point: &Path, plan: &MountPlan) -> Result<PrivateDire
 /// Serves in this process until a signal, an unmount, or the end of `holder`, if there is one. If
 /// the same archives are already mounted there, holds that mount instead. `progress` shows how far
 /// opening is; `opened` is called when it is done.
-///
-/// # Errors
-/// As `serve_in_background`; `Busy` if something else is mounted there.
 pub fn serve_in_foreground(
     plan: &MountPlan,
     holder: Option<ProcessId>,

@@ -35,9 +35,6 @@ pub(in crate::lifecycle) struct SafeParent(Directory);
 impl SafeParent {
     /// Checks `parent`. In a user namespace the owners of directories are unknown, so check before
     /// this process enters one.
-    ///
-    /// # Errors
-    /// `Io` if it is missing; `Busy` if another user may replace it.
     pub(in crate::lifecycle) fn check(parent: &Path) -> Result<Self> {
         let opened = Directory::open(parent).map_err(|error| cannot_extract_to(parent, error))?;
         let Some(untrusted) = opened.first_untrusted() else { return Ok(Self(opened)) };
@@ -64,8 +61,7 @@ pub(super) struct ExtractedDirectory {
 impl ExtractedDirectory {
     /// The directory `name` in `parent`, created if it is missing.
     ///
-    /// # Errors
-    /// `Io` if it cannot be created; `Busy` if it is not for this user alone.
+    /// Fails with `Io` if it cannot be created; `Busy` if it is not for this user alone.
     pub(super) fn create(SafeParent(parent): &SafeParent, name: &str) -> Result<Self> {
         let created = parent.create(name.as_ref());
         created.map_err(|error| cannot_extract_to(parent.location(), error))?;
@@ -138,9 +134,6 @@ impl ExtractedDirectory {
     }
 
     /// Removes everything. The caller has the exclusive lock of `holders`.
-    ///
-    /// # Errors
-    /// `Io` if something could not be removed.
     pub(super) fn remove(&self, holders: File) -> Result<()> {
         let failed = |error| {
             let context = format!("{}: cannot remove the extracted files", self.path.display());

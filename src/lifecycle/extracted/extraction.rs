@@ -20,10 +20,6 @@ use crate::vfs::{Finding, Location, Severity};
 
 /// A hold on the files of `plan`, in a directory below `parent`. Extracts them if no other process
 /// has. `show` displays waits for other processes, `watch` the extraction.
-///
-/// # Errors
-/// `Io` if there is no room; `Busy` if the directory is not for this user and this node alone;
-/// errors of opening the archives. `Corrupt` or `Io` if a file could not be extracted.
 pub(in crate::lifecycle) fn obtain(
     plan: &MountPlan,
     parent: &SafeParent,

@@ -24,9 +24,6 @@ pub(in crate::lifecycle) struct Hold {
 impl Hold {
     /// Holds the directory that `create` returns, which is called again if another process removes
     /// the directory before it is locked. `show` displays that wait.
-    ///
-    /// # Errors
-    /// `Busy` if another node uses the directory; `Io`.
     pub(super) fn take(
         create: &dyn Fn() -> Result<ExtractedDirectory>,
         show: Show<'_>,
@@ -82,9 +79,6 @@ impl Hold {
 
     /// Gives the files back, for this process and those that share its hold. Returns when they are
     /// removed, or at once if others hold them.
-    ///
-    /// # Errors
-    /// `Io` if they could not be removed.
     pub(in crate::lifecycle) fn end(self) -> Result<()> {
         match self.end_for_all() {
             Some((directory, holders)) => directory.remove(holders),

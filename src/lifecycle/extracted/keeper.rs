@@ -15,9 +15,6 @@ use crate::os::own_program;
 use crate::os::raw_signals;
 
 /// Starts a keeper of `directory`.
-///
-/// # Errors
-/// `Io` if it cannot be started.
 pub(super) fn start(directory: &ExtractedDirectory) -> Result<()> {
     // Not in this process's group, which may be killed as a whole (`keep`). This process
     // does not wait for it, because it usually lives longer.

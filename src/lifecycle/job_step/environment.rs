@@ -34,9 +34,6 @@ pub(super) struct Job {
 
 impl Job {
     /// The job of a batch script with the variables that `lookup` returns.
-    ///
-    /// # Errors
-    /// `CannotMount` outside of a batch script on a compute node.
     pub(super) fn of_batch_script(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let refused = |why: &str| {
             Error::new(Kind::CannotMount, format!("cannot start a job step: {why}"))

@@ -57,9 +57,6 @@ pub(super) struct Srun {
 
 impl Srun {
     /// Starts `program ARGUMENTS` as a step of `job`, one task on each of `nodes`.
-    ///
-    /// # Errors
-    /// `CannotMount` if there is no srun; `Io`.
     pub(super) fn start(
         job: &Job,
         nodes: Nodes,
@@ -102,9 +99,6 @@ impl Srun {
     }
 
     /// Sends a line to all tasks.
-    ///
-    /// # Errors
-    /// `Io` if srun has exited.
     pub(super) fn send(&mut self, word: &str) -> Result<()> {
         let failed = |error| Error::io("srun has exited", error);
         match &mut self.input {

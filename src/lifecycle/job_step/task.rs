@@ -52,9 +52,6 @@ impl Task {
 
     /// Reports to the launcher, and waits until all nodes have reported; `false` if the launcher
     /// has ended.
-    ///
-    /// # Errors
-    /// `Io`.
     pub fn begin(&self) -> Result<bool> {
         self.report(Progress::Started);
         let mut line = String::new();
@@ -64,9 +61,6 @@ impl Task {
     }
 
     /// Serves as `archfs mount --foreground` does.
-    ///
-    /// # Errors
-    /// As `serve_in_foreground`.
     pub fn serve(
         &self,
         plan: &MountPlan,

@@ -63,8 +63,7 @@ impl Attached {
     /// Attaches a new connection to `mount_point`, whose lock is `lock`, with `source` as its name
     /// in the mount table. Returns the daemon's end of the connection.
     ///
-    /// # Errors
-    /// `CannotMount` if the node, the user or the mount point does not allow it; `Io`.
+    /// Fails with `CannotMount` if the node, the user or the mount point does not allow it; `Io`.
     pub(in crate::lifecycle) fn new(
         mount_point: &Path,
         source: &Path,
@@ -100,9 +99,6 @@ impl Attached {
     }
 
     /// Whether it is still mounted; another process may have unmounted it.
-    ///
-    /// # Errors
-    /// `Io` if /proc cannot be read.
     pub(in crate::lifecycle) fn is_there(&self) -> Result<bool> {
         Ok(self.current_entry()?.is_some())
     }
@@ -128,9 +124,6 @@ impl Attached {
     }
 
     /// Whether another mount covers it, which must be unmounted first.
-    ///
-    /// # Errors
-    /// `Io` if /proc cannot be read.
     pub(in crate::lifecycle) fn is_covered(&self) -> Result<bool> {
         let Some(current) = self.current_entry()? else {
             return Ok(false);
@@ -143,9 +136,6 @@ impl Attached {
     }
 
     /// Detaches it, if it is still mounted, at its current path.
-    ///
-    /// # Errors
-    /// `Busy` if `how` is `IfIdle` and the mount is in use; `Io`.
     pub(in crate::lifecycle) fn detach(&self, how: Detach) -> Result<()> {
         let mut before = self.current_entry()?;
         for _ in 0..RENAMES_MAX {
@@ -208,8 +198,8 @@ impl Drop for Attached {
 /// The kernel reuses the numbers of a detached mount. Unless the mount belongs to this process, the
 /// caller locks its mount point, if the lock is free, so that no other process mounts there.
 ///
-/// # Errors
-/// `Busy` if `how` is `IfIdle` and the mount is in use, or if another mount covers it; `Io`.
+/// Fails with `Busy` if `how` is `IfIdle` and the mount is in use, or if another mount covers it;
+/// `Io`.
 pub(in crate::lifecycle) fn detach(entry: &MountEntry, how: Detach) -> Result<()> {
     let mount_point = entry.mount_point.as_path();
     match mountinfo::topmost(mount_point)? {
@@ -293,9 +283,6 @@ fn detach_moved(directory: &Directory) {
 
 /// Mounts at `mount_point` in the mount namespace of this process, which must have the right to.
 /// Returns the daemon's end of the connection.
-///
-/// # Errors
-/// As `Attached::new`.
 pub(in crate::lifecycle) fn mount_here(
     mount_point: &Path,
     source: &Path,
@@ -313,9 +300,6 @@ fn log_mounted(mount_point: &Path, how: &str, start: Instant) {
 }
 
 /// Detaches lazily what `mount_here` mounted.
-///
-/// # Errors
-/// `Io`.
 pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
     let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
     unmount_in_parent(mount_point, flags, |_| true)
@@ -441,9 +425,6 @@ fn mount_directly(
 }
 
 /// A duplicate of `lock`, for another process.
-///
-/// # Errors
-/// `Io` if there are no more descriptors.
 pub(in crate::lifecycle) fn duplicate(lock: &impl AsFd) -> Result<OwnedFd> {
     let duplicate = lock.as_fd().try_clone_to_owned();
     duplicate.map_err(|error| Error::io("cannot duplicate a lock", error))

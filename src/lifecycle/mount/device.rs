@@ -8,17 +8,11 @@ use rustix::io::Errno;
 use crate::error::{Error, Kind, Result, reason};
 
 /// Opens a FUSE connection that belongs to no mount yet.
-///
-/// # Errors
-/// The error of the system call.
 pub(in crate::lifecycle) fn open_connection() -> std::io::Result<OwnedFd> {
     File::options().read(true).write(true).open("/dev/fuse").map(OwnedFd::from)
 }
 
 /// Like `open_connection`, with an error for the user.
-///
-/// # Errors
-/// `CannotMount`.
 pub(in crate::lifecycle) fn open() -> Result<OwnedFd> {
     open_connection().map_err(|error| no_device(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
 }

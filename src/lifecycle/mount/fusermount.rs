@@ -66,9 +66,6 @@ const START_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Mounts at `mount_point` with the helper, which holds `lock` while it runs. Returns the daemon's
 /// end of the connection.
-///
-/// # Errors
-/// `CannotMount` with the message of the helper.
 pub(in crate::lifecycle) fn mount(
     mount_point: &Path,
     source: &Path,
@@ -113,9 +110,6 @@ pub(in crate::lifecycle) fn mount(
 }
 
 /// Unmounts `mount_point` with the helper.
-///
-/// # Errors
-/// `Busy`; `Io` with the message of the helper.
 pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
     let helper = Helper::find()?;
     let before = mountinfo::topmost(mount_point)?;
@@ -194,9 +188,6 @@ pub(in crate::lifecycle) struct Helper {
 
 impl Helper {
     /// The first helper that is set-user-ID root or, if there is none, the first other one.
-    ///
-    /// # Errors
-    /// `CannotMount` if there is none, or none that is safe to run.
     pub(in crate::lifecycle) fn find() -> Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         Self::find_in(&path, &DIRECTORIES.map(PathBuf::from))
@@ -296,8 +287,7 @@ fn is_set_uid_root(file: &Path) -> bool {
 
 /// Checks the device before the helper does, whose message about it is terse.
 ///
-/// # Errors
-/// `CannotMount` if this user may not open /dev/fuse, or it is another file.
+/// Fails with `CannotMount` if this user may not open /dev/fuse, or it is another file.
 pub(in crate::lifecycle) fn check_device() -> Result<()> {
     use rustix::fs::{Access, access};
     access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).map_err(device::no_device)?;

@@ -25,9 +25,8 @@ const DEVICE: (u32, u32) = (10, 229);
 
 /// A duplicate of the FUSE connection that was passed on as descriptor `number`.
 ///
-/// # Errors
-/// `NotFound` if it is not open; `InvalidInput` if it is not the FUSE device. On another file the
-/// daemon might wait for requests for ever.
+/// Fails with `NotFound` if it is not open; `InvalidInput` if it is not the FUSE device. On another
+/// file the daemon might wait for requests for ever.
 pub(in crate::lifecycle) fn connection(number: RawFd) -> Result<OwnedFd> {
     let duplicate = duplicate(number)?;
     let is_fuse = fstat(&duplicate).is_ok_and(|found| is_device(found.st_mode, found.st_rdev));
@@ -45,9 +44,6 @@ pub(in crate::lifecycle) fn is_device(mode: u32, device: u64) -> bool {
 }
 
 /// A duplicate of the descriptor `number`, which was inherited.
-///
-/// # Errors
-/// `NotFound` if it is not open.
 pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
     let not_open = || Error::new(Kind::NotFound, format!("/dev/fd/{number}: descriptor not open"));

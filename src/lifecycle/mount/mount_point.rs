@@ -17,9 +17,8 @@ use crate::os::trust;
 /// Checks the directory `mount_point`, and creates it if it is missing. Calls `before` before it
 /// creates it. `covers_files` is whether the directory may have files.
 ///
-/// # Errors
-/// `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is missing;
-/// `Io`; any error of `before`.
+/// Fails with `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is
+/// missing; `Io`; any error of `before`.
 pub(in crate::lifecycle) fn prepare(
     mount_point: &Path,
     covers_files: bool,
@@ -30,9 +29,6 @@ pub(in crate::lifecycle) fn prepare(
 
 /// Like `prepare`, for a mount in a private namespace. Only such a mount may cover another mount:
 /// then there is no directory to check or to remove, and the result is `None`.
-///
-/// # Errors
-/// As `prepare`.
 pub(in crate::lifecycle) fn prepare_in_namespace(
     mount_point: &Path,
     covers_files: bool,
@@ -80,8 +76,8 @@ pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Err
 /// is stale or hangs, so this checks only whether it is a link. `path_walk` says which links are
 /// followed; one of another user at the mount point itself is not.
 ///
-/// # Errors
-/// `NotFound` if the parent does not exist; `Usage` for the root directory and descriptors.
+/// Fails with `NotFound` if the parent does not exist; `Usage` for the root directory and
+/// descriptors.
 pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
     let given = path.display();
     if path == Path::new("/") {

@@ -18,9 +18,6 @@ use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 use crate::error::{Error, Kind, Result, reason};
 
 /// Moves this process into a new mount namespace. Call it before any thread is started.
-///
-/// # Errors
-/// `CannotMount` if the node does not allow it; `Io`.
 pub(in crate::lifecycle) fn enter() -> Result<()> {
     // A small stack limit makes `cli` use a second thread, which cannot move the process.
     if gettid() != getpid() {

@@ -54,9 +54,6 @@ pub(in crate::lifecycle) struct OwnedDirectory {
 impl OwnedDirectory {
     /// Creates the directory `path` (0700), or uses an existing one; returns whether it was
     /// created. Calls `before` before it creates one.
-    ///
-    /// # Errors
-    /// `Io`, also if the parent is missing; any error of `before`.
     pub(in crate::lifecycle) fn create_or_use(
         path: &Path,
         before: &mut dyn FnMut() -> Result<()>,

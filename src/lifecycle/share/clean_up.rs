@@ -39,9 +39,6 @@ const STALE_LOCK: &str = "stale.socket";
 /// directory that it created, and its record. Waits until the daemon has exited, at most until
 /// `deadline`. Then only the stale mounts are detached, and the process that mounts next removes
 /// the rest.
-///
-/// # Errors
-/// `Io`.
 pub(in crate::lifecycle) fn clean_up_after_exit(
     mount_point: &Path,
     deadline: Instant,
@@ -69,9 +66,6 @@ pub(in crate::lifecycle) fn clean_up_after_exit(
 /// Takes the lock while it detaches, so that no other process mounts there after the check. If a
 /// killed daemon that has not exited still holds the lock, detaches without it, because no other
 /// process can mount there either.
-///
-/// # Errors
-/// `Io`.
 pub(in crate::lifecycle) fn detach_stale_unlocked(mount_point: &Path) -> Result<bool> {
     let mut was_mounted = false;
     while let MountState::Stale(entry) = mount_state(mount_point)? {
@@ -89,9 +83,6 @@ pub(in crate::lifecycle) fn detach_stale_unlocked(mount_point: &Path) -> Result<
 impl MountLock {
     /// Detaches the stale mounts at `mount_point`, of which this is the lock, so no daemon serves
     /// them. Returns the first mount found there that is not stale.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn detach_stale(
         &self,
         mount_point: &Path,
@@ -112,9 +103,6 @@ impl MountLock {
     /// Removes everything that a daemon has left at `mount_point`, of which this is the lock: stale
     /// mounts, the directory that it created, and at last the record, which frees the lock. The
     /// directory stays if something else is mounted on it.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn clean_up(self, mount_point: &Path) -> Result<()> {
         if self.detach_stale(mount_point)?.is_none() {
             owned_directory::remove_unused(mount_point, self.directory_creation_start());

@@ -17,9 +17,6 @@ use crate::error::Result;
 const SUFFIX: &str = ".extracted";
 
 /// Records `directory`, which this process holds.
-///
-/// # Errors
-/// `Io` if no record can be written.
 pub(in crate::lifecycle) fn write(directory: &Path) -> Result<()> {
     let name = name_of(directory);
     if RecordDirectory::containing(&name).is_some() {

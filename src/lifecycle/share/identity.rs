@@ -22,9 +22,6 @@ use crate::url;
 use crate::vfs::ViewOptions;
 
 /// The record of a process that is about to mount as `plan` says.
-///
-/// # Errors
-/// `NotFound` if this process cannot be identified.
 pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -> Result<Record> {
     Ok(Record {
         process: ProcessId::own()?,
@@ -65,9 +62,6 @@ pub(in crate::lifecycle) fn name_on_all_nodes(plan: &MountPlan) -> String {
 /// Calls `create` with the path of the socket at which `plan` is read without a mount. Only this
 /// user can use it. It is equal for all processes of a job on this node whose plans show the same,
 /// and read it with the same archfs.
-///
-/// # Errors
-/// `Io` if there is no directory for it.
 pub fn at_read_socket<T>(
     plan: &MountPlan,
     mut create: impl FnMut(&Path) -> io::Result<T>,

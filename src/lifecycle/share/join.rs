@@ -41,9 +41,6 @@ pub(in crate::lifecycle) enum JoinOutcome {
 
 /// Joins the mount of `plan` at `mount_point`, or locks the mount point for it. Detaches a stale
 /// mount first.
-///
-/// # Errors
-/// `Busy` if something else is mounted there; `Io`; `TimedOut`.
 pub(in crate::lifecycle) fn join_or_lock(
     mount_point: &Path,
     plan: &MountPlan,
@@ -117,8 +114,7 @@ fn clean_up_and_record(
 /// unmounted explicitly: such a mount, for example of a mount step, is meant to outlast other
 /// steps. Returns `false` if the daemon unmounts before it answers.
 ///
-/// # Errors
-/// `Busy` if the mount may end before this process; `TimedOut`; `Io`.
+/// Fails with `Busy` if the mount may end before this process; `TimedOut`; `Io`.
 fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<bool> {
     let own = JobStep::own();
     let Some(step) = client.daemon().and_then(|daemon| JobStep::of(daemon.pid())) else {

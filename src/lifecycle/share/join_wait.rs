@@ -44,9 +44,6 @@ impl<'a> JoinWait<'a> {
 
     /// Waits before a mount that is ending is checked again. `client` is the connection to its
     /// daemon, which has just refused a lease, and closes the connection when it has unmounted.
-    ///
-    /// # Errors
-    /// As `wait_for_end`.
     pub(super) fn wait_for_end_of(&mut self, mut client: Client) -> Result<()> {
         let since = Instant::now();
         client.wait_until_closed(EXPLAIN_AFTER)?;
@@ -55,9 +52,6 @@ impl<'a> JoinWait<'a> {
     }
 
     /// Waits before a mount that is ending is checked again, if its daemon does not answer.
-    ///
-    /// # Errors
-    /// `TimedOut` if no daemon has answered for too long.
     pub(super) fn wait_for_end(&mut self) -> Result<()> {
         thread::sleep(STATE_POLL_INTERVAL);
         self.note_ending(STATE_POLL_INTERVAL, Daemon::IsSilent);

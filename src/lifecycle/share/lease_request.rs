@@ -34,9 +34,6 @@ pub(super) enum LeaseAnswer {
 ///
 /// A daemon that has not mounted yet may take as long as it needs; `on_starting` is called from
 /// time to time.
-///
-/// # Errors
-/// `Busy` if it mounts something else; `TimedOut`; `Io`.
 pub(super) fn ask_for_lease(
     mount_point: &Path,
     entry: Option<&MountEntry>,

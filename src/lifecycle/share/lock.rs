@@ -51,9 +51,6 @@ pub(in crate::lifecycle) struct MountLock {
 impl MountLock {
     /// Locks `record.mount_point`, unless another process holds the lock. A new file gets the
     /// content `record`; a file that a daemon has left behind keeps the record of that daemon.
-    ///
-    /// # Errors
-    /// `Io` if no file can be created or locked.
     pub(in crate::lifecycle) fn try_acquire(record: &Record) -> Result<Option<Self>> {
         let name = record_name(&record.mount_point);
         loop {
@@ -74,9 +71,6 @@ impl MountLock {
 
     /// Locks a new record file for a private mount, or for one that is unmounted but still served.
     /// No other process shares that mount, so several may have the same mount point.
-    ///
-    /// # Errors
-    /// `Io` if no file can be created.
     pub(in crate::lifecycle) fn acquire_private(record: &Record) -> Result<Self> {
         let name = private_record_name(record);
         let deadline = Instant::now() + PRIVATE_LOCK_TIMEOUT;
@@ -178,9 +172,6 @@ impl MountLock {
     }
 
     /// The lock of `mount_point`, which the parent process passed on as `descriptor`.
-    ///
-    /// # Errors
-    /// `Usage` if it is not the lock of `mount_point`.
     pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, mount_point: &Path) -> Result<Self> {
         let (file, name) = (File::from(descriptor), record_name(mount_point));
         for record_directory in RecordDirectory::all() {
@@ -192,9 +183,6 @@ impl MountLock {
     }
 
     /// A duplicate of the lock, for another process.
-    ///
-    /// # Errors
-    /// `Io` if there are no more descriptors.
     pub(in crate::lifecycle) fn duplicate(&self) -> Result<OwnedFd> {
         attach::duplicate(self)
     }
@@ -214,9 +202,6 @@ impl MountLock {
     }
 
     /// Replaces the record in the file.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn write(&self, record: &Record) -> Result<()> {
         self.store(record)
             .map_err(|error| Error::io(format!("{}: cannot write", self.path().display()), error))
@@ -234,9 +219,6 @@ impl MountLock {
     }
 
     /// Listens on the socket of the mount point; replaces a socket that an earlier daemon has left.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn listen(&self) -> Result<UnixListener> {
         let socket = self.socket();
         let _ = fs::remove_file(&socket);

@@ -14,9 +14,6 @@ use rustix::process::geteuid;
 const MODE: u32 = 0o600;
 
 /// Opens or creates the file `path`, as `options` say, in a directory that is closed to others.
-///
-/// # Errors
-/// The error of the system call.
 pub(in crate::lifecycle) fn open_0600(path: &Path, options: &mut OpenOptions) -> Result<File> {
     let file = match options.mode(MODE).open(path) {
         // The process that created it has not set its mode yet, or was killed before it could.
@@ -37,9 +34,6 @@ pub(in crate::lifecycle) fn open_0600(path: &Path, options: &mut OpenOptions) ->
 }
 
 /// Sets the mode of the file or socket `path`, in a directory that is closed to others, to 0600.
-///
-/// # Errors
-/// The error of the system call.
 pub(super) fn chmod_0600(path: &Path) -> Result<()> {
     fs::set_permissions(path, Permissions::from_mode(MODE))
 }

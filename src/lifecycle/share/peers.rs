@@ -36,9 +36,6 @@ impl Peers {
     /// The daemons that share a budget with the holder of `lock`; `None` if its record names no
     /// job. Watches only the directory of that record; `count` looks in all directories of this
     /// user on the node. If the record moves to another directory, call `renew_watch`.
-    ///
-    /// # Errors
-    /// `Io` if the directory cannot be watched.
     pub(in crate::lifecycle) fn of(lock: &MountLock) -> Result<Option<Self>> {
         let Some(job) = lock.record().and_then(|record| record.job) else {
             return Ok(None);

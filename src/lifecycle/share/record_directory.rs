@@ -90,9 +90,6 @@ impl RecordDirectory {
 
     /// Calls `create` with the record directory in one parent after the other, until it succeeds.
     /// Creates the record directory if the parent has none.
-    ///
-    /// # Errors
-    /// `Io` with the error of the first parent, if none works.
     pub(super) fn try_each_parent<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
         Self::try_each_of(&parents(own_uid()), create)
     }
@@ -162,9 +159,6 @@ impl RecordDirectory {
 
 /// Calls `create` with the path of this user's record directory in one parent after the other,
 /// until it succeeds. For files that only this user may write and that outlast a mount.
-///
-/// # Errors
-/// `Io` with the error of the first parent, if none works.
 pub(in crate::lifecycle) fn in_record_directory<T>(
     mut create: impl FnMut(&Path) -> io::Result<T>,
 ) -> Result<T> {
@@ -269,9 +263,6 @@ fn usual_name(uid: u32) -> String {
 
 /// Checks that `directory` belongs to `uid`, is closed to others, and is on the file system of its
 /// parent, which no other user can exchange.
-///
-/// # Errors
-/// `PermissionDenied` with the reason; those of the system.
 fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
     check_trusted(parent_of(directory), uid)?;
     let parent = Directory::of_system(parent_of(directory))?;

@@ -13,8 +13,8 @@ const SIZE: usize = 4096;
 
 /// Writes a file to the record directory and removes it; returns the path of the directory.
 ///
-/// # Errors
-/// `Io` if no directory can be written to, for example because the file systems are full.
+/// Fails with `Io` if no directory can be written to, for example because the file systems are
+/// full.
 pub(in crate::lifecycle) fn check_record_directory() -> Result<PathBuf> {
     RecordDirectory::try_each_parent(|record_directory| {
         let file = Builder::new().prefix("probe-").tempfile_in(record_directory.path());

@@ -53,18 +53,12 @@ impl MountState {
 }
 
 /// The state of `mount_point`, an absolute path without symbolic links.
-///
-/// # Errors
-/// `Io` if /proc cannot be read.
 pub(in crate::lifecycle) fn mount_state(mount_point: &Path) -> Result<MountState> {
     mount_state_within(mount_point, PROBE_TIMEOUT)
 }
 
 /// Like `mount_state`, but waits at most `probe_timeout` for the answer of a mount without a locked
 /// record file: for callers that retry.
-///
-/// # Errors
-/// As `mount_state`.
 pub(in crate::lifecycle) fn mount_state_within(
     mount_point: &Path,
     probe_timeout: Duration,

@@ -81,9 +81,6 @@ pub(crate) struct Unpublished {
 
 impl Unpublished {
     /// Gives all of them their names.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(crate) fn publish(self) -> Result<()> {
         self.set.publish()
     }

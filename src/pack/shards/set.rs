@@ -31,9 +31,8 @@ pub(super) struct Set {
 impl Set {
     /// Creates a set for `path`, the name without numbers: `a.tar` for `a-000000.tar`.
     ///
-    /// # Errors
-    /// `InvalidInput` if shards with that name exist and must not be replaced; `Usage` if the name
-    /// does not end with `.tar`; `Io`.
+    /// Fails with `InvalidInput` if shards with that name exist and must not be replaced; `Usage`
+    /// if the name does not end with `.tar`; `Io`.
     pub(super) fn new(path: &Path, existing: Existing) -> Result<Self> {
         if path.extension() != Some("tar".as_ref()) {
             let context = format!("{}: the name of shards must end in .tar", path.display());
@@ -55,9 +54,6 @@ impl Set {
     }
 
     /// Creates the next shard.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(super) fn shard(&mut self) -> Result<Output> {
         let number = self.shards;
         self.shards += 1;
@@ -66,17 +62,11 @@ impl Set {
     }
 
     /// Creates the list of classes.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(super) fn classes(&self) -> Result<Output> {
         Output::create_in(&self.directory, &self.named("-classes.txt"), self.existing)
     }
 
     /// Adds a complete file.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(super) fn add(&mut self, output: Output) -> Result<()> {
         let sealed = output.seal()?;
         let sealed = if self.sealed.len() < OPEN_MAX { sealed } else { sealed.closed()? };
@@ -85,9 +75,6 @@ impl Set {
     }
 
     /// Gives all files their names, and removes other files of an earlier run.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(super) fn publish(self) -> Result<()> {
         let before = self.existing_files()?;
         let mut published: Vec<OsString> = Vec::new();

@@ -87,9 +87,6 @@ impl<'d> OpenDirectory<'d> {
 }
 
 /// Reads the attributes of `name` in `parent`.
-///
-/// # Errors
-/// `Changed` if it does not exist any more; `Io`.
 pub(super) fn examine(
     parent: &OpenDirectory<'_>,
     name: &[u8],

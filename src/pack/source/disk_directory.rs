@@ -78,9 +78,6 @@ pub(super) struct DiskDirectory<'f> {
 
 impl<'f> DiskDirectory<'f> {
     /// Opens the directory at `path`, which may be a symbolic link to one.
-    ///
-    /// # Errors
-    /// `NotADirectory`, `Io`.
     pub(super) fn open(
         path: &Path,
         other_mounts: OtherMounts,

@@ -34,8 +34,8 @@ pub(super) struct Exclusions(Gitignore);
 impl Exclusions {
     /// Reads all patterns.
     ///
-    /// # Errors
-    /// `Io` if a file cannot be read; `InvalidInput` and `Usage` if a pattern is invalid.
+    /// Fails with `Io` if a file cannot be read; `InvalidInput` and `Usage` if a pattern is
+    /// invalid.
     pub(super) fn read(excludes: &Excludes) -> Result<Self> {
         // An empty root: paths are relative already.
         let mut builder = GitignoreBuilder::new("");

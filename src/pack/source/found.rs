@@ -85,9 +85,6 @@ pub(super) enum FoundKind {
 /// A source of files.
 pub(super) trait Source: Sync {
     /// The names in a directory, in any order.
-    ///
-    /// # Errors
-    /// If the directory cannot be listed.
     fn names(&self, directory: &Directory) -> Result<Vec<Listed>>;
 
     /// The files with these names, one result for each; `None` for a file that is not packed.

@@ -36,8 +36,8 @@ pub struct FileList {
 impl FileList {
     /// Reads the list.
     ///
-    /// # Errors
-    /// `Io`; `InvalidInput` if a path is absolute or contains `..`, or if the list is empty.
+    /// Fails with `Io`; `InvalidInput` if a path is absolute or contains `..`, or if the list is
+    /// empty.
     pub(super) fn read(&self) -> Result<Selection> {
         let display = self.path.display().to_string();
         let text = text(&self.path)?;

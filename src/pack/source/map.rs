@@ -39,9 +39,6 @@ pub(super) struct Map {
 
 impl Map {
     /// Reads a map from a file, or from standard input if the path is `-`.
-    ///
-    /// # Errors
-    /// `Io`; `InvalidInput` for malformed or contradictory lines.
     pub(super) fn read(path: &Path) -> Result<Self> {
         Self::parse(path.display().to_string(), &list::text(path)?)
     }
@@ -130,9 +127,6 @@ impl Map {
     }
 
     /// Checks that the map matches the sources.
-    ///
-    /// # Errors
-    /// `InvalidInput` if it does not.
     pub(super) fn check(&mut self) -> Result<()> {
         let listed: HashSet<usize> = self.mismatches.iter().map(|&(number, _)| number).collect();
         let missing = self.lines.iter().filter(|line| line.found.is_none());

@@ -58,9 +58,8 @@ pub(super) struct PlainFile {
 
 /// Opens all sources.
 ///
-/// # Errors
-/// The first error in the order of the paths. `UnknownFormat` if a single source is a file that is
-/// no archive, because the user of a single file means what is in it.
+/// Fails with the first error in the order of the paths. `UnknownFormat` if a single source is a
+/// file that is no archive, because the user of a single file means what is in it.
 pub(super) fn all<'s>(
     job: &Job<'_>,
     sources: &Sources,
@@ -173,8 +172,7 @@ fn is_output(path: &Path, output_archive: Option<&OutputArchive>) -> bool {
 
 /// The tree of each file, or `None` for a file that is no archive.
 ///
-/// # Errors
-/// `UnknownFormat` if `must_be_archive` is true of the index of such a file.
+/// Fails with `UnknownFormat` if `must_be_archive` is true of the index of such a file.
 fn trees(
     job: &Job<'_>,
     sources: &Sources,

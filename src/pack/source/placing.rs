@@ -101,9 +101,6 @@ impl<'m> CatalogFiller<'m> {
 
     /// Adds a file found in `directory` and returns its inode. `key` is its key in the source of
     /// bytes.
-    ///
-    /// # Errors
-    /// `InvalidInput` if its name is invalid.
     pub(super) fn add(
         &mut self,
         destination: &Destination<'_>,
@@ -166,9 +163,6 @@ impl<'m> CatalogFiller<'m> {
 
     /// Moves files as the map says and finishes the catalog. The root gets the attributes of its
     /// source if there is only one.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the map does not match the files.
     pub(super) fn finish(mut self, alone: bool, owner: Owner) -> Result<Catalog> {
         self.move_files()?;
         let root = self.root.filter(|_| alone).unwrap_or_else(|| default_meta(self.newest));

@@ -30,8 +30,8 @@ const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What standard input contains. `archive` is the archive to be made.
 ///
-/// # Errors
-/// `Usage` if it is a terminal; `Interrupted`; `Io`, also if the directory of `archive` is full.
+/// Fails with `Usage` if it is a terminal; `Interrupted`; `Io`, also if the directory of `archive`
+/// is full.
 pub(super) fn read(job: &Job<'_>, archive: Option<&Path>) -> Result<FileStorage> {
     let input = stdio::stdin();
     if isatty(input) {

@@ -227,9 +227,6 @@ impl Rows {
 
     /// Adds the file `name` to the directory with this number. Returns the number of a directory or
     /// the key of a regular file; 0 for any other kind.
-    ///
-    /// # Errors
-    /// `InvalidInput` for more than 2^32 directories.
     pub(super) fn add(&mut self, directory: u64, name: &[u8], found: &Found) -> Result<u64> {
         let many = |_| Error::new(Kind::InvalidInput, "more than 2^32 directories or devices");
         let directory = u32::try_from(directory).map_err(many)?;

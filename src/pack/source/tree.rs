@@ -37,9 +37,6 @@ impl Archive {
     }
 
     /// The root of the archive.
-    ///
-    /// # Errors
-    /// Those of the tree.
     pub(super) fn top(&self) -> Result<Found> {
         self.found(&self.tree.attr(Ino::ROOT)?)
     }
@@ -126,9 +123,6 @@ pub(super) struct VisitedDirectories(HashSet<u64>);
 
 impl VisitedDirectories {
     /// The key of a file.
-    ///
-    /// # Errors
-    /// `Corrupt` for a directory seen before, which may contain itself.
     pub(super) fn key(&mut self, found: &Found) -> Result<u64> {
         let number = found.id.number;
         let is_directory = matches!(found.kind, FoundKind::Directory { .. });

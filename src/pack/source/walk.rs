@@ -54,9 +54,6 @@ pub(super) struct Walk<'w, 'j> {
 
 impl Walk<'_, '_> {
     /// Adds everything below `top`, which is the source itself.
-    ///
-    /// # Errors
-    /// `Interrupted`. What cannot be listed is a problem of the job.
     pub(super) fn run(
         &self,
         top: Directory,

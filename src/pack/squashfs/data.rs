@@ -89,9 +89,8 @@ fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Opt
 
 /// Writes the bytes of `files` to `output`.
 ///
-/// # Errors
-/// `Interrupted`, and the errors of compressing and writing. A file that cannot be read is a
-/// problem of `job` and gets the state `Failed`.
+/// Fails with `Interrupted`, and the errors of compressing and writing. A file that cannot be read
+/// is a problem of `job` and gets the state `Failed`.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,

@@ -50,8 +50,7 @@ pub(super) struct Listing {
 
 /// Writes the listing of `entries`.
 ///
-/// # Errors
-/// `InvalidInput` if a listing, or all of them, would take more than 4 GiB.
+/// Fails with `InvalidInput` if a listing, or all of them, would take more than 4 GiB.
 pub(super) fn write<'n>(
     chain: &mut Chain,
     encoder: &mut Encoder,
@@ -78,9 +77,6 @@ pub(super) fn write<'n>(
 
 /// Checks that a listing of these names is not certain to be too long. It also has headers, whose
 /// number depends on the layout.
-///
-/// # Errors
-/// As `write`.
 pub(super) fn check_names<'n>(names: impl Iterator<Item = &'n [u8]>) -> Result<()> {
     checked_len(names.map(|name| (ENTRY + name.len()) as u64).sum()).map(drop)
 }

@@ -76,9 +76,8 @@ pub(super) fn is_large(catalog: &Catalog, file: InodeId) -> bool {
 
 /// Maps each large file of `files` that is a copy to the first file with its bytes.
 ///
-/// # Errors
-/// `Interrupted`. A file that cannot be read is no duplicate; the error is reported when it is
-/// packed.
+/// Fails with `Interrupted`. A file that cannot be read is no duplicate; the error is reported when
+/// it is packed.
 pub(super) fn large(
     job: &Job<'_>,
     catalog: &Catalog,

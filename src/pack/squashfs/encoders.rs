@@ -97,9 +97,6 @@ impl<'e> Encoders<'e> {
 
 impl Pending {
     /// Waits for the block.
-    ///
-    /// # Errors
-    /// The errors of the compressor.
     pub(super) fn wait(self) -> Result<EncodedBlock> {
         self.0.recv().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread has ended early")))
     }

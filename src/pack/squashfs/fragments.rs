@@ -61,8 +61,8 @@ impl<'f> Fragments<'f> {
     /// Adds `bytes`, at most as many as a fragment block holds. May write an earlier block, so the
     /// caller must not be between two blocks of a file.
     ///
-    /// # Errors
-    /// `InvalidInput` if there are too many blocks for 32 bits; errors of compressing and writing.
+    /// Fails with `InvalidInput` if there are too many blocks for 32 bits; errors of compressing
+    /// and writing.
     pub(super) fn add(&mut self, bytes: &[u8], output: &mut Output) -> Result<Tail> {
         if !self.open.is_empty() && self.open.len() + bytes.len() > self.capacity {
             self.complete(output)?;
@@ -78,9 +78,6 @@ impl<'f> Fragments<'f> {
     }
 
     /// Writes all remaining blocks and returns the table.
-    ///
-    /// # Errors
-    /// As `add`.
     pub(super) fn finish(mut self, output: &mut Output) -> Result<Vec<Fragment>> {
         if !self.open.is_empty() {
             self.complete(output)?;

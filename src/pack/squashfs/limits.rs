@@ -10,8 +10,7 @@ use super::tables::Owners;
 
 /// Checks the number of owners and the sizes of directories.
 ///
-/// # Errors
-/// `InvalidInput` if one of them cannot be stored; the message names the limit.
+/// Fails with `InvalidInput` if one of them cannot be stored; the message names the limit.
 pub(super) fn check(catalog: &Catalog) -> Result<()> {
     let mut owners = Owners::default();
     for id in catalog.named() {

@@ -27,9 +27,6 @@ impl Position {
     }
 
     /// The offset of the block in 32 bits, as directories store it.
-    ///
-    /// # Errors
-    /// `InvalidInput` if it needs more.
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
             let message =
@@ -63,9 +60,6 @@ impl Chain {
     }
 
     /// Appends `bytes`.
-    ///
-    /// # Errors
-    /// The errors of the compressor.
     pub(super) fn put(&mut self, encoder: &mut Encoder, mut bytes: &[u8]) -> Result<()> {
         self.len += bytes.len() as u64;
         while !bytes.is_empty() {
@@ -80,9 +74,6 @@ impl Chain {
     }
 
     /// The stored chain, and the offset of each of its blocks.
-    ///
-    /// # Errors
-    /// As `put`.
     pub(super) fn finish(mut self, encoder: &mut Encoder) -> Result<(Vec<u8>, Vec<u64>)> {
         if !self.open.is_empty() {
             self.close(encoder)?;

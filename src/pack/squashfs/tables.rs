@@ -13,9 +13,6 @@ use super::fragments::Fragment;
 use super::metadata::Chain;
 
 /// Writes `records` and the list of their blocks, and returns the offset of the list.
-///
-/// # Errors
-/// The errors of compressing and writing.
 pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) -> Result<u64> {
     let offsets = blocks(records, encoder, output)?;
     let list = output.len();
@@ -24,9 +21,6 @@ pub(super) fn write(records: &[u8], encoder: &mut Encoder, output: &mut Output) 
 }
 
 /// Writes `records` and returns the list of their blocks without writing it.
-///
-/// # Errors
-/// As `write`.
 pub(super) fn blocks(
     records: &[u8],
     encoder: &mut Encoder,
@@ -60,9 +54,6 @@ pub(super) struct Owners {
 
 impl Owners {
     /// The index of `id`, which is added if it is new.
-    ///
-    /// # Errors
-    /// `InvalidInput` if it would be the 65,536th.
     pub(super) fn number(&mut self, id: u32) -> Result<u16> {
         if let Some(&number) = self.numbers.get(&id) {
             return Ok(number);

@@ -51,9 +51,8 @@ pub(super) struct Tree {
 
 /// Writes both tables for all files that could be read, and counts them.
 ///
-/// # Errors
-/// `InvalidInput` if a limit of the format is exceeded; the message names it. A symbolic link that
-/// is too long is a problem of `job`, and left out.
+/// Fails with `InvalidInput` if a limit of the format is exceeded; the message names it. A symbolic
+/// link that is too long is a problem of `job`, and left out.
 pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,

@@ -34,9 +34,6 @@ pub(super) struct Xattrs {
 
 impl Xattrs {
     /// The number in this table of a set of the catalog.
-    ///
-    /// # Errors
-    /// The errors of the compressor.
     pub(super) fn number(
         &mut self,
         catalog: &Catalog,
@@ -89,9 +86,6 @@ impl Xattrs {
     }
 
     /// Writes the table and returns its offset, if there are any attributes.
-    ///
-    /// # Errors
-    /// The errors of compressing and writing.
     pub(super) fn write(self, encoder: &mut Encoder, output: &mut Output) -> Result<Option<u64>> {
         if self.ids.is_empty() {
             return Ok(None);

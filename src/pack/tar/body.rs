@@ -23,9 +23,6 @@ pub(crate) struct Body {
 
 impl Body {
     /// Writes the header of a file of `size` bytes and its map. Without a map, holes become zeros.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(super) fn sparse(
         output: &mut Output,
         header: &[u8],
@@ -41,9 +38,6 @@ impl Body {
     }
 
     /// As `sparse`, for a file that is stored with its holes.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(crate) fn begin(output: &mut Output, header: &[u8], size: u64) -> Result<Self> {
         Self::sparse(output, header, size, None)
     }
@@ -73,9 +67,6 @@ impl Body {
     }
 
     /// Writes a piece that `expect` returned.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(crate) fn put(&mut self, output: &mut Output, piece: &Piece) -> Result<()> {
         match (&piece.data, &self.map) {
             (Data::Bytes(bytes), _) => {
@@ -104,18 +95,12 @@ impl Body {
     }
 
     /// Ends the member.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(crate) fn end(self, output: &mut Output) -> Result<()> {
         let stored = self.map.as_ref().map_or(self.size, Map::stored);
         output.append(padding(stored))
     }
 
     /// Removes the member from the output.
-    ///
-    /// # Errors
-    /// The errors of the output.
     pub(crate) fn discard(self, output: &mut Output) -> Result<()> {
         output.truncate(self.start)
     }
@@ -140,9 +125,6 @@ pub(crate) fn failure(pieces: &mut [Piece]) -> Option<Error> {
 }
 
 /// Writes the blocks that end an archive, up to a whole record of `tar -b 20`.
-///
-/// # Errors
-/// The errors of the output.
 pub(crate) fn finish(output: &mut Output) -> Result<()> {
     zeros(output, finished(output.len()) - output.len())
 }

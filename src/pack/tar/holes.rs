@@ -26,9 +26,6 @@ pub(super) struct Map {
 
 impl Map {
     /// The map of a file of `size` bytes; `None` if storing the zeros takes no more space.
-    ///
-    /// # Errors
-    /// The errors of the source.
     pub(super) fn of(source: &dyn Content, id: ContentId, size: u64) -> Result<Option<Self>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut offset = 0;

@@ -86,8 +86,8 @@ impl fmt::Debug for Environment {
 impl Configuration {
     /// The configuration for this environment.
     ///
-    /// # Errors
-    /// `Io` if a file cannot be read; `NotFound` if the profile that the user named does not exist.
+    /// Fails with `Io` if a file cannot be read; `NotFound` if the profile that the user named does
+    /// not exist.
     pub(super) fn read(environment: &Environment) -> Result<Self> {
         let named = environment.variable("AWS_PROFILE");
         let named = named.or_else(|| environment.variable("AWS_DEFAULT_PROFILE"));

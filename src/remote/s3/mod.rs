@@ -77,8 +77,7 @@ impl State {
 impl Object {
     /// The object at `path`: bucket and key.
     ///
-    /// # Errors
-    /// `Usage` if one is missing; `Io` if the configuration cannot be read.
+    /// Fails with `Usage` if one is missing; `Io` if the configuration cannot be read.
     pub(super) fn of(path: &str, environment: Environment) -> Result<Self> {
         let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
         // The bucket becomes part of a host.

@@ -121,9 +121,6 @@ impl FileStorage {
     }
 
     /// Like `open`; `changes` says what to do if the file is rewritten in place.
-    ///
-    /// # Errors
-    /// As `open`.
     pub(super) fn open_with(path: &Path, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
         let version =
@@ -132,9 +129,6 @@ impl FileStorage {
     }
 
     /// Wraps an open file, without checks for rewrites. `path` is its path, or a name for errors.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn of(file: File, path: PathBuf) -> io::Result<Self> {
         let (identity, origin) = identified(&file, file.metadata()?.len())?;
         let handle = Handle::Open(Arc::new(file));
@@ -145,9 +139,6 @@ impl FileStorage {
 
     /// Like `of`, for a file that belongs to this one. It joins this file's pool of open files, if
     /// there is one. The file must be at `path`.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub fn with(&self, file: File, path: PathBuf) -> io::Result<Self> {
         let opened = Self::of(file, std::path::absolute(path)?)?;
         let (Some(pool), Handle::Open(file)) = (&self.pool, &opened.handle) else {
@@ -161,9 +152,6 @@ impl FileStorage {
 
     /// Like `open`, for one of many files that share a pool of open files. If the file is replaced
     /// while it is closed, later reads fail.
-    ///
-    /// # Errors
-    /// As `open`.
     pub fn open_in(path: &Path, pool: &Arc<FilePool>, changes: Changes) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
         let version =
@@ -187,9 +175,6 @@ impl FileStorage {
 
     /// Opens the archive at the URL with the name `path`; `changes` says what to do if the server
     /// gives it several ETags.
-    ///
-    /// # Errors
-    /// As `RemoteFile::open`.
     pub(super) fn open_remote(path: &Path, changes: Changes) -> Result<Self> {
         let file = Arc::new(RemoteFile::open(path, changes.validators())?);
         let (identity, origin) = identified_remote(path, &file);

@@ -32,9 +32,6 @@ pub(super) struct Checksums {
 impl Checksums {
     /// Those in `file`, for a copy of `len` bytes of what `identity` identifies. If the file is for
     /// another one, no granule is there.
-    ///
-    /// # Errors
-    /// Those of the system.
     pub(super) fn of(file: File, identity: &[u8; 32], len: u64) -> io::Result<Self> {
         let mut header = [0; HEADER as usize];
         header[..16].copy_from_slice(&MAGIC);

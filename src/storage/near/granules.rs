@@ -22,9 +22,6 @@ pub(super) struct Granules {
 
 impl Granules {
     /// The set for a copy of `len` bytes, empty.
-    ///
-    /// # Errors
-    /// `Io` if there is no memory for it.
     pub(super) fn new(len: u64) -> Result<Self> {
         let count = len.div_ceil(GRANULE);
         let bits = SharedBits::new(count)

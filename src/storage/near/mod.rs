@@ -120,9 +120,6 @@ pub(super) enum Wanted {
 
 impl NearCopy {
     /// A copy of `originals` in a file, which is empty or has a part of them.
-    ///
-    /// # Errors
-    /// `Io` if it would be too large.
     pub(super) fn new(
         Target { file, kept }: Target,
         name: String,
@@ -176,9 +173,6 @@ impl NearCopy {
 
     /// Drops it from the page cache, if it is on a disk. Writing left it there in large folios,
     /// which the kernel drops only as a whole. Waits until the disk has it.
-    ///
-    /// # Errors
-    /// Those of writing it.
     pub fn drop_pages(&self) -> io::Result<()> {
         // One thread is enough, even if the disk is so slow that another is to do the same.
         if self.is_in_memory() || self.is_being_dropped.swap(true, Ordering::Relaxed) {
@@ -208,9 +202,6 @@ impl NearCopy {
     /// Fills `buffer` with the bytes at `offset` of the archive with this number, which has them.
     /// What is there is read from `file`, if given, which is the file of the copy opened again.
     /// Around `Tables`, more is fetched.
-    ///
-    /// # Errors
-    /// Those of the source, and of reading the copy.
     pub(super) fn read_exact_at(
         &self,
         number: usize,
@@ -468,9 +459,6 @@ impl NearCopy {
 
     /// Waits until all bytes are there; `show` gets their number. An error of the source may
     /// pass for `patience`.
-    ///
-    /// # Errors
-    /// Those of the source; `Io` if there is no room.
     pub fn wait(&self, patience: Duration, show: impl Fn(u64)) -> Result<()> {
         /// Between two calls of `show`.
         const STEP: Duration = Duration::from_millis(50);

@@ -85,9 +85,6 @@ impl Part {
     }
 
     /// Where its bytes come from; `None` once all of it is there.
-    ///
-    /// # Errors
-    /// Those of `check`.
     pub(super) fn source(&self) -> Result<Option<Arc<dyn Source>>> {
         self.check()?;
         Ok(self.source.lock().clone())

@@ -8,15 +8,11 @@ pub(in crate::storage) trait Source: Send + Sync {
     /// Fills `buffer` with the bytes at `offset`, all of the version that was opened. If an error
     /// may pass, a reader waits longer for that than the fill, which tries again later.
     ///
-    /// # Errors
-    /// `Changed` if there is another version; `Corrupt` if the source ends before the buffer is
-    /// full; `Io` if it cannot be read.
+    /// Fails with `Changed` if there is another version; `Corrupt` if the source ends before the
+    /// buffer is full; `Io` if it cannot be read.
     fn fetch(&self, buffer: &mut [u8], offset: u64, by: By) -> Result<()>;
 
     /// Fails if some of what was fetched may be of another version than the one that was opened.
-    ///
-    /// # Errors
-    /// `Changed`; `Io` if the source cannot tell.
     fn check_version(&self) -> Result<()>;
 
     /// Notes that the archive was opened, or that all of it is being read for that. Reads then wait

@@ -58,9 +58,8 @@ struct Found {
 impl<'l> Merging<'l> {
     /// Merges all directories that several of `layers` have.
     ///
-    /// # Errors
-    /// `Unsupported` if there are more directories or inodes than numbers; errors of a tree while
-    /// it is listed.
+    /// Fails with `Unsupported` if there are more directories or inodes than numbers; errors of a
+    /// tree while it is listed.
     pub(super) fn of(layers: &'l [Layer]) -> Result<Self> {
         let mut merging = Self {
             directories: Vec::new(),

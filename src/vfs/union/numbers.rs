@@ -44,9 +44,6 @@ impl Numbers {
     }
 
     /// The union's number for an inode of a tree.
-    ///
-    /// # Errors
-    /// `Unsupported` if the tree's own number is too large.
     pub(super) fn outer(&self, inner: Inner) -> Result<Ino> {
         let number = inner.ino.number();
         let (start, end) = (self.starts[inner.tree], self.starts[inner.tree + 1]);
@@ -63,9 +60,6 @@ impl Numbers {
     }
 
     /// The number of the merged directory at `index`.
-    ///
-    /// # Errors
-    /// `Unsupported` if there are too many.
     pub(super) fn directory(&self, index: usize) -> Result<Ino> {
         let number = match index as u64 {
             0 => Some(Ino::ROOT.number()),

@@ -28,8 +28,7 @@ pub(in super::super) struct Remaining {
 impl Blocks {
     /// Reads the indexes, from the end of the file to its start.
     ///
-    /// # Errors
-    /// `Corrupt` if they do not add up to the file, for example because it is cut short.
+    /// Fails with `Corrupt` if they do not add up to the file, for example because it is cut short.
     pub(in super::super) fn read(storage: &dyn Storage) -> Result<Self> {
         Self::within(storage, Remaining { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
     }

@@ -69,9 +69,8 @@ impl Builder {
     /// Adds the members in `batch`, which belong to `archive` and are part of `members`. Appends
     /// the tars among them to `nested`.
     ///
-    /// # Errors
-    /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
-    /// if there is no room for the lists.
+    /// Fails with `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of
+    /// them. `Io` if there is no room for the lists.
     pub(in crate::formats) fn add(
         &mut self,
         archive: ArchiveRange,
@@ -221,9 +220,6 @@ impl Builder {
     }
 
     /// Finishes the tree.
-    ///
-    /// # Errors
-    /// `Io` if there is no room for the order of its nodes.
     pub(in crate::formats) fn finish(self, notes: &mut Notes) -> Result<FinishedTree> {
         let Self { mut tree, hard_links, side_tables } = self;
         tree.directories.shrink();

@@ -10,9 +10,6 @@ use crate::vfs::FileKind;
 
 /// One slot for each path: the directory, or else the node with the highest rank. Hard links
 /// without a target are left out.
-///
-/// # Errors
-/// `Io` if there is no room for the slots.
 pub(super) fn choose_shown(
     tree: &PendingTree,
     by_directory: &SlotsByDirectory,

@@ -69,9 +69,6 @@ impl FinishedTree {
     }
 
     /// Writes the index with `key` of an archive of `archive_len` bytes.
-    ///
-    /// # Errors
-    /// The errors of `out`.
     pub(in crate::formats) fn write(
         &self,
         key: &Key,

@@ -35,9 +35,6 @@ const NONE: NodeId = NodeId::MAX;
 impl Numbering {
     /// Numbers the nodes breadth first: the root, its children, then the children of each directory
     /// in the order of the directories.
-    ///
-    /// # Errors
-    /// `Io` if there is no room for the numbers.
     pub(super) fn new(
         tree: &PendingTree,
         shown: &SlotsByDirectory,
@@ -84,9 +81,6 @@ impl Numbering {
     }
 
     /// Checks that all data the kernel wrote to temporary files can be read back.
-    ///
-    /// # Errors
-    /// The error of the disk.
     pub(super) fn check(&self) -> io::Result<()> {
         self.slot_of_node.check().and_then(|()| self.node_of_slot.check())
     }

@@ -57,9 +57,8 @@ impl PendingTree {
 
     /// Appends a pending node with the attributes of `member`. Returns its slot.
     ///
-    /// # Errors
-    /// `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of them. `Io`
-    /// if there is no room.
+    /// Fails with `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of
+    /// them. `Io` if there is no room.
     pub(super) fn push(
         &mut self,
         parent: DirectoryId,
@@ -82,9 +81,6 @@ impl PendingTree {
     }
 
     /// Stores the target of a symbolic link. Returns its offset in the names.
-    ///
-    /// # Errors
-    /// `Io` if there is no room.
     pub(super) fn push_symlink_target(&mut self, target: &[u8]) -> Result<u64> {
         let offset = length(self.names.len());
         self.names.extend_from_slice(target).map_err(no_room)?;
@@ -93,9 +89,6 @@ impl PendingTree {
 
     /// The directory at `path` below `base`. Creates missing directories with `member`'s owner and
     /// time. `None` if Linux cannot show the path.
-    ///
-    /// # Errors
-    /// As `push`.
     pub(super) fn ensure_directory(
         &mut self,
         base: DirectoryId,
@@ -159,9 +152,6 @@ impl PendingTree {
 
     /// The parent directory of the member at `path`, and the member's name in it. Creates missing
     /// directories. `None` if Linux cannot show the path.
-    ///
-    /// # Errors
-    /// As `push`.
     pub(super) fn parent_and_name<'p>(
         &mut self,
         base: DirectoryId,
@@ -277,9 +267,6 @@ impl PendingTree {
     }
 
     /// Checks that all data the kernel wrote to temporary files can be read back.
-    ///
-    /// # Errors
-    /// The error of the disk.
     pub(super) fn check(&self) -> io::Result<()> {
         self.nodes.check().and_then(|()| self.names.check())
     }

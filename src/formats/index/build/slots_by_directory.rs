@@ -20,9 +20,6 @@ pub(super) struct SlotsByDirectory {
 impl SlotsByDirectory {
     /// Sorts the slots of pending nodes, first into directories, then by name within each. Within a
     /// directory they are mostly sorted already, and close together in memory.
-    ///
-    /// # Errors
-    /// `Io` if there is no room for the slots.
     pub(super) fn new(tree: &PendingTree) -> Result<Self> {
         let nodes = tree.nodes();
         let mut starts = vec![0_usize; tree.directories.len().saturating_add(1)];
@@ -59,9 +56,6 @@ impl SlotsByDirectory {
 
     /// Some of the slots: in each directory those that `pick` gives for all slots with the same
     /// name, which are ordered by rank.
-    ///
-    /// # Errors
-    /// `Io` if there is no room for the slots.
     pub(super) fn filter_by_path(
         &self,
         tree: &PendingTree,

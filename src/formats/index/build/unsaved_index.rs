@@ -22,9 +22,8 @@ const IN_MEMORY_MAX: u64 = 1 << 20;
 /// Makes the index of a tree that is not saved: in a temporary file if it is large, or else in
 /// memory.
 ///
-/// # Errors
-/// `Io` if the temporary file cannot be read, or if the index would take memory that the job does
-/// not have.
+/// Fails with `Io` if the temporary file cannot be read, or if the index would take memory that the
+/// job does not have.
 pub(in crate::formats) fn unsaved(
     mut finished: FinishedTree,
     archive_len: u64,
@@ -53,8 +52,7 @@ pub(in crate::formats) fn unsaved(
 
 /// Makes the index of a tree in memory.
 ///
-/// # Errors
-/// `Corrupt` if the tree does not fit an archive of `archive_len` bytes.
+/// Fails with `Corrupt` if the tree does not fit an archive of `archive_len` bytes.
 pub(in crate::formats) fn in_memory(
     finished: FinishedTree,
     archive_len: u64,

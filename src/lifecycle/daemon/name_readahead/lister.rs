@@ -25,9 +25,6 @@ const PART_BYTES: usize = 64 << 10;
 
 /// Lists everything below `mount_point`, as long as that is on `device` and the other end of
 /// standard input is open. Writes the number of names to standard input, which is a socket.
-///
-/// # Errors
-/// Those of reading directories.
 pub fn read_names(mount_point: &Path, device: u64) -> io::Result<()> {
     let daemon = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut lister =

@@ -18,9 +18,6 @@ pub(super) trait Model: Clone + Eq + Hash + Debug {
     fn steps(&self) -> Vec<Self::Step>;
 
     /// The state after `step`.
-    ///
-    /// # Errors
-    /// A fault found during the step.
     fn after(&self, step: Self::Step) -> Result<Self, String>;
 
     /// Whether this is a valid final state.
@@ -30,17 +27,13 @@ pub(super) trait Model: Clone + Eq + Hash + Debug {
     fn is_accident(step: Self::Step) -> bool;
 
     /// Checks this state.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     fn check(&self) -> Result<(), String>;
 }
 
 /// Visits all states that can be reached from `first`; returns their number.
 ///
-/// # Errors
-/// The steps to a fault, or to a state from which the end can only be reached by an accident: a
-/// deadlock, or a wait for something that never comes.
+/// Fails with the steps to a fault, or to a state from which the end can only be reached by an
+/// accident: a deadlock, or a wait for something that never comes.
 pub(super) fn explore<M: Model>(first: M) -> Result<usize, String> {
     let mut numbers = HashMap::from([(first.clone(), 0_usize)]);
     // For each state: the state it was reached from, and the step.

@@ -75,9 +75,6 @@ pub(in crate::lifecycle) enum Prepared {
 
 impl Client {
     /// Connects to the daemon that listens at `socket`.
-    ///
-    /// # Errors
-    /// `Io` if no process listens.
     pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(|error| {
             Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
@@ -99,9 +96,6 @@ impl Client {
 
     /// Takes a lease for as long as this connection is open; `false` if the daemon refuses it
     /// because it is about to unmount, or closes the connection.
-    ///
-    /// # Errors
-    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn hold(&mut self) -> Result<bool> {
         self.ask(Request::Hold).map(|answer| answer == Some(Answer::Done))
     }
@@ -109,9 +103,6 @@ impl Client {
     /// Like `hold`, but with a time limit of the caller: waits for the answer until
     /// `keeps_waiting` returns false. Calls it 20 ms after the request, and then at intervals that
     /// grow to 250 ms.
-    ///
-    /// # Errors
-    /// `TimedOut`; `Busy` if the daemon has too many clients; `Io`.
     pub(in crate::lifecycle) fn hold_while(
         &mut self,
         keeps_waiting: &mut dyn FnMut() -> bool,
@@ -127,9 +118,6 @@ impl Client {
     /// Asks the daemon to unmount for `callers`; if the mount has other holders, it only ends the
     /// leases of `callers`. Returns its answer, or `None` if the connection ended without one. The
     /// daemon has to begin within `timeout`; unmounting may take `UNMOUNT_TIMEOUT` after that.
-    ///
-    /// # Errors
-    /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn unmount(
         &mut self,
         how: Detach,
@@ -150,8 +138,7 @@ impl Client {
 
     /// Takes a lease that ends with `process`; `false` as for `hold`.
     ///
-    /// # Errors
-    /// `NotFound` if the process has ended already; `Io` if the daemon does not answer.
+    /// Fails with `NotFound` if the process has ended already; `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
         match self.ask(Request::Watch(process))? {
             Some(Answer::NoProcess) => {
@@ -164,26 +151,17 @@ impl Client {
 
     /// Keeps the mount until it is unmounted explicitly, even without leases; `false` as for
     /// `hold`.
-    ///
-    /// # Errors
-    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn keep_until_unmount(&mut self) -> Result<bool> {
         self.ask(Request::KeepUntilUnmount).map(|answer| answer == Some(Answer::Done))
     }
 
     /// Returns the lease that `watch` took for `process`.
-    ///
-    /// # Errors
-    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn unwatch(&mut self, process: ProcessId) -> Result<()> {
         self.ask(Request::Unwatch(process)).map(|_| ())
     }
 
     /// Returns the lease of this connection. If the mount stays, returns at once; if not, when it
     /// is unmounted.
-    ///
-    /// # Errors
-    /// `Io` if the daemon does not answer.
     pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
         // It may have sent its summary before it closed the connection.
         self.send_unless_closed(Request::Leave)?;
@@ -205,9 +183,6 @@ impl Client {
 
     /// The holders of the mount, if the daemon answers within `timeout`; `None` if it closes the
     /// connection instead. A client with a lease may get the summary of the mount before that.
-    ///
-    /// # Errors
-    /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn status(&mut self, timeout: Duration) -> Result<Option<Status>> {
         self.send_unless_closed(Request::Status)?;
         let line = self.read_line(Some(timeout))?;
@@ -216,9 +191,6 @@ impl Client {
 
     /// The statistics of the mount so far, as a line of JSON; empty if the daemon closes the
     /// connection instead.
-    ///
-    /// # Errors
-    /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn stats(&mut self) -> Result<String> {
         self.send_unless_closed(Request::Stats)?;
         self.read_line(Some(ANSWER_TIMEOUT))
@@ -226,9 +198,6 @@ impl Client {
 
     /// Makes the daemon prepare direct reads. `Unknown` if it is of a version without them,
     /// which closes the connection. So the connection must hold no lease.
-    ///
-    /// # Errors
-    /// `Io` if the daemon does not answer; `TimedOut`.
     pub(in crate::lifecycle) fn prepare_direct_reads(&mut self) -> Result<Prepared> {
         self.send_unless_closed(Request::Direct)?;
         // read(2) discards descriptors that come with the line.
@@ -242,9 +211,6 @@ impl Client {
 
     /// Waits until the daemon closes the connection, which it does when it has unmounted, or until
     /// `timeout` has passed.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn wait_until_closed(&mut self, timeout: Duration) -> Result<()> {
         // All requests are answered, so no other line follows.
         match self.read_line(Some(timeout)) {
@@ -256,9 +222,6 @@ impl Client {
     /// Waits until the daemon, which has unmounted, has exited; returns whether it has. After a
     /// lazy unmount it may serve open files for long, so this waits only until it has closed the
     /// connection. Each of the two waits takes at most `timeout`.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn wait_for_exit(
         mut self,
         how: Detach,
@@ -274,9 +237,6 @@ impl Client {
     /// The next whole line; empty if the connection ends, or the main thread of the daemon, which
     /// is the one that answers. Other threads of a killed daemon may run on and keep the
     /// connection open. Without `timeout` this waits for ever.
-    ///
-    /// # Errors
-    /// `TimedOut`; `Io`.
     pub(in crate::lifecycle) fn read_line(&mut self, timeout: Option<Duration>) -> Result<String> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         self.read_line_while(&mut || deadline.is_none_or(|deadline| Instant::now() < deadline))

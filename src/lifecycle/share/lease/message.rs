@@ -139,9 +139,6 @@ impl Request {
     }
 
     /// The request in `line`, which has no newline.
-    ///
-    /// # Errors
-    /// `Usage` for anything else.
     pub(super) fn decode(line: &str) -> Result<Self> {
         let (keyword, rest) = line.split_once(' ').unwrap_or((line, ""));
         match (keyword, rest) {

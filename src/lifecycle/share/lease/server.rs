@@ -85,9 +85,6 @@ impl Responder for () {
 
 impl Leases {
     /// No leases yet; clients connect to `listener`.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn new(listener: Option<UnixListener>) -> Result<Self> {
         if let Some(listener) = &listener {
             listener.set_nonblocking(true).map_err(failed)?;
@@ -96,9 +93,6 @@ impl Leases {
     }
 
     /// Grants a lease to the process at the other end of `stream`.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
         stream.set_nonblocking(true).map_err(failed)?;
         let pid = peer_credentials::of(&stream).ok().and_then(|peer| peer.pid);
@@ -112,9 +106,6 @@ impl Leases {
     }
 
     /// Grants a lease to `process`, unless it has one; returns whether it is alive.
-    ///
-    /// # Errors
-    /// `Io` if it cannot be watched.
     pub(in crate::lifecycle) fn watch_process(&mut self, process: ProcessId) -> Result<bool> {
         // A script may ask for the same mount many times.
         if self.processes.iter().any(|(watched, _)| *watched == process) {
@@ -392,9 +383,6 @@ impl Leases {
     }
 
     /// Replaces the listener.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(in crate::lifecycle) fn listen_at(&mut self, listener: UnixListener) -> Result<()> {
         listener.set_nonblocking(true).map_err(failed)?;
         self.listener = Some(listener);
