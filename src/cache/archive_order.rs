@@ -211,7 +211,7 @@ mod tests {
             }
             assert!(end <= file_end + (number + 1) * LEN, "{number}: more than was read");
             assert!(end <= file_end + AHEAD_MAX, "{number}: beyond the longest readahead");
-            assert!(number >= 2 || end == 0, "{number}: two files may be neighbours by chance");
+            assert!(number >= 2 || end == 0, "{number}: two files may be neighbors by chance");
             assert!(number < 4 || end >= file_end + LEN, "{number}: the next file is missing");
             assert!(number < 60 || end >= file_end + AHEAD_MAX - REQUEST_MIN, "{number}");
         }

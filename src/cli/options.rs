@@ -31,7 +31,7 @@ impl MountOptions {
     /// Parses the values of all `-o`, each a comma-separated list.
     ///
     /// Fails with `Usage` for an unknown option, a bad value, or an option that a read-only mount
-    /// cannot honour.
+    /// cannot honor.
     pub(super) fn parse(texts: &[String]) -> Result<Self> {
         let mut options = Self::default();
         for option in texts.iter().flat_map(|text| text.split(',')).filter(|one| !one.is_empty()) {

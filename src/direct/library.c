@@ -12,7 +12,7 @@
  *
  * build.rs compiles it, and has the flags. "-z defs" makes the link fail if the compiler adds a
  * reference to another library. The unwind tables are needed because glibc unwinds the stack of a
- * thread that is cancelled in a read. With "-z noseparate-code" the library needs fewer mappings,
+ * thread that is canceled in a read. With "-z noseparate-code" the library needs fewer mappings,
  * which makes each exec about 20 us faster.
  *
  * Tests: tests/direct/test-library.

@@ -1,6 +1,6 @@
 //! Files that archfs cannot read: what they seem to be, and a hint what to do.
 //!
-//! Known files are recognised by magic bytes. Invariant: archfs does not guess; a file without
+//! Known files are recognized by magic bytes. Invariant: archfs does not guess; a file without
 //! known magic bytes gets no name.
 
 use super::bytes::index;

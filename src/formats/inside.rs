@@ -65,7 +65,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
             let head = tree.read(ino, 0, HEAD, &mut scratch);
             let (Ok(attr), Ok(head)) = (tree.attr(ino), head) else { continue };
             let (size, head) = (attr.size, head.as_slice());
-            if recognises(head) {
+            if recognizes(head) {
                 found.push(Found { directory, ino, size });
             }
         }
@@ -118,7 +118,7 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
             // all others.
             if read < most && tree.attr(ino)?.size <= ZIP_WHOLE_MAX {
                 read = read.saturating_add(1);
-                if !recognises(tree.read(ino, 0, HEAD, &mut scratch)?.as_slice()) {
+                if !recognizes(tree.read(ino, 0, HEAD, &mut scratch)?.as_slice()) {
                     return Ok(Contents::Files);
                 }
             }
@@ -135,8 +135,8 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
 /// Number of bytes at the start of a file that show whether it is an archive.
 const HEAD: u32 = 1024;
 
-fn recognises(head: &[u8]) -> bool {
-    SquashFs::recognises(head) || tar::recognises(head) || zip::recognises(head)
+fn recognizes(head: &[u8]) -> bool {
+    SquashFs::recognizes(head) || tar::recognizes(head) || zip::recognizes(head)
 }
 
 /// A file of a tree as storage.

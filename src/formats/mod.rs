@@ -1,4 +1,4 @@
-//! The archive formats: recognises the format of a file, and opens one or more archives as a tree.
+//! The archive formats: recognizes the format of a file, and opens one or more archives as a tree.
 //!
 //! Invariants: nothing above this layer names a format. No archive can make code here panic (the
 //! lints below check that). Every number that an archive controls has a limit in `limits`.
@@ -164,7 +164,7 @@ pub fn open_partly(
 /// built on one: .npz, .jar, .docx and others are ZIP archives.
 pub fn is_built_on_archive(path: &Path, head: &[u8]) -> bool {
     let is_named = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("zip"));
-    zip::recognises(head) && !is_named
+    zip::recognizes(head) && !is_named
 }
 
 /// The name of the phase in which archives are opened.

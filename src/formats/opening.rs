@@ -214,10 +214,10 @@ impl Opening<'_> {
         let len = index(storage.len()).min(head.len());
         let head = head.get_mut(..len).unwrap_or_default();
         storage.read_exact_at(head, 0)?;
-        if SquashFs::recognises(head) {
+        if SquashFs::recognizes(head) {
             return self.open_image(name, storage, depth);
         }
-        if zip::recognises(head) {
+        if zip::recognizes(head) {
             return self.open_zip(name, storage, depth);
         }
         // The cache identifies chunks by the number of the file, so an inner archive cannot be
@@ -232,7 +232,7 @@ impl Opening<'_> {
                 let archive = new_number();
                 Bytes::Compressed(CompressedTar { storage, container, cache, archive })
             }
-            None if tar::recognises(head) => Bytes::Uncompressed(storage),
+            None if tar::recognizes(head) => Bytes::Uncompressed(storage),
             // Other data may come before a ZIP archive.
             None if zip::has_directory(storage.as_ref())? => {
                 return self.open_zip(name, storage, depth);

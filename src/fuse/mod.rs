@@ -249,7 +249,7 @@ impl Filesystem for ArchiveFilesystem {
             }
         }
         let outcome = self.tree.read_dir(ino, cookie, &mut |entry| {
-            // One bad inode must not hide its neighbours. It is listed with a zero time-out, so
+            // One bad inode must not hide its neighbors. It is listed with a zero time-out, so
             // that a later lookup gets the error.
             let (attr, ttl) = match self.tree.attr(entry.ino) {
                 Ok(attr) => (file_attr(&attr), self.ttl),

@@ -123,7 +123,7 @@ pub struct MountPlan {
 
 impl MountPlan {
     /// Whether the user asked for the summary, by `--stats` or `-v`.
-    fn is_summarised(&self) -> bool {
+    fn is_summarized(&self) -> bool {
         self.stats || self.verbosity == Verbosity::Verbose
     }
 

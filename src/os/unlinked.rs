@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn recognises_files_in_memory() {
+    fn recognizes_files_in_memory() {
         assert!(is_in_memory(&create(Path::new("/dev/shm")).unwrap()));
         let proc = File::open("/proc/self/stat").unwrap();
         assert!(!is_in_memory(&proc) && !is_local(&proc));

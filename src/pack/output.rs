@@ -121,7 +121,7 @@ impl Output {
         self.seal()?.publish()
     }
 
-    /// Flushes the file to the disk. Nothing can be appended afterwards.
+    /// Flushes the file to the disk. Nothing can be appended afterward.
     pub(crate) fn seal(self) -> Result<Sealed> {
         let Self { path, existing, file, new, .. } = self;
         let failed = |error| cannot_write(&path, error);

@@ -55,7 +55,7 @@ struct Limits {
     /// While an archive is opened: the user waits, and may have mistyped a name.
     opening: Patience,
     opening_in_background: Patience,
-    /// Afterwards.
+    /// Afterward.
     reading: Patience,
     /// A slow answer is better than another request.
     reading_in_background: Patience,

@@ -28,7 +28,7 @@ impl Alarm {
     }
 
     /// Makes the `events`-th event from now on run the callback. A concurrent event may be missed,
-    /// so who waits for the next one must check afterwards whether there was one.
+    /// so who waits for the next one must check afterward whether there was one.
     pub(super) fn set(&self, events: u64) {
         self.count.store(0, Ordering::Relaxed);
         self.limit.store(events.clamp(1, NEVER - 1), Ordering::Relaxed);

@@ -259,7 +259,7 @@ impl Stats {
     }
 
     /// Makes the next request run the callback. A concurrent request may be missed, so the caller
-    /// must check `requests` afterwards.
+    /// must check `requests` afterward.
     pub fn set_alarm(&self) {
         self.alarm.set(1);
     }

@@ -1,7 +1,7 @@
 //! Locks and threads for model checking, and how models are run.
 //!
 //! The models are in modules called `model`, next to the code they check. Invariant: a model's
-//! behaviour depends only on its schedule, so a failing schedule, which is printed, can be
+//! behavior depends only on its schedule, so a failing schedule, which is printed, can be
 //! replayed.
 //!
 //! The problem: a lost wake-up or a check outside a lock shows only in one interleaving among
@@ -19,7 +19,7 @@
 //! Why shuttle and not loom: loom tries every interleaving and every value that a weakly ordered
 //! load may see, which takes forever for a cache with three threads. The cost: all atomics behave
 //! as if they were `SeqCst`. So the models do not show that `Relaxed` is enough (the alarm of
-//! `stats`, the bytes handed out of a block). No modelled code waits for an atomic.
+//! `stats`, the bytes handed out of a block). No modeled code waits for an atomic.
 //!
 //! There is no time. A wait with a limit randomly either has no limit, or times out after other
 //! threads had a chance to run. So the checker finds wake-ups that only the limit would save.

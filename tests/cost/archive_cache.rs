@@ -190,7 +190,7 @@ fn files_that_were_dropped_are_read_from_storage_again() {
 }
 
 #[test]
-fn random_files_read_little_of_their_neighbours() {
+fn random_files_read_little_of_their_neighbors() {
     let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let mount_point = work.path().join("mount");
@@ -237,7 +237,7 @@ print(sum(read(number) for number in numbers))
 ";
 
 #[test]
-fn direct_reads_read_little_of_their_neighbours() {
+fn direct_reads_read_little_of_their_neighbors() {
     let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         // The kernel reads ahead if pages before a read are in memory, and more of them than are read.

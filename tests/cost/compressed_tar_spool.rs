@@ -20,7 +20,7 @@ const FILES: u64 = 25;
 const FILE: usize = 8 << 20;
 
 /// Contents of a file: repeated noise, so that it compresses well and each position differs from
-/// its neighbours.
+/// its neighbors.
 fn contents(number: u64) -> Vec<u8> {
     source::noise(number + 1, 64 << 10).repeat(FILE / (64 << 10))
 }

@@ -391,7 +391,7 @@ static void *read_forever(void *argument)
     return 0;
 }
 
-static void cancelled(const char *path)
+static void canceled(const char *path)
 {
     shared = open_file(path);
     if (pipe(pipe_ends))
@@ -404,7 +404,7 @@ static void cancelled(const char *path)
             usleep(2000);
             pthread_cancel(thread);
             pthread_join(thread, &result);
-            if (result != PTHREAD_CANCELED)
+            if (result != PTHREAD_CANCELLED)
                 wrong++;
         }
     printf("wrong %d cleaned %d\n", wrong, cleaned);
@@ -654,7 +654,7 @@ int main(int count, char **words)
     WAY("closing") closing(path, words[3], atoi(words[4]));
     WAY("close-from") close_from(path);
     WAY("filtered") filtered(path, words[3]);
-    WAY("cancelled") cancelled(path);
+    WAY("canceled") canceled(path);
     WAY("variadic") variadic();
     WAY("signals") signals(path);
     WAY("children") children(path);

@@ -335,7 +335,7 @@ fn an_idle_mount_is_unmounted_despite_holders() {
     assert!(before.elapsed() >= Duration::from_secs(1));
 }
 
-/// The mount stays while `use_it` uses it for three idle timeouts, and ends afterwards.
+/// The mount stays while `use_it` uses it for three idle timeouts, and ends afterward.
 fn stays_while(stage: &Stage, mut use_it: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(3500);
     while Instant::now() < until {

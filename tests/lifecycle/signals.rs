@@ -53,7 +53,7 @@ fn signals_of(field: &str, task: &Path) -> Option<Vec<i32>> {
 }
 
 /// Sends each of the signals and checks that the process is alive and its mount readable
-/// afterwards.
+/// afterward.
 fn survives_all(stage: &Stage, daemon: Pid) {
     for signal in others() {
         send(daemon, signal);
@@ -346,7 +346,7 @@ fn step(stage: &Stage, task: &str) -> Talker {
 /// Signals that `scancel --signal` may send while the job continues.
 const NOT_THE_END: &str = "for signal in TERM INT HUP TERM INT HUP; do kill -$signal $task; done";
 
-/// Whether the daemon has received all signals sent to it: it answers requests afterwards.
+/// Whether the daemon has received all signals sent to it: it answers requests afterward.
 fn assert_works_on(stage: &Stage) {
     for _ in 0..3 {
         stage.assert_readable();

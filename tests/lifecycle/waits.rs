@@ -38,7 +38,7 @@ fn shown(stage: &Stage) -> String {
 }
 
 #[test]
-fn a_wait_shows_its_reason_and_time_and_is_erased_afterwards() {
+fn a_wait_shows_its_reason_and_time_and_is_erased_afterward() {
     let Some(stage) = stage_as_user() else { return };
     let mut waiting = at_a_terminal(&stage, "$ARCHFS wait mount");
     wait_until("it is shown", || shown(&stage).contains("waiting for a mount at mount (2s)"));

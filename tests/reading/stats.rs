@@ -357,7 +357,7 @@ fn run_writes_statistics_with_the_mode_of_the_umask() {
 #[test]
 fn the_end_of_a_mount_is_summed_up_only_if_asked_for() {
     let Some(stage) = stage() else { return };
-    for (option, is_summarised) in [
+    for (option, is_summarized) in [
         (None, false),
         (Some("--stats"), true),
         (Some("--verbose"), true),
@@ -375,7 +375,7 @@ fn the_end_of_a_mount_is_summed_up_only_if_asked_for() {
         assert!(daemon.wait().unwrap().success());
         let stderr = fs::read_to_string(&stderr).unwrap();
         let summary = "archfs: note: served data.sqfs at ";
-        assert_eq!(stderr.contains(summary), is_summarised, "{option:?}: {stderr}");
+        assert_eq!(stderr.contains(summary), is_summarized, "{option:?}: {stderr}");
         let run = archfs()
             .arg("run")
             .args(option)
@@ -386,7 +386,7 @@ fn the_end_of_a_mount_is_summed_up_only_if_asked_for() {
         let stderr = String::from_utf8(run.stderr).unwrap();
         assert_eq!(
             stderr.matches(summary).count(),
-            usize::from(is_summarised),
+            usize::from(is_summarized),
             "{option:?}: {stderr}"
         );
     }

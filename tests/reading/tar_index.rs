@@ -25,7 +25,7 @@ const UNSAMPLED: usize = 10;
 const OLD_NAME: &str = "f00010";
 const NEW_NAME: &str = "g00010";
 
-/// Its name in a changed index, which sorts between its neighbours.
+/// Its name in a changed index, which sorts between its neighbors.
 const NAME_IN_INDEX: &str = "f0000x";
 
 /// The ustar header of a file.
@@ -152,7 +152,7 @@ impl Stage {
     }
 
     /// Lists with an index that must not be used: a note is printed, the listing is right, and the
-    /// index is valid afterwards.
+    /// index is valid afterward.
     fn assert_rebuilt(&self, what: &str, expected: &str, good: &[u8]) {
         let (found, said) = self.ls();
         assert!(said.contains("made again"), "{what}: no note: {said}");
@@ -256,7 +256,7 @@ fn sealed(index: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_index_is_written_beside_the_archive_and_used_afterwards() {
+fn an_index_is_written_beside_the_archive_and_used_afterward() {
     let stage = Stage::new(MEMBERS);
     fs::set_permissions(&stage.archive, Permissions::from_mode(0o664)).unwrap();
     let (first, said) = stage.ls();
@@ -1133,7 +1133,7 @@ fn twelve_processes_read_correctly_while_the_index_is_deleted() {
     assert!(deleted > 1, "deleted {deleted} times");
     assert_eq!(stage.ls(), (expected, String::new()));
     assert!(fs::read(&stage.index).unwrap() == good);
-    stage.assert_nothing_else("afterwards");
+    stage.assert_nothing_else("afterward");
 }
 
 #[test]
@@ -1147,7 +1147,7 @@ fn twelve_processes_without_an_index_leave_one_complete_index() {
         assert_eq!(answers[0].0.lines().count(), MEMBERS);
         assert_eq!(answers[0].1, "");
     });
-    stage.assert_nothing_else("afterwards");
+    stage.assert_nothing_else("afterward");
     let left = fs::read(&stage.index).unwrap();
     assert!(left == stage.make_index());
 }
@@ -1222,7 +1222,7 @@ fn a_process_killed_while_writing_leaves_no_partial_index() {
     }
     assert!(interrupted >= 5, "of a hundred kills, {interrupted} met it writing");
     assert!(stage.make_index() == good);
-    stage.assert_nothing_else("afterwards");
+    stage.assert_nothing_else("afterward");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 """The charts, as hand-written SVG: bars for each phase of a dataset, and a row for each target.
 
-The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Important facts are also
+The colors are those of Okabe and Ito, which color-blind readers can distinguish. Important facts are also
 shown by position, shape or text.
 """
 
@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from benchlib import tables
 from benchlib.systems import ARCHFS
 
-BLUE, SKY, GREY, VERMILLION, INK, FAINT = "#0072B2", "#56B4E9", "#A9B0B7", "#D55E00", "#222222", "#D9DDE1"
+BLUE, SKY, GRAY, VERMILLION, INK, FAINT = "#0072B2", "#56B4E9", "#A9B0B7", "#D55E00", "#222222", "#D9DDE1"
 FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
 # A white outline around letters, so that lines behind them stay readable.
 HALO = "stroke='white' stroke-width='3' stroke-linejoin='round' paint-order='stroke'"
@@ -25,17 +25,17 @@ class Drawing:
     def __init__(self):
         self.shapes = []
 
-    def text(self, x, y, text, size=12, colour=INK, anchor="start", weight="normal"):
+    def text(self, x, y, text, size=12, color=INK, anchor="start", weight="normal"):
         self.shapes.append(
-            f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' "
+            f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{color}' "
             f"text-anchor='{anchor}' font-weight='{weight}' {HALO}>{escape(text)}</text>")
 
-    def box(self, x, y, width, height, colour):
+    def box(self, x, y, width, height, color):
         self.shapes.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' "
-                           f"fill='{colour}'/>")
+                           f"fill='{color}'/>")
 
-    def line(self, x1, y1, x2, y2, colour=INK, width=1.0, dashes=""):
-        self.shapes.append(f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{colour}' "
+    def line(self, x1, y1, x2, y2, color=INK, width=1.0, dashes=""):
+        self.shapes.append(f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{color}' "
                            f"stroke-width='{width}' stroke-dasharray='{dashes}'/>")
 
     def whisker(self, x1, x2, y, half):
@@ -43,10 +43,10 @@ class Drawing:
         if x2 - x1 < 1:
             return
         # Ink over white, so that it is visible on a dark bar.
-        for colour, width in [("white", 3), (INK, 1)]:
-            self.line(x1, y, x2, y, colour, width)
-            self.line(x1, y - half, x1, y + half, colour, width)
-            self.line(x2, y - half, x2, y + half, colour, width)
+        for color, width in [("white", 3), (INK, 1)]:
+            self.line(x1, y, x2, y, color, width)
+            self.line(x1, y - half, x1, y + half, color, width)
+            self.line(x2, y - half, x2, y + half, color, width)
 
     def dot(self, x, y, met):
         if met:
@@ -115,8 +115,8 @@ def is_archfs(system):
 
 
 def bar(drawing, system, values, zero, top, scale):
-    colour = GREY if not is_archfs(system) else SKY if system.endswith(", tar") else BLUE
-    drawing.box(zero, top, max(1, statistics.median(values) * scale), ROW - 6, colour)
+    color = GRAY if not is_archfs(system) else SKY if system.endswith(", tar") else BLUE
+    drawing.box(zero, top, max(1, statistics.median(values) * scale), ROW - 6, color)
     drawing.whisker(zero + min(values) * scale, zero + max(values) * scale, top + (ROW - 6) / 2, 3)
 
 

@@ -31,7 +31,7 @@ pub(super) fn width() -> usize {
 /// The lines for the archive at the path `archive`.
 pub(super) fn lines(archive: &str, info: &Info, width: usize) -> String {
     let mut screen = Screen { text: String::new(), width };
-    screen.add_labelled("archive", archive);
+    screen.add_labeled("archive", archive);
     match &info.layout {
         Layout::Image(image) => screen.image(info, image),
         Layout::Tar(stored) => screen.tar(info, stored),
@@ -43,7 +43,7 @@ pub(super) fn lines(archive: &str, info: &Info, width: usize) -> String {
     screen.sizes(info);
     screen.text.push('\n');
     for (nth, sentence) in advice::sentences(archive, info).iter().enumerate() {
-        screen.add_labelled(if nth == 0 { "advice" } else { "" }, sentence);
+        screen.add_labeled(if nth == 0 { "advice" } else { "" }, sentence);
     }
     screen.text
 }
@@ -54,8 +54,8 @@ struct Screen {
 }
 
 impl Screen {
-    /// Adds a labelled text, wrapped to the width.
-    fn add_labelled(&mut self, label: &str, what: &str) {
+    /// Adds a labeled text, wrapped to the width.
+    fn add_labeled(&mut self, label: &str, what: &str) {
         let mut line = format!("{label:LABEL$}");
         let mut is_empty = true;
         for word in printable(what).split(' ') {
@@ -80,10 +80,7 @@ impl Screen {
         let options = image.options.as_ref().map_or(String::new(), |text| format!(" ({text})"));
         let block = format_size(image.block_size.into());
         let Image { compressor, .. } = image;
-        self.add_labelled(
-            "format",
-            &format!("SquashFS 4.0, {compressor}{options}, {block} blocks"),
-        );
+        self.add_labeled("format", &format!("SquashFS 4.0, {compressor}{options}, {block} blocks"));
         self.counts(info, image.bytes);
         let Shares { uncompressed, compressed, holes, shared } = image.shares;
         let part = |part| percent(part, info.sizes.bytes());
@@ -95,7 +92,7 @@ impl Screen {
         if shared > 0 {
             stored.push_str(&format!("; {} shared by several files", part(shared)));
         }
-        self.add_labelled("stored", &stored);
+        self.add_labeled("stored", &stored);
         let found = image.fragments;
         let mut fragments = "none".to_owned();
         if found.used > 0 {
@@ -111,19 +108,19 @@ impl Screen {
         if unused > 0 {
             fragments.push_str(&format!("; {unused} unused"));
         }
-        self.add_labelled("fragments", &fragments);
+        self.add_labeled("fragments", &fragments);
         let xattrs = match image.xattrs {
             None | Some(0) => "no xattrs".to_owned(),
             Some(sets) => count(sets, "set") + " of xattrs",
         };
         let export = if image.is_exportable { "export table" } else { "no export table" };
         let (tables, owners) = (format_size(image.tables), count(image.owners, "owner"));
-        self.add_labelled("tables", &format!("{tables}; {xattrs}, {export}, {owners}"));
+        self.add_labeled("tables", &format!("{tables}; {xattrs}, {export}, {owners}"));
     }
 
     fn tar(&mut self, info: &Info, stored: &TarLayout) {
         let decoded = format_size(stored.bytes);
-        self.add_labelled(
+        self.add_labeled(
             "format",
             &match stored.compressed {
                 None => "tar".to_owned(),
@@ -132,7 +129,7 @@ impl Screen {
         );
         self.counts(info, info.bytes);
         if let Some(found) = stored.compressed {
-            self.add_labelled(
+            self.add_labeled(
                 "chunks",
                 &match found.chunks {
                     None => "none: the whole archive is decompressed".to_owned(),
@@ -151,11 +148,11 @@ impl Screen {
         if stored.holes > 0 {
             tables.push_str(&format!("; {} of holes", format_size(stored.holes)));
         }
-        self.add_labelled("tables", &tables);
+        self.add_labeled("tables", &tables);
     }
 
     fn zip(&mut self, info: &Info, zip: &ZipLayout) {
-        self.add_labelled("format", "ZIP");
+        self.add_labeled("format", "ZIP");
         self.counts(info, info.bytes);
         let bytes = zip.methods.iter().map(|share| share.bytes).fold(0, u64::saturating_add);
         let shares = zip.methods.iter().map(|share| {
@@ -169,7 +166,7 @@ impl Screen {
         });
         let shares: Vec<_> = shares.collect();
         if !shares.is_empty() {
-            self.add_labelled("stored", &shares.join(", "));
+            self.add_labeled("stored", &shares.join(", "));
         }
     }
 
@@ -178,7 +175,7 @@ impl Screen {
         let (bytes, kinds) = (info.sizes.bytes(), info.kinds);
         let (size, files) = (format_size(stored), format_size(bytes));
         let ratio = ratio(bytes, stored);
-        self.add_labelled("size", &format!("{size} for {files} of files, ratio {ratio}"));
+        self.add_labeled("size", &format!("{size} for {files} of files, ratio {ratio}"));
         let directories = counted_directories(kinds.directories);
         let mut names = format!("{}, {directories}", count(kinds.files, "file"));
         for (number, what) in [
@@ -194,7 +191,7 @@ impl Screen {
         if kinds.hard_links > 0 {
             names.push_str(&format!("; {}", count(kinds.hard_links, "hard link")));
         }
-        self.add_labelled("names", &names);
+        self.add_labeled("names", &names);
     }
 
     fn within(&mut self, info: &Info) {
@@ -218,18 +215,18 @@ impl Screen {
         let (all, kinds) = (count(images + tars + zips, "archive"), kinds.join(", "));
         let files = count(files, "file");
         let what = format!("{all} ({kinds}): {files}, {}", format_size(bytes));
-        self.add_labelled("within", &what);
+        self.add_labeled("within", &what);
     }
 
     fn cost(&mut self, info: &Info) {
         let sizes = &info.sizes;
         let (mean, largest) = (format_size(sizes.mean()), format_size(sizes.largest()));
-        self.add_labelled("file size", &format!("mean {mean}, largest {largest}"));
+        self.add_labeled("file size", &format!("mean {mean}, largest {largest}"));
         let cost = info.cost;
         if cost.worst == 0 {
-            return self.add_labelled("random read", "decompresses nothing");
+            return self.add_labeled("random read", "decompresses nothing");
         }
-        self.add_labelled(
+        self.add_labeled(
             "random read",
             &format!(
                 "decompresses {} (mean), {} (p99), {} (worst)",
@@ -325,7 +322,7 @@ mod tests {
     #[test]
     fn lines_are_wrapped_and_long_words_are_not_cut() {
         let mut screen = Screen { text: String::new(), width: 24 };
-        screen.add_labelled("what", "some words and one-that-is-too-long");
+        screen.add_labeled("what", "some words and one-that-is-too-long");
         let lines: Vec<_> = screen.text.lines().collect();
         assert_eq!(
             lines,

@@ -46,7 +46,7 @@ enum Source {
 }
 
 impl FirstPass {
-    /// Starts a pass over `storage`, which `recognise` identified as a `container`; `name` is for
+    /// Starts a pass over `storage`, which `recognize` identified as a `container`; `name` is for
     /// messages. Memory used for decoding counts in `cache`.
     ///
     /// # Errors

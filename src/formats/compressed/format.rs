@@ -12,7 +12,7 @@ use crate::sync::Arc;
 /// The implementation of a container.
 pub(super) trait ContainerFormat: Sync {
     /// Whether a file of this container can start with `head`. A skippable frame does not count.
-    fn recognises(&self, head: &[u8]) -> bool;
+    fn recognizes(&self, head: &[u8]) -> bool;
 
     /// Starts a first pass over `storage`; `name` is for messages.
     fn first_pass(

@@ -14,7 +14,7 @@ pub(super) struct Lzip;
 impl UndividedFormat for Lzip {
     const ADVICE: &'static str = "re-pack it for random access: lzip -dc FILE | xz -T0 > NEW";
 
-    fn recognises(head: &[u8]) -> bool {
+    fn recognizes(head: &[u8]) -> bool {
         head.starts_with(MAGIC)
     }
 }

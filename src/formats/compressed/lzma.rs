@@ -42,7 +42,7 @@ impl UndividedFormat for Lzma {
     const ADVICE: &'static str =
         "re-pack it for random access: xz -dc --format=lzma FILE | xz -T0 > NEW";
 
-    fn recognises(head: &[u8]) -> bool {
+    fn recognizes(head: &[u8]) -> bool {
         is_header(head).unwrap_or(false)
     }
 }
@@ -67,10 +67,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recognises_headers_of_encoders_only() {
+    fn recognizes_headers_of_encoders_only() {
         let head = |properties: u8, dictionary: u32, size: u64| {
             let bytes = [&[properties][..], &dictionary.to_le_bytes(), &size.to_le_bytes()];
-            Lzma::recognises(&bytes.concat())
+            Lzma::recognizes(&bytes.concat())
         };
         assert!(head(0x5d, 8 << 20, u64::MAX));
         assert!(head(0, 4096, 0));
@@ -80,6 +80,6 @@ mod tests {
         assert!(!head(0x5d, 2048, 0), "too small a dictionary");
         assert!(!head(0x5d, 5 << 20, 0), "a size that no encoder writes");
         assert!(!head(0x5d, 8 << 20, SIZE_MAX), "too long");
-        assert!(!Lzma::recognises(&[0x5d, 0, 0, 0x80]), "too short");
+        assert!(!Lzma::recognizes(&[0x5d, 0, 0, 0x80]), "too short");
     }
 }

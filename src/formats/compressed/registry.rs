@@ -30,13 +30,13 @@ impl Container {
     /// `Truncated`, `UnknownFormat` or `Unsupported` if skippable frames come first and no data of
     /// zstd or lz4 was found after them; `Io`.
     pub(crate) fn of(storage: &dyn Storage, head: &[u8]) -> Result<Option<Self>> {
-        let recognised = |head: &[u8]| {
-            Self::ALL.into_iter().find(|container| format(*container).recognises(head))
+        let recognized = |head: &[u8]| {
+            Self::ALL.into_iter().find(|container| format(*container).recognizes(head))
         };
         if !skippable::is_at_start(head) {
-            return Ok(recognised(head));
+            return Ok(recognized(head));
         }
-        match recognised(&skippable::head_after(storage)?) {
+        match recognized(&skippable::head_after(storage)?) {
             Some(container @ (Self::Zstd | Self::Lz4)) => Ok(Some(container)),
             _ => {
                 let context = "skippable frames of zstd or lz4, and other data after them";

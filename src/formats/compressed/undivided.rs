@@ -18,7 +18,7 @@ use crate::sync::Arc;
 /// What differs between such formats.
 pub(super) trait UndividedFormat: StreamFormat + Sync + 'static {
     /// Whether a file of this format can start with `head`.
-    fn recognises(head: &[u8]) -> bool;
+    fn recognizes(head: &[u8]) -> bool;
 
     /// What the owner of the file can do to avoid a temporary file.
     const ADVICE: &'static str;
@@ -28,8 +28,8 @@ pub(super) trait UndividedFormat: StreamFormat + Sync + 'static {
 pub(super) struct Undivided<F>(pub(super) PhantomData<fn() -> F>);
 
 impl<F: UndividedFormat> ContainerFormat for Undivided<F> {
-    fn recognises(&self, head: &[u8]) -> bool {
-        F::recognises(head)
+    fn recognizes(&self, head: &[u8]) -> bool {
+        F::recognizes(head)
     }
 
     fn first_pass(

@@ -39,7 +39,7 @@ const READ_SIZE: usize = 64 << 10;
 pub(super) struct Zstd;
 
 impl ContainerFormat for Zstd {
-    fn recognises(&self, head: &[u8]) -> bool {
+    fn recognizes(&self, head: &[u8]) -> bool {
         head.starts_with(&MAGIC.to_le_bytes())
     }
 

@@ -32,7 +32,7 @@ pub fn superblock(data: &[u8]) {
     let mut reader = Reader::new("input", data);
     let (Ok(file_len), Ok(bytes)) = (reader.u64(), reader.array()) else { return };
     let Ok(parsed) = Superblock::parse(&bytes, file_len) else { return };
-    assert!(Superblock::recognises(&bytes));
+    assert!(Superblock::recognizes(&bytes));
     assert!(parsed.bytes_used <= file_len);
     assert!(parsed.block_size.is_power_of_two() && (4096..=1 << 20).contains(&parsed.block_size));
     assert!(parsed.id_count > 0);

@@ -116,8 +116,8 @@ impl Resize for SquashFs {
 
 impl SquashFs {
     /// Whether a file that starts with `bytes` looks like an image.
-    pub(crate) fn recognises(bytes: &[u8]) -> bool {
-        Superblock::recognises(bytes)
+    pub(crate) fn recognizes(bytes: &[u8]) -> bool {
+        Superblock::recognizes(bytes)
     }
 
     /// Opens the image in `storage`. `name` is for errors; `capacity` bytes are for decompressed

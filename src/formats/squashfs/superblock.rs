@@ -49,7 +49,7 @@ pub(super) struct Superblock {
 
 impl Superblock {
     /// Whether a file that starts with `bytes` looks like an image.
-    pub(super) fn recognises(bytes: &[u8]) -> bool {
+    pub(super) fn recognizes(bytes: &[u8]) -> bool {
         let magic = Reader::new("superblock", bytes).u32();
         matches!(magic, Ok(MAGIC | MAGIC_SWAPPED))
     }
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(superblock.codec, Codec::Zstd);
         assert_eq!(superblock.block_size, 128 << 10);
         assert_eq!(superblock.xattr_table, None);
-        assert!(Superblock::recognises(&valid()));
+        assert!(Superblock::recognizes(&valid()));
     }
 
     #[test]

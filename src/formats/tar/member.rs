@@ -1,13 +1,13 @@
 //! Decodes a member from its header and extensions, which `chain` reads, and adds it to the list.
 //!
-//! It also reads the map of a sparse member and recognises an archive within the archive.
+//! It also reads the map of a sparse member and recognizes an archive within the archive.
 
 use super::extensions::Extensions;
 use super::header::{BLOCK_LEN, Header, MemberType, padded};
 use super::source::{self, Source};
 use super::sparse::{self, Sparse};
 use super::step::{Skip, Step, header_at};
-use super::{HEAD, recognises};
+use super::{HEAD, recognizes};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
 use crate::formats::index::HeaderRun;
@@ -32,11 +32,11 @@ pub(super) struct MemberHeader<'h> {
     pub(super) headers: HeaderRun,
 }
 
-/// Whether to recognise archives within an archive.
+/// Whether to recognize archives within an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nesting {
     Ignore,
-    Recognise,
+    Recognize,
 }
 
 impl<'h> MemberHeader<'h> {
@@ -158,7 +158,7 @@ fn add_truncated(
     members: &mut Members,
 ) -> Result<Step> {
     let rest = limit.saturating_sub(found.data);
-    if nesting == Nesting::Recognise
+    if nesting == Nesting::Recognize
         && found.kind == MemberType::Regular
         && inner_format(&found.path, found.data, rest, limit, source)? == Some(Inner::Tar)
     {
@@ -193,7 +193,7 @@ fn add_file(
         Err(error) => return Err(error),
     }
     let inner = match nesting {
-        Nesting::Recognise => inner_format(&found.path, data, stored, limit, source)?,
+        Nesting::Recognize => inner_format(&found.path, data, stored, limit, source)?,
         Nesting::Ignore => None,
     };
     let member = found.file(inner.map_or(Kind::Regular, Kind::Archive), stored);
@@ -231,8 +231,8 @@ fn inner_format(
     let Some(head) = source::before(source, data, head, limit)? else {
         return Ok(None);
     };
-    if SquashFs::recognises(head) || zip::recognises(head) {
+    if SquashFs::recognizes(head) || zip::recognizes(head) {
         return Ok(Some(Inner::Separate));
     }
-    Ok(recognises(head).then_some(Inner::Tar))
+    Ok(recognizes(head).then_some(Inner::Tar))
 }

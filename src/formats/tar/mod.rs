@@ -86,7 +86,7 @@ pub(crate) struct Tar {
 }
 
 /// Whether the first blocks of a file look like a tar: a header, or the end mark of an empty tar.
-pub(crate) fn recognises(head: &[u8]) -> bool {
+pub(crate) fn recognizes(head: &[u8]) -> bool {
     let (blocks, _) = head.as_chunks::<BLOCK>();
     let kind = |nth: usize| blocks.get(nth).map(|block: &Block| header::classify(block));
     kind(0) == Some(BlockKind::Header)

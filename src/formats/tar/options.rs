@@ -29,7 +29,7 @@ pub(crate) struct TarOptions<'o> {
 
 impl TarOptions<'_> {
     pub(super) fn nesting(&self) -> Nesting {
-        if self.recursive { Nesting::Recognise } else { Nesting::Ignore }
+        if self.recursive { Nesting::Recognize } else { Nesting::Ignore }
     }
 }
 

@@ -214,7 +214,7 @@ fn a_scan_in_many_places_finds_what_a_scan_from_the_start_finds() {
     let (mut members, mut noted) = (0, 0);
     for seed in 0..200 {
         let storage = MemStorage::new(random_archive(seed));
-        for nesting in [Nesting::Ignore, Nesting::Recognise] {
+        for nesting in [Nesting::Ignore, Nesting::Recognize] {
             let expected = sequential(&storage, nesting).unwrap();
             let found =
                 uncompressed_with_grain(&storage, nesting, FINE, &Progress::default()).unwrap();
@@ -267,9 +267,9 @@ fn shape(index: &Index) -> Vec<String> {
 fn a_scan_in_the_order_of_the_bytes_finds_what_a_scan_level_by_level_finds() {
     for seed in 0..200 {
         let storage = MemStorage::new(random_archive(seed));
-        let levels = sequential(&storage, Nesting::Recognise).unwrap();
+        let levels = sequential(&storage, Nesting::Recognize).unwrap();
         let mut source = Windowed::new(&storage, u64::MAX);
-        let bytes = forward(&mut source, Nesting::Recognise).unwrap();
+        let bytes = forward(&mut source, Nesting::Recognize).unwrap();
         let (levels, bytes) = (shape(&indexed(levels)), shape(&indexed(bytes)));
         let differs = levels.iter().zip(&bytes).find(|(a, b)| a != b);
         assert_eq!(differs, None, "seed {seed}");
@@ -294,9 +294,9 @@ fn the_owner_of_an_implied_directory_does_not_depend_on_the_order_of_the_scan() 
     let other = [owned_file(b"b/g", 1), end()].concat();
     let outer = [member(b"y.tar", b'0', b"", &middle), member(b"y/z.tar", b'0', b"", &other)];
     let storage = MemStorage::new([outer.concat(), end()].concat());
-    let levels = sequential(&storage, Nesting::Recognise).unwrap();
+    let levels = sequential(&storage, Nesting::Recognize).unwrap();
     let mut source = Windowed::new(&storage, u64::MAX);
-    let bytes = forward(&mut source, Nesting::Recognise).unwrap();
+    let bytes = forward(&mut source, Nesting::Recognize).unwrap();
     let levels = shape(&indexed(levels));
     assert!(levels.iter().any(|node| node.starts_with("b (493, 1, ")), "{levels:?}");
     assert_eq!(shape(&indexed(bytes)), levels);
@@ -326,7 +326,7 @@ fn a_read_that_fails_gives_an_error_and_never_another_tree() {
     let (mut failed, mut fine) = (0, 0);
     for seed in 0..10 {
         let storage = MemStorage::new(random_archive(seed));
-        let nesting = Nesting::Recognise;
+        let nesting = Nesting::Recognize;
         let expected = apart(sequential(&storage, nesting).unwrap());
         storage.fail_next(1);
         let first = uncompressed_with_grain(&storage, nesting, FINE, &Progress::default());

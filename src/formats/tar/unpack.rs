@@ -6,7 +6,7 @@
 
 use super::header::{self, BLOCK};
 use super::source::Source;
-use super::{HEAD, recognises};
+use super::{HEAD, recognizes};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::compressed::{Container, FirstPass, SeekIndex, Spool};
@@ -70,7 +70,7 @@ impl<'p> Unpacking<'p> {
         for blocks in [2, 1_usize] {
             if let Some(head) = self.bytes(0, BLOCK.saturating_mul(blocks))? {
                 let is_zero = head.first_chunk().is_some_and(header::is_zero);
-                return Ok((recognises(head), is_zero));
+                return Ok((recognizes(head), is_zero));
             }
         }
         // Not even one block was decompressed. Any damage is the reason.

@@ -35,7 +35,7 @@ const END_64_LEN: u64 = 56;
 const COMMENT_MAX: usize = 0xffff;
 
 /// Whether a file that starts with `head` is a ZIP archive.
-pub(in crate::formats) fn recognises(head: &[u8]) -> bool {
+pub(in crate::formats) fn recognizes(head: &[u8]) -> bool {
     STARTS.iter().any(|start| head.starts_with(start))
 }
 

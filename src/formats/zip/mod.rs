@@ -56,7 +56,7 @@ use method::Method;
 use packed::{Decoder, Described};
 use scan::{Methods, Scanned};
 
-pub(super) use end::{has_directory, recognises};
+pub(super) use end::{has_directory, recognizes};
 pub(super) use packed::LargeMembers;
 
 /// How to open an archive.

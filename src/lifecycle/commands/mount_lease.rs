@@ -39,7 +39,7 @@ pub(super) struct MountLease {
     /// Whether this process mounted it, in its own mount namespace.
     is_private: bool,
     /// Whether the summary of the mount is printed.
-    is_summarised: bool,
+    is_summarized: bool,
 }
 
 /// A lease on the mount of `plan`, which is mounted or shared.
@@ -132,8 +132,8 @@ fn clear_private(mount_point: &Path) {
 
 impl MountLease {
     fn new(client: Client, mount_point: &Path, is_private: bool, plan: &MountPlan) -> Self {
-        let is_summarised = plan.is_summarised();
-        Self { client, mount_point: mount_point.to_owned(), is_private, is_summarised }
+        let is_summarized = plan.is_summarized();
+        Self { client, mount_point: mount_point.to_owned(), is_private, is_summarized }
     }
 
     /// Lets `command` hold the mount as well, so that it keeps its files if this process is killed.
@@ -187,7 +187,7 @@ impl MountLease {
             chart(stats);
         }
         if let Ok(MountFate::Unmounted(summary)) = &mount_fate
-            && self.is_summarised
+            && self.is_summarized
             && !summary.is_empty()
         {
             crate::log::note(format_args!("{summary}"));

@@ -50,7 +50,7 @@ impl Release {
             Step::CheckAt(time) => Some(time),
             Step::AwaitRequest => None,
             Step::Release => {
-                // Set first, and the requests are counted again afterwards: a request during the
+                // Set first, and the requests are counted again afterward: a request during the
                 // release may fill a cache that was already emptied.
                 self.stats.set_alarm();
                 self.release();

@@ -26,7 +26,7 @@ pub(in crate::lifecycle) struct Report {
     stats: Arc<Stats>,
     file: Option<PathBuf>,
     /// Whether the user asked for the summary.
-    is_summarised: bool,
+    is_summarized: bool,
     /// Whether the log is a file that the user named.
     has_log_file: bool,
 }
@@ -38,12 +38,12 @@ impl Report {
         let (archives, mount_point) = (plan.archives.clone(), plan.mount_point.clone());
         let served = Served { archives, mount_point, since: Instant::now() };
         let file = plan.stats_json.clone();
-        let is_summarised = plan.is_summarised();
+        let is_summarized = plan.is_summarized();
         let has_log_file = plan.log_file.is_some();
         if let Some(Err(error)) = file.as_deref().map(check_writable) {
             log::warn!("{error}; mounting anyway");
         }
-        Self { served, stats, file, is_summarised, has_log_file }
+        Self { served, stats, file, is_summarized, has_log_file }
     }
 
     /// The statistics so far.
@@ -67,7 +67,7 @@ impl Report {
     /// the session, or just before exiting.
     pub(in crate::lifecycle) fn finish(&self, is_reported: bool) {
         let snapshot = self.write();
-        if self.has_log_file || (self.is_summarised && !is_reported) {
+        if self.has_log_file || (self.is_summarized && !is_reported) {
             crate::log::note(format_args!("{}", snapshot.summary()));
         }
     }

@@ -38,7 +38,7 @@ pub(super) fn barriers() -> Vec<Barrier> {
     found.into_iter().filter_map(|(is_active, barrier)| is_active.then_some(barrier)).collect()
 }
 
-/// Enters a namespace as `run --private` does. Call it in a process that exits afterwards.
+/// Enters a namespace as `run --private` does. Call it in a process that exits afterward.
 ///
 /// # Errors
 /// `CannotMount` if the node does not allow it; `Io`.

@@ -94,8 +94,8 @@ mod tests {
         for progress in [Started, Opening, Ready, Holding, Done, Failed(3)] {
             let message = Message { task: None, node: "n1".into(), progress };
             assert_eq!(Message::parse(&message.to_string()).unwrap(), message);
-            let labelled = Message::parse(&format!(" 7: {message}\n")).unwrap();
-            assert_eq!(labelled, Message { task: Some(7), ..message });
+            let labeled = Message::parse(&format!(" 7: {message}\n")).unwrap();
+            assert_eq!(labeled, Message { task: Some(7), ..message });
         }
     }
 

@@ -54,7 +54,7 @@ pub(in crate::lifecycle) fn enter() -> Result<()> {
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
-    // SAFETY: the function requires that threads still share their descriptor table afterwards. The
+    // SAFETY: the function requires that threads still share their descriptor table afterward. The
     // flags do not contain FILES, so they do.
     unsafe { unshare_unsafe(flags) }
 }

@@ -1,7 +1,7 @@
 //! Groups files into samples as webdataset does (its tariterators.py, `base_plus_ext` and
 //! `group_by_keys`).
 //!
-//! Invariant: the files of a sample are neighbours in one directory, because the key is the name up
+//! Invariant: the files of a sample are neighbors in one directory, because the key is the name up
 //! to its first dot.
 
 use super::Labels;

@@ -92,7 +92,7 @@ impl Run {
 const SHARDS: Shards = Shards { bytes: 300_000, seed: Some(42), labels: Labels::ByDirectory };
 
 #[test]
-fn samples_are_whole_shuffled_and_labelled() {
+fn samples_are_whole_shuffled_and_labeled() {
     let run = Run::new(&jpeg_samples(), SHARDS, 4);
     assert_eq!((run.totals.samples, run.totals.files, run.totals.classes), (120, 240, 3));
     assert_eq!(run.problems, Vec::<String>::new());
@@ -147,7 +147,7 @@ fn reports_files_that_webdataset_cannot_read() {
         ("a/LICENSE", "no extension"),
         ("a/.hidden", "no key"),
         ("__meta__/x.jpg", "webdataset's own"),
-        ("a/y.cls", "labelled already"),
+        ("a/y.cls", "labeled already"),
         ("a/z.jpg", "twice"),
         ("a/z.JPG", "twice"),
         ("top.jpg", "no class"),

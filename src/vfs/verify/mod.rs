@@ -65,7 +65,7 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
         found
     };
     let (names, audited) = thread::scope(|scope| {
-        // If no thread can be started, the audit runs afterwards on this one.
+        // If no thread can be started, the audit runs afterward on this one.
         let auditor = thread::Builder::new().spawn_scoped(scope, audit);
         let names = Names::of(tree);
         let audited = match auditor {

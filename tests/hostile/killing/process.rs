@@ -100,7 +100,7 @@ impl Process {
         else {
             return false;
         };
-        // The PID may have been reused before the descriptor was opened, so check afterwards.
+        // The PID may have been reused before the descriptor was opened, so check afterward.
         mark_of(self.pid).as_ref() == Some(&self.mark)
             && pidfd_send_signal(descriptor, signal).is_ok()
     }

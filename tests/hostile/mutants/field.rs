@@ -1,4 +1,4 @@
-//! Interesting values for a number in a structure: range limits, neighbours of the old value, steps
+//! Interesting values for a number in a structure: range limits, neighbors of the old value, steps
 //! of whole blocks, one bit, the value of another field.
 
 use super::random::Random;

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-LICENCES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY"}
+LICENSES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY"}
 # Only for the wheel; a program of 40 MB contains debug information.
 LARGEST = 24 << 20
 
@@ -26,7 +26,7 @@ def wheel(path):
         tags = archive.read(f"{about}/WHEEL").decode()
     program = about.replace(".dist-info", ".data/scripts/archfs")
     expected = modules | {program} | {f"{about}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
-    expected |= {f"{about}/licenses/{name}" for name in LICENCES}
+    expected |= {f"{about}/licenses/{name}" for name in LICENSES}
     # A list of the program's crates, which some versions of maturin add.
     extra = {name for name in names - expected if not name.startswith(f"{about}/sboms/")}
     wrong += [f"missing: {name}" for name in sorted(expected - names)]
@@ -57,7 +57,7 @@ def sdist(maturin, directory):
     (path,) = pathlib.Path(directory).glob("archfs-*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    needed = {"Cargo.toml", "Cargo.lock", "pyproject.toml", "README.md", "src/main.rs", "PKG-INFO"} | LICENCES
+    needed = {"Cargo.toml", "Cargo.lock", "pyproject.toml", "README.md", "src/main.rs", "PKG-INFO"} | LICENSES
     needed |= {f"python/archfs/{file.name}" for file in (ROOT / "python" / "archfs").glob("*") if file.is_file()}
     return [f"missing: {name}" for name in sorted(needed - names)]
 

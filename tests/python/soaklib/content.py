@@ -107,6 +107,6 @@ class Content:
 
 
 def mixed(key, number):
-    """A hash that makes neighbouring numbers unrelated."""
+    """A hash that makes neighboring numbers unrelated."""
     value = ((key ^ number * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9) & MASK
     return value >> 24

@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def picture(rng, hue):
-    """A gradient in the colour of the class, and noise, so that the file has a few kilobytes."""
+    """A gradient in the color of the class, and noise, so that the file has a few kilobytes."""
     width, height = (int(side) for side in rng.integers(64, 257, 2))
     pixels = rng.integers(0, 64, (height, width, 3)).astype("uint8")
     pixels[:, :, hue % 3] += numpy.linspace(0, 190, width).astype("uint8")

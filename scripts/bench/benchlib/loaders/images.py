@@ -2,7 +2,7 @@
 
 Usage: python -m benchlib.loaders.images COUNT TAR
 
-Landscape, portrait and square, 500 pixels on the longer side; colour gradients and noise at quality 90; 110
+Landscape, portrait and square, 500 pixels on the longer side; color gradients and noise at quality 90; 110
 KB on average. The same count and the same versions of Pillow and numpy give the same images. 50 per class,
 train/n00000007/n00000007_12.JPEG, in the order of their names.
 """
@@ -24,12 +24,12 @@ def image(number):
     """The bytes of one JPEG."""
     rng = numpy.random.default_rng(number)
     width, height = SIZES[rng.integers(len(SIZES))]
-    # A few colours, scaled up: gradients over the whole image and over parts of it.
+    # A few colors, scaled up: gradients over the whole image and over parts of it.
     coarse, finer = (rng.integers(0, 256, (side, side, 3), dtype=numpy.uint8) for side in (4, 24))
-    pixels = sum(share * numpy.asarray(Image.fromarray(colours).resize((width, height), Image.BICUBIC),
+    pixels = sum(share * numpy.asarray(Image.fromarray(colors).resize((width, height), Image.BICUBIC),
                                        dtype=numpy.float32)
-                 for share, colours in [(0.7, coarse), (0.3, finer)])
-    # Camera grain, equal in all colours of a pixel; its strength varies between images.
+                 for share, colors in [(0.7, coarse), (0.3, finer)])
+    # Camera grain, equal in all colors of a pixel; its strength varies between images.
     grain = rng.standard_normal((height, width, 1), dtype=numpy.float32)
     pixels = numpy.clip(pixels + grain * rng.uniform(14, 52), 0, 255).astype(numpy.uint8)
     stream = io.BytesIO()

@@ -16,7 +16,7 @@ def checksum(data):
 
 
 def decode(data):
-    """Decodes to 224 x 224 pixels of three colours, which are passed on."""
+    """Decodes to 224 x 224 pixels of three colors, which are passed on."""
     with Image.open(io.BytesIO(data)) as image:
         pixels = numpy.array(image.convert("RGB").resize((224, 224), Image.BILINEAR))
     return zlib.crc32(pixels), len(data), pixels

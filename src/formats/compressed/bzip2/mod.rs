@@ -34,7 +34,7 @@ const USUAL_BLOCK: u64 = 2 << 20;
 pub(super) struct Bzip2;
 
 impl ContainerFormat for Bzip2 {
-    fn recognises(&self, head: &[u8]) -> bool {
+    fn recognizes(&self, head: &[u8]) -> bool {
         matches!(head, [b'B', b'Z', b'h', b'1'..=b'9', rest @ ..]
             if rest.starts_with(&magic::BLOCK) || rest.starts_with(&magic::END))
     }

@@ -62,7 +62,7 @@ const LOOKAHEAD: u64 = 64;
 pub(super) struct Gzip;
 
 impl ContainerFormat for Gzip {
-    fn recognises(&self, head: &[u8]) -> bool {
+    fn recognizes(&self, head: &[u8]) -> bool {
         // The method is always 8, DEFLATE.
         head.starts_with(&[0x1f, 0x8b, 8])
     }

@@ -21,7 +21,7 @@ use crate::sync::Arc;
 pub(super) struct Lz4;
 
 impl ContainerFormat for Lz4 {
-    fn recognises(&self, head: &[u8]) -> bool {
+    fn recognizes(&self, head: &[u8]) -> bool {
         let starts_with = |magic: u32| head.starts_with(&magic.to_le_bytes());
         starts_with(frame::MAGIC) || starts_with(frame::LEGACY_MAGIC)
     }

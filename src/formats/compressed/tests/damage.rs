@@ -2,7 +2,7 @@
 //!
 //! Bytes before the damage are correct. Reading past it is an error.
 
-use super::{check_reads, first_pass, first_pass_and_spool, open, recognised, run, sample, saved};
+use super::{check_reads, first_pass, first_pass_and_spool, open, recognized, run, sample, saved};
 use crate::formats::bytes::Reader;
 use crate::formats::compressed::extent::Extent;
 use crate::formats::compressed::seek_index::Chunks;
@@ -61,7 +61,7 @@ fn detects_a_flipped_byte_and_returns_no_wrong_data() {
         for offset in offsets {
             let mut bad = encoded.clone();
             bad[offset] ^= 1 << (offset % 8);
-            if !matches!(recognised(&bad), Ok(Some(_))) {
+            if !matches!(recognized(&bad), Ok(Some(_))) {
                 continue;
             }
             let (bytes, error, seek_index) = first_pass(&bad);

@@ -85,7 +85,7 @@ fn store(bytes: &[u8]) -> Arc<dyn Storage> {
     Arc::new(MemStorage::new(bytes.to_vec()))
 }
 
-fn recognised(encoded: &[u8]) -> Result<Option<Container>> {
+fn recognized(encoded: &[u8]) -> Result<Option<Container>> {
     Container::of(&*store(encoded), encoded)
 }
 
@@ -97,7 +97,7 @@ fn first_pass(encoded: &[u8]) -> (Vec<u8>, Option<Error>, SeekIndex) {
 
 /// The same, and the temporary file of the pass.
 fn first_pass_and_spool(encoded: &[u8]) -> (Vec<u8>, Option<Error>, (SeekIndex, Option<Spool>)) {
-    let container = recognised(encoded).unwrap().expect("a container");
+    let container = recognized(encoded).unwrap().expect("a container");
     let mut first_pass = FirstPass::start("x", store(encoded), container, &cache()).unwrap();
     let mut bytes = Vec::new();
     let error = loop {
@@ -181,7 +181,7 @@ fn count(seek_index: &SeekIndex) -> usize {
 }
 
 #[test]
-fn recognises_containers_by_their_first_bytes() {
+fn recognizes_containers_by_their_first_bytes() {
     for (tool, container) in [
         ("gzip -c", Container::Gzip),
         ("bzip2 -c", Container::Bzip2),
@@ -192,13 +192,13 @@ fn recognises_containers_by_their_first_bytes() {
     ] {
         for data in [&b""[..], b"some text"] {
             if let Some(encoded) = run(tool, data) {
-                assert_eq!(recognised(&encoded).unwrap(), Some(container), "{tool}");
+                assert_eq!(recognized(&encoded).unwrap(), Some(container), "{tool}");
                 check(tool, Some(encoded), data);
             }
         }
     }
     for other in [&b"BZh9, a text"[..], b"", b"PK\x03\x04"] {
-        assert_eq!(recognised(other).unwrap(), None);
+        assert_eq!(recognized(other).unwrap(), None);
     }
 }
 
@@ -209,7 +209,7 @@ fn finds_the_first_frame_after_skippable_ones() {
         [header, vec![0xff; len]].concat()
     };
     let refused = |encoded: &[u8]| {
-        let error = recognised(encoded).unwrap_err();
+        let error = recognized(encoded).unwrap_err();
         (error.kind(), error.to_string())
     };
     for (tool, container) in
@@ -218,7 +218,7 @@ fn finds_the_first_frame_after_skippable_ones() {
         let Some(encoded) = run(tool, b"some text") else { continue };
         for len in [0, 1, 1016, 4000, 300_000] {
             let file = [skippable(15, len), encoded.clone()].concat();
-            assert_eq!(recognised(&file).unwrap(), Some(container), "{tool} after {len} bytes");
+            assert_eq!(recognized(&file).unwrap(), Some(container), "{tool} after {len} bytes");
             check(tool, Some(file), b"some text");
         }
         let most = (0..SKIPPABLE_FIRST_MAX as u8).flat_map(|n| skippable(n % 16, 4000));
@@ -259,7 +259,7 @@ fn reading_in_order_reads_each_compressed_byte_at_most_twice() {
         ] {
             let Some(encoded) = run(words, &data) else { continue };
             let len = encoded.len() as u64;
-            let container = recognised(&encoded).unwrap().unwrap();
+            let container = recognized(&encoded).unwrap().unwrap();
             let storage = Arc::new(MemStorage::new(encoded));
             let mut first_pass =
                 FirstPass::start("x", storage.clone(), container, &cache()).unwrap();

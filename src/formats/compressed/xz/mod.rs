@@ -33,7 +33,7 @@ const DECODER: u64 = 128 << 10;
 pub(super) struct Xz;
 
 impl ContainerFormat for Xz {
-    fn recognises(&self, head: &[u8]) -> bool {
+    fn recognizes(&self, head: &[u8]) -> bool {
         head.starts_with(&HEADER_MAGIC)
     }
 
