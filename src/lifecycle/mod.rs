@@ -18,7 +18,7 @@ mod extracted;
 mod job_step;
 mod mount;
 mod ready;
-mod share;
+mod registry;
 mod slurm;
 
 pub use crate::os::process::ProcessId;
@@ -48,7 +48,7 @@ pub use job_step::{
 pub use mount::descriptor_path::resolve_descriptors;
 pub use mount::detach::Detach;
 pub use ready::{MountStatus, Ready, notify};
-pub use share::{at_read_socket, remove_stale_socket, try_connect};
+pub use registry::{at_read_socket, remove_stale_socket, try_connect};
 pub use slurm::killed_with;
 
 /// Where a daemon in the background gets its FUSE connection from.

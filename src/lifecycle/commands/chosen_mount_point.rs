@@ -15,7 +15,7 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::{MountPlan, share};
+use crate::lifecycle::{MountPlan, registry};
 use crate::os::mountinfo::{self, MountEntry};
 use crate::url;
 
@@ -24,7 +24,7 @@ use crate::url;
 /// # Errors
 /// `CannotMount` if there is no directory for temporary files; `Io` if /proc cannot be read.
 pub fn choose_mount_point(plan: &MountPlan) -> Result<PathBuf> {
-    let name = share::name_on_all_nodes(plan);
+    let name = registry::name_on_all_nodes(plan);
     let parents = [Some("/dev/shm".into()), env::var_os("TMPDIR"), Some("/tmp".into())];
     for parent in parents.into_iter().flatten().map(PathBuf::from) {
         // The mount table has paths without symbolic links.

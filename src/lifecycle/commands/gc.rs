@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use crate::error::{Error, Result};
 use crate::lifecycle::extracted;
 use crate::lifecycle::mount::owned_directory;
-use crate::lifecycle::share::{
+use crate::lifecycle::registry::{
     self, EXIT_TIMEOUT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
 };
 use crate::os::mountinfo::{self, MountEntry};
@@ -48,7 +48,7 @@ pub fn gc() -> Result<Cleared> {
         if detached.contains(&entry.mount_point) {
             continue;
         }
-        match share::detach_stale_unlocked(&entry.mount_point) {
+        match registry::detach_stale_unlocked(&entry.mount_point) {
             Ok(true) => detached.push(entry.mount_point),
             Ok(false) => {}
             Err(error) => cleared.errors.push(error),
@@ -58,7 +58,7 @@ pub fn gc() -> Result<Cleared> {
     for mount_point in detached {
         let cleaned_up = match MountLock::wait_for(&mount_point, deadline) {
             LockWait::Locked(lock) => lock.clean_up(&mount_point),
-            LockWait::NoFile => share::clean_up_after_exit(&mount_point, Instant::now()),
+            LockWait::NoFile => registry::clean_up_after_exit(&mount_point, Instant::now()),
             // Its daemon has not exited yet.
             LockWait::TimedOut => Ok(()),
         };
@@ -77,7 +77,7 @@ pub fn gc() -> Result<Cleared> {
     let (removed, errors) = extracted::remove_ended();
     cleared.extracted = removed;
     cleared.errors.extend(errors);
-    share::remove_orphan_sockets();
+    registry::remove_orphan_sockets();
     Ok(cleared)
 }
 

@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::share::{self, MountState, RecordSnapshot, Status};
+use crate::lifecycle::registry::{self, MountState, RecordSnapshot, Status};
 use crate::os::mount_users;
 use crate::os::mountinfo::{self, MountEntry};
 use crate::stats::StageCounts;
@@ -63,7 +63,7 @@ pub enum State {
 /// `NotMounted` if no mount of this user is served there; `TimedOut`; `Io`.
 pub fn stats(path: &Path) -> Result<String> {
     let mount_point = mount_point::locate(path)?;
-    let snapshot = match share::mount_state(&mount_point)? {
+    let snapshot = match registry::mount_state(&mount_point)? {
         MountState::Alive(_, snapshot, _) => snapshot,
         MountState::Stale(_) => {
             let context = format!("{}: {STALE}", mount_point.display());
@@ -139,7 +139,7 @@ pub fn list() -> Result<Vec<Listed>> {
             RecordSnapshot::of(&mount_point, geteuid().as_raw())
                 .and_then(|snapshot| snapshot.record)
         };
-        let (entry, record, state, client) = match share::mount_state(&mount_point)? {
+        let (entry, record, state, client) = match registry::mount_state(&mount_point)? {
             MountState::Alive(entry, snapshot, record) => {
                 (entry, Some(record), State::Alive, snapshot.connect())
             }

@@ -11,7 +11,7 @@ use crate::lifecycle::commands::holder::Holder;
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::{inherited, mount_point};
 use crate::lifecycle::ready::Ready;
-use crate::lifecycle::share::{self, Client, JoinOutcome, Record};
+use crate::lifecycle::registry::{self, Client, JoinOutcome, Record};
 use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::progress::Show;
 
@@ -90,9 +90,9 @@ pub fn mount(
         };
         // A killed daemon leaves its mount behind.
         let _ = client.leave();
-        share::clean_up_after_exit(
+        registry::clean_up_after_exit(
             &mount_point::locate(&plan.mount_point)?,
-            Instant::now() + share::EXIT_TIMEOUT,
+            Instant::now() + registry::EXIT_TIMEOUT,
         )?;
         return Err(error);
     }
@@ -112,7 +112,7 @@ pub(in crate::lifecycle) fn obtain(
     let mount_point = mount_point::locate(&plan.mount_point)?;
     // The daemon shows a progress bar of its own.
     let shown = show(&format!("waiting to mount at {}", mount_point.display()));
-    let entry = share::join_or_lock(&mount_point, plan);
+    let entry = registry::join_or_lock(&mount_point, plan);
     drop(shown);
     let lock = match entry? {
         JoinOutcome::Joined(client, record) => return Ok(Ok((client, Some(record)))),
@@ -124,7 +124,7 @@ pub(in crate::lifecycle) fn obtain(
     drop(lock);
     if !matches!(started, Ok(Ok(_))) {
         // A helper that the daemon started may still hold the lock.
-        share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT_TIMEOUT)?;
+        registry::clean_up_after_exit(&mount_point, Instant::now() + registry::EXIT_TIMEOUT)?;
     }
     Ok(started?.map(|client| (client, None)))
 }

@@ -15,7 +15,7 @@ use crate::lifecycle::commands::run_options::{Chart, Privacy};
 use crate::lifecycle::daemon::launcher::{Launched, Started};
 use crate::lifecycle::mount::fusermount::{self, Helper};
 use crate::lifecycle::mount::{attach, mount_point, namespace, owned_directory};
-use crate::lifecycle::share::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
+use crate::lifecycle::registry::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
 use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::os::mountinfo;
 use crate::os::process::ProcessId;
@@ -99,7 +99,7 @@ fn mount_privately(
             return Err(named(error));
         }
     }
-    let source = share::real_paths(plan).into_iter().next().unwrap_or_default();
+    let source = registry::real_paths(plan).into_iter().next().unwrap_or_default();
     let connection = match namespace::enter()
         .and_then(|()| attach::mount_here(mount_point, &source, plan.restrictions()))
     {
@@ -126,7 +126,7 @@ fn mount_privately(
 
 /// Removes what the killed daemon of a private mount left behind.
 fn clear_private(mount_point: &Path) {
-    share::remove_ended_records(mount_point);
+    registry::remove_ended_records(mount_point);
     owned_directory::remove_unused(mount_point, None);
 }
 
@@ -167,7 +167,7 @@ impl MountLease {
         let mount_point = self.mount_point.as_path();
         // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
-            share::mount_state(mount_point),
+            registry::mount_state(mount_point),
             Ok(MountState::Stale(_) | MountState::Ending | MountState::Free)
         );
         if self.is_private {
@@ -203,14 +203,15 @@ impl MountLease {
                 Ok(())
             }
             Ok(MountFate::Lost) => {
-                share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
+                registry::clean_up_after_exit(mount_point, Instant::now() + registry::EXIT_TIMEOUT)
             }
             // What the private mount covered is visible again, and is not ours to clear.
             _ if self.is_private => Ok(()),
-            _ => match share::mount_state(mount_point) {
-                Ok(MountState::Stale(_)) => {
-                    share::clean_up_after_exit(mount_point, Instant::now() + share::EXIT_TIMEOUT)
-                }
+            _ => match registry::mount_state(mount_point) {
+                Ok(MountState::Stale(_)) => registry::clean_up_after_exit(
+                    mount_point,
+                    Instant::now() + registry::EXIT_TIMEOUT,
+                ),
                 _ => Ok(()),
             },
         };
@@ -244,7 +245,7 @@ fn prepare_direct_reads(mount_point: &Path) -> Result<Environment> {
         return Err(Error::new(Kind::Unsupported, why));
     }
     let device = entry.device_number().ok_or_else(missing)?;
-    let library = share::in_record_directory(direct::install)
+    let library = registry::in_record_directory(direct::install)
         .map_err(|error| Error::new(Kind::Io, "cannot store the library").with_source(error))?;
     let inherited = |name: &str| std::env::var_os(name);
     Ok(direct::environment(&library, device, &snapshot.socket(), inherited).into())

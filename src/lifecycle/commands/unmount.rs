@@ -13,7 +13,7 @@ use crate::lifecycle::commands::list;
 use crate::lifecycle::mount::attach;
 use crate::lifecycle::mount::detach::{self, Detach};
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::share::{
+use crate::lifecycle::registry::{
     self, Client, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState,
     RecordSnapshot, UNMOUNT_TIMEOUT, UnmountAnswer,
 };
@@ -49,7 +49,7 @@ pub enum Unmounted {
 /// `Busy` if it is in use, or if others hold it and the caller does not; `TimedOut`; `Io`.
 pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     let mount_point = mount_point::locate(path)?;
-    match share::mount_state(&mount_point)? {
+    match registry::mount_state(&mount_point)? {
         MountState::Alive(entry, snapshot, _) => ask(&mount_point, &entry, &snapshot, how),
         MountState::Ending => {
             wait_for_exit(&mount_point, UNMOUNT_TIMEOUT);
@@ -107,7 +107,7 @@ fn ask(
         // It was killed, or is exiting.
         Ok(None | Some(UnmountAnswer::Begun)) => {
             wait_for_exit(mount_point, EXIT_TIMEOUT);
-            match share::mount_state(mount_point)? {
+            match registry::mount_state(mount_point)? {
                 MountState::Alive(..) if how == Detach::IfIdle => {
                     let context = "the daemon no longer accepts requests";
                     Err(silent(Error::new(Kind::TimedOut, context), mount_point))
@@ -188,7 +188,7 @@ fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
 /// Removes what the daemon of the mount at `mount_point` has left. Waits at most `EXIT_TIMEOUT`
 /// until it has exited.
 fn clean_up(mount_point: &Path) -> Result<Unmounted> {
-    share::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)?;
+    registry::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)?;
     Ok(Unmounted::Gone)
 }
 
@@ -270,7 +270,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
 fn started(mount_point: &Path) -> Result<MountState> {
     let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
-        match share::mount_state(mount_point)? {
+        match registry::mount_state(mount_point)? {
             MountState::Starting(_) if Instant::now() < deadline => {
                 thread::sleep(START_POLL_INTERVAL);
             }

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::list;
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::share::{self, MountState};
+use crate::lifecycle::registry::{self, MountState};
 use crate::os::mountinfo;
 use crate::os::probe;
 
@@ -72,7 +72,7 @@ fn look(path: &Path) -> Result<Found> {
         Err(error) if error.kind() == Kind::NotFound => return Ok(Found::Nothing),
         mount_point => mount_point?,
     };
-    let entry = match share::mount_state_within(&mount_point, CHECK_INTERVAL)? {
+    let entry = match registry::mount_state_within(&mount_point, CHECK_INTERVAL)? {
         MountState::Alive(entry, ..) => entry,
         // A mount that another process made and handed over has no record.
         MountState::Unrecorded(entry) if entry.is_own() => entry,

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::lifecycle::{MountPlan, share};
+use crate::lifecycle::{MountPlan, registry};
 use crate::os::memory::{self, Headroom};
 use crate::stats::Stats;
 use crate::storage::{self, ArchiveCache, FileStorage, NearCopy, Storage};
@@ -124,7 +124,7 @@ impl ArchiveCachePolicy {
         let exceeds = exceeds(needed, headroom, self.switch.drops());
         // Direct readers have no other copy in memory.
         let is_read_directly = self.stats.direct_reads() > 0;
-        let drops = exceeds && !is_read_directly && !share::is_served_by_others(&self.archives);
+        let drops = exceeds && !is_read_directly && !registry::is_served_by_others(&self.archives);
         if drops != self.switch.drops() {
             self.switch.set_drops(drops);
             let needed = format_size(needed);

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 
 use crate::cache::{self, Budget};
-use crate::lifecycle::share::Peers;
+use crate::lifecycle::registry::Peers;
 use crate::stats::Stats;
 use crate::sync::Arc;
 

@@ -9,7 +9,7 @@ use rustix::fd::AsFd;
 
 use crate::direct::{State, Table, is_lasting};
 use crate::error::{Error, Result};
-use crate::lifecycle::share::DirectAnswer;
+use crate::lifecycle::registry::DirectAnswer;
 use crate::stats::Stats;
 use crate::sync::{Arc, thread};
 use crate::units::counted;

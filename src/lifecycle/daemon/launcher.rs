@@ -24,7 +24,7 @@ use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::inherited;
-use crate::lifecycle::share::{Client, MountLock};
+use crate::lifecycle::registry::{Client, MountLock};
 use crate::os::own_program;
 use crate::os::process::ProcessId;
 use crate::os::scm_rights;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::share::{
+use crate::lifecycle::registry::{
     self, ClientId, DirectAnswer, Leases, Responder, UnmountAnswer, UnmountRequest,
 };
 use crate::os::memory;
@@ -163,7 +163,7 @@ impl Daemon {
         let failed = |error| Error::io("cannot duplicate the connection to the kernel", error);
         let remote = is_remote.then(|| connection.try_clone()).transpose().map_err(failed)?;
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
-        let archives = mount.archives().unwrap_or_else(|| share::real_paths(plan));
+        let archives = mount.archives().unwrap_or_else(|| registry::real_paths(plan));
         archive_cache.begin(archives);
         stage::preload(preloaded);
         // The working directory may be on a file system that the user wants to unmount.

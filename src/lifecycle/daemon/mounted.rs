@@ -18,7 +18,7 @@ use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
-use crate::lifecycle::share::{MountLock, Peers, Record};
+use crate::lifecycle::registry::{MountLock, Peers, Record};
 use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 

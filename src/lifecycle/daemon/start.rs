@@ -15,7 +15,7 @@ use crate::formats::{self, Acls, Contents, OpenOptions};
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
 use crate::lifecycle::mount::{descriptor_path, inherited, mount_point};
 use crate::lifecycle::ready::Ready;
-use crate::lifecycle::share::{self, Client, JoinOutcome, Leases, MountLock, Record};
+use crate::lifecycle::registry::{self, Client, JoinOutcome, Leases, MountLock, Record};
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
 use crate::os::heap;
 use crate::os::process::{ASK_AGAIN, ProcessId};
@@ -114,7 +114,7 @@ impl Reserved {
         // The process that took the lock has written down what is to be mounted.
         let record = match lock.record() {
             Some(record) => Record { process: ProcessId::own()?, ..record },
-            None => share::first_record(mount_point, plan)?,
+            None => registry::first_record(mount_point, plan)?,
         };
         let listener = lock.listen()?;
         lock.write(&record)?;
@@ -128,8 +128,8 @@ type PrivateDirectory = (Option<OwnedDirectory>, Option<(MountLock, Record)>);
 /// The directory of a private mount, and its record. If the daemon is killed, `gc` finds the
 /// directory by the record. If no record can be written, archfs mounts without one.
 fn private_directory(mount_point: &Path, plan: &MountPlan) -> Result<PrivateDirectory> {
-    let mut record = share::first_record(mount_point, plan)?;
-    share::remove_ended_records(mount_point);
+    let mut record = registry::first_record(mount_point, plan)?;
+    registry::remove_ended_records(mount_point);
     let lock = MountLock::acquire_private(&record)
         .inspect_err(|error| {
             log::info!("{}: mounting without a record: {error}", mount_point.display());
@@ -174,7 +174,7 @@ pub fn serve_in_foreground(
         return daemon.serve();
     }
     let mount_point = mount_point::locate(&plan.mount_point)?;
-    let lock = match share::join_or_lock(&mount_point, plan)? {
+    let lock = match registry::join_or_lock(&mount_point, plan)? {
         JoinOutcome::Locked(lock) => lock,
         JoinOutcome::Joined(client, _) => {
             opened();
@@ -198,7 +198,10 @@ pub fn serve_in_foreground(
     match served {
         Ok(daemon) => daemon.serve(),
         Err(error) => {
-            let _ = share::clean_up_after_exit(&mount_point, Instant::now() + share::EXIT_TIMEOUT);
+            let _ = registry::clean_up_after_exit(
+                &mount_point,
+                Instant::now() + registry::EXIT_TIMEOUT,
+            );
             Err(error)
         }
     }

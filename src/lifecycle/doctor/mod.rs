@@ -32,7 +32,7 @@ use rustix::process::geteuid;
 
 use crate::lifecycle::commands::list::{State, list};
 use crate::lifecycle::mount::attach;
-use crate::lifecycle::share;
+use crate::lifecycle::registry;
 use crate::os::processors;
 
 /// The facts about a node, for this user.
@@ -95,7 +95,7 @@ impl Node {
             memory: Memory::probe(),
             processors,
             mount_parents: mount_parents::all(),
-            records: share::check_record_directory(),
+            records: registry::check_record_directory(),
             broken: broken.map(|mount| (mount.mount_point, mount.state)).collect(),
         }
     }

@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock, renameat};
 use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::share::{extraction_record, node, open_0600};
+use crate::lifecycle::registry::{extraction_record, node, open_0600};
 use crate::os::directory::Directory;
 
 /// The files, once all of them are there.

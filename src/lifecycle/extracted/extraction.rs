@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
 use crate::formats::{self, OpenOptions};
 use crate::lifecycle::daemon::opening;
-use crate::lifecycle::{MountPlan, share};
+use crate::lifecycle::{MountPlan, registry};
 use crate::progress::{Progress, Show, Watch};
 use crate::sync::{Arc, AtomicBool};
 use crate::units::{counted, format_duration, format_size};
@@ -26,7 +26,7 @@ pub(in crate::lifecycle) fn obtain(
     show: Show<'_>,
     watch: Watch<'_>,
 ) -> Result<Hold> {
-    let name = share::name_on_all_nodes(plan);
+    let name = registry::name_on_all_nodes(plan);
     let hold = Hold::take(&|| ExtractedDirectory::create(parent, &name), show)?;
     match extract_once(plan, &hold, show, watch) {
         Ok(()) => Ok(hold),

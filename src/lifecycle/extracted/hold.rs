@@ -11,7 +11,7 @@ use rustix::io::{FdFlags, fcntl_setfd, retry_on_intr};
 
 use super::directory::{ExtractedDirectory, is_removed};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::share::extraction_record;
+use crate::lifecycle::registry::extraction_record;
 use crate::progress::Show;
 
 /// A hold on extracted files, or on files that will be extracted.

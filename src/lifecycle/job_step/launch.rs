@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use super::super::share;
+use super::super::registry;
 use super::environment::Job;
 use super::message::{BEGIN, HOLD, Message, Progress, split_label};
 use super::nodes::Nodes as Reports;
@@ -79,7 +79,7 @@ impl Launch {
             return Ok(End::Failed(failed, status));
         }
         if std::fs::symlink_metadata(mount_point).is_err()
-            || !share::mount_state(mount_point)?.is_mounted()
+            || !registry::mount_state(mount_point)?.is_mounted()
         {
             self.unmount_all();
             return Ok(End::NoStep("mounts of job steps are not visible in this script".into()));

@@ -22,7 +22,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::share;
+use super::registry;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::{inherited, mount_point};
@@ -104,7 +104,7 @@ pub fn mount(
     }
     // A mount that is already here is shared, or is an error, as without a step.
     let mount_point = mount_point::locate(&plan.mount_point)?;
-    if nodes == Nodes::This && share::mount_state(&mount_point)?.is_mounted() {
+    if nodes == Nodes::This && registry::mount_state(&mount_point)?.is_mounted() {
         return Ok(Outcome::NoStep(None));
     }
     let end = match Launch::start(&job, nodes, &arguments(task::script_log())) {
