@@ -121,6 +121,9 @@ class Packed:
     def shown(self, began, mount_point):
         return self.system.shown(began, mount_point)
 
+    def run(self, began, root):
+        return self.system.run(began, root)
+
 
 class Only:
     """A dataset that consists of one image."""
