@@ -52,6 +52,8 @@ pub enum Kind {
     Changed,
     /// A signal asked the command to stop.
     Interrupted,
+    /// Another archfs process has printed the error, and exited with this status.
+    Reported(u8),
 }
 
 impl Kind {
@@ -75,7 +77,8 @@ impl Kind {
             | Self::CannotMount
             | Self::NotMounted
             | Self::Changed
-            | Self::Interrupted => libc::EIO,
+            | Self::Interrupted
+            | Self::Reported(_) => libc::EIO,
         }
     }
 }

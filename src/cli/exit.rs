@@ -22,10 +22,7 @@ pub(super) const USAGE: u8 = 2;
 
 /// The exit status of a subcommand. An error is shown.
 pub(super) fn status(result: Result<u8>) -> ExitCode {
-    ExitCode::from(result.unwrap_or_else(|error| {
-        term::show_error(&error);
-        of(&error)
-    }))
+    ExitCode::from(result.unwrap_or_else(|error| show(&error)))
 }
 
 /// The exit status of `run`.
@@ -35,11 +32,10 @@ pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
         Ok(Outcome::Killed(signal)) => 128_u8.saturating_add(low_byte(signal)),
         Ok(Outcome::NotFound) => 127,
         Ok(Outcome::NotExecutable) => 126,
-        Ok(Outcome::NotMounted(status)) => RUN_OFFSET.saturating_add(low_byte(status)),
         Err(error) => {
-            term::show_error(&error);
+            let status = show(&error);
             // 126 is reserved for a command that cannot be executed.
-            let own = if error.kind() == Kind::TimedOut { FAILED } else { of(&error) };
+            let own = if error.kind() == Kind::TimedOut { FAILED } else { status };
             RUN_OFFSET.saturating_add(own)
         }
     };
@@ -54,6 +50,14 @@ pub(super) fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         (true, true) => ExitCode::from(RUN_OFFSET + USAGE),
         (true, false) => ExitCode::from(USAGE),
     }
+}
+
+/// Shows an error, unless another process has, and returns the exit status for it.
+fn show(error: &Error) -> u8 {
+    if !matches!(error.kind(), Kind::Reported(_)) {
+        term::show_error(error);
+    }
+    of(error)
 }
 
 /// The exit status for an error.
@@ -75,6 +79,7 @@ pub(super) fn of(error: &Error) -> u8 {
         Kind::CannotMount => 4,
         Kind::NotMounted => 5,
         Kind::TimedOut => 6,
+        Kind::Reported(status) => status,
     }
 }
 

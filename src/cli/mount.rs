@@ -205,11 +205,7 @@ fn launch(args: &Args, plan: MountPlan, ready: &mut Ready) -> Result<u8> {
     let quiet = plan.verbosity == Verbosity::Quiet;
     let arguments = |source| daemon_arguments(&plan, source);
     let caller = lifecycle::Caller { holder, ready };
-    let mounted =
-        match lifecycle::mount(&plan, &arguments, caller, &|message| wait_bar(message, quiet))? {
-            Ok(mounted) => mounted,
-            Err(status) => return Ok(u8::try_from(status).unwrap_or(1)),
-        };
+    let mounted = lifecycle::mount(&plan, &arguments, caller, &|message| wait_bar(message, quiet))?;
     // mount(8) prints nothing on success.
     if !quiet && !args.mount_helper {
         // A user who names a holder knows the choices.

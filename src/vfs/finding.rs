@@ -83,6 +83,7 @@ impl Finding {
             Kind::NotFound
             | Kind::Changed
             | Kind::Interrupted
+            | Kind::Reported(_)
             | Kind::NotADirectory
             | Kind::IsADirectory
             | Kind::InvalidInput

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
 use super::run_options::{Chart, Display, RunOptions};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::daemon::launcher::Started;
 use crate::lifecycle::extracted::{self, Hold, SafeParent};
 use crate::lifecycle::mount::fusermount;
 use crate::lifecycle::{ConnectionSource, MountPlan};
@@ -26,10 +25,9 @@ pub(super) fn obtain(
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     options: RunOptions<'_>,
     display: Display<'_>,
-) -> Result<Started<HeldFiles>> {
+) -> Result<HeldFiles> {
     let mount = || {
-        mount_lease::obtain(plan, arguments, options.privacy, display.show)
-            .map(|started| started.map(HeldFiles::Mounted))
+        mount_lease::obtain(plan, arguments, options.privacy, display.show).map(HeldFiles::Mounted)
     };
     let Some(parent) = options.or_extract else { return mount() };
     // Before this process may enter a user namespace to mount.
@@ -39,14 +37,14 @@ pub(super) fn obtain(
         Err(error) => Some(error),
         Ok(()) => match mount() {
             // The daemon has printed why.
-            Ok(Err(CANNOT_MOUNT)) => None,
+            Err(error) if error.kind() == CANNOT_MOUNT => None,
             Err(error) if error.kind() == Kind::CannotMount => Some(error),
             started => return started,
         },
     };
     warn_of_extraction(parent, why);
     let hold = extracted::obtain(plan, &safe_parent?, display.show, display.watch)?;
-    Ok(Ok(HeldFiles::Extracted(hold)))
+    Ok(HeldFiles::Extracted(hold))
 }
 
 fn warn_of_extraction(parent: &Path, why: Option<Error>) {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::holder::Holder;
-use crate::lifecycle::daemon::launcher::{Launched, Started};
+use crate::lifecycle::daemon::launcher::Launched;
 use crate::lifecycle::mount::{inherited, mount_point};
 use crate::lifecycle::ready::Ready;
 use crate::lifecycle::registry::{self, Client, JoinOutcome, Record};
@@ -47,41 +47,33 @@ impl Caller<'_> {
 
 /// Mounts `plan` in the background for `caller`, or shares such a mount. `arguments` are the
 /// command line that runs this program as the daemon. `show` displays the wait for other processes.
-/// Returns `Ok(Err(status))` if the daemon failed and has printed why.
 ///
 /// # Errors
-/// `Busy` if something else is mounted there; `NotFound` if the holder has ended; `Io`, also if the
-/// process that waits for `ready` is gone.
+/// `Reported` if the daemon failed and has printed why; `Busy` if something else is mounted there;
+/// `NotFound` if the holder has ended; `Io`, also if the process that waits for `ready` is gone.
 pub fn mount(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     mut caller: Caller<'_>,
     show: Show<'_>,
-) -> Result<Started<MountOutcome>> {
+) -> Result<MountOutcome> {
     if let Some(number) = inherited::number(&plan.mount_point) {
         let connection = inherited::connection(number)?;
         let mut launched = Launched::start(&arguments(ConnectionSource::Handed), None)?;
-        if let Err(status) = launched.wait_until_opened()? {
-            return Ok(Err(status));
-        }
+        launched.wait_until_opened()?;
         launched.hand_over(connection)?;
-        return match launched.wait_until_ready()? {
-            Ok(mut client) => match caller.announce_and_hold(&mut client)? {
-                true => Ok(Ok(MountOutcome::New)),
-                false => Err(ended(&plan.mount_point)),
-            },
-            Err(status) => Ok(Err(status)),
+        let mut client = launched.wait_until_ready()?;
+        return match caller.announce_and_hold(&mut client)? {
+            true => Ok(MountOutcome::New),
+            false => Err(ended(&plan.mount_point)),
         };
     }
     loop {
-        let (mut client, shared) = match obtain(plan, arguments, show)? {
-            Ok(obtained) => obtained,
-            Err(status) => return Ok(Err(status)),
-        };
+        let (mut client, shared) = obtain(plan, arguments, show)?;
         let mounted =
             shared.map_or(MountOutcome::New, |record| MountOutcome::Shared(record.process.pid()));
         let error = match caller.announce_and_hold(&mut client) {
-            Ok(true) => return Ok(Ok(mounted)),
+            Ok(true) => return Ok(mounted),
             // The mount ended on behalf of another process, so this one tries again like a new
             // caller.
             Ok(false) if mounted != MountOutcome::New => continue,
@@ -108,23 +100,23 @@ pub(in crate::lifecycle) fn obtain(
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     show: Show<'_>,
-) -> Result<Started<(Client, Option<Record>)>> {
+) -> Result<(Client, Option<Record>)> {
     let mount_point = mount_point::locate(&plan.mount_point)?;
     // The daemon shows a progress bar of its own.
     let shown = show(&format!("waiting to mount at {}", mount_point.display()));
     let entry = registry::join_or_lock(&mount_point, plan);
     drop(shown);
     let lock = match entry? {
-        JoinOutcome::Joined(client, record) => return Ok(Ok((client, Some(record)))),
+        JoinOutcome::Joined(client, record) => return Ok((client, Some(record))),
         JoinOutcome::Locked(lock) => lock,
     };
     let started = Launched::start(&arguments(ConnectionSource::Mount), Some(&lock))
         .and_then(|launched| launched.wait_until_answers(&mount_point))
         .map_err(|error| error.within(mount_point.display()));
     drop(lock);
-    if !matches!(started, Ok(Ok(_))) {
+    if started.is_err() {
         // A helper that the daemon started may still hold the lock.
         registry::clean_up_after_exit(&mount_point, Instant::now() + registry::EXIT_TIMEOUT)?;
     }
-    Ok(started?.map(|client| (client, None)))
+    Ok((started?, None))
 }

@@ -12,7 +12,7 @@ use crate::direct;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::mount;
 use crate::lifecycle::commands::run_options::{Chart, Privacy};
-use crate::lifecycle::daemon::launcher::{Launched, Started};
+use crate::lifecycle::daemon::launcher::Launched;
 use crate::lifecycle::mount::fusermount::{self, Helper};
 use crate::lifecycle::mount::{attach, mount_point, namespace, owned_directory};
 use crate::lifecycle::registry::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
@@ -26,8 +26,8 @@ use crate::progress::Show;
 const TABLE_WAIT: Duration = Duration::from_millis(300);
 const TABLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Exit status of a daemon that is not allowed to mount (docs/CLI.md).
-pub(super) const CANNOT_MOUNT: i32 = 4;
+/// A daemon that is not allowed to mount has printed why (docs/CLI.md).
+pub(super) const CANNOT_MOUNT: Kind = Kind::Reported(4);
 
 /// Variables for the environment of the command.
 pub(super) type Environment = Vec<(&'static str, OsString)>;
@@ -48,7 +48,7 @@ pub(super) fn obtain(
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     privacy: Privacy,
     show: Show<'_>,
-) -> Result<Started<MountLease>> {
+) -> Result<MountLease> {
     let mount_point = &mount_point::locate(&plan.mount_point)?;
     if privacy == Privacy::Private {
         return mount_privately(mount_point, plan, arguments);
@@ -68,16 +68,16 @@ pub(super) fn obtain(
         }
         words
     };
-    match mount::obtain(plan, &arguments_here, show)? {
-        Ok((client, _)) => Ok(Ok(MountLease::new(client, mount_point, false, plan))),
+    match mount::obtain(plan, &arguments_here, show) {
+        Ok((client, _)) => Ok(MountLease::new(client, mount_point, false, plan)),
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
-        Err(CANNOT_MOUNT) if has_fallback => {
+        Err(error) if error.kind() == CANNOT_MOUNT && has_fallback => {
             let path = mount_point.display();
             log::warn!("{path}: mounting in a namespace that only the command sees instead");
             mount_privately(mount_point, plan, arguments)
         }
-        Err(status) => Ok(Err(status)),
+        Err(error) => Err(error),
     }
 }
 
@@ -87,17 +87,13 @@ fn mount_privately(
     mount_point: &Path,
     plan: &MountPlan,
     arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-) -> Result<Started<MountLease>> {
+) -> Result<MountLease> {
     let named = |error: Error| error.within(mount_point.display());
     let mut launched =
         Launched::start(&arguments(ConnectionSource::Private), None).map_err(named)?;
-    match launched.wait_until_opened() {
-        Ok(Ok(())) => {}
-        Ok(Err(status)) => return Ok(Err(status)),
-        Err(error) => {
-            clear_private(mount_point);
-            return Err(named(error));
-        }
+    if let Err(error) = launched.wait_until_opened() {
+        clear_private(mount_point);
+        return Err(named(error));
     }
     let source = registry::real_paths(plan).into_iter().next().unwrap_or_default();
     let connection = match namespace::enter()
@@ -116,12 +112,12 @@ fn mount_privately(
             Err(error)
         }
     };
-    if !matches!(answers, Ok(Ok(_))) {
+    if answers.is_err() {
         // If the daemon still ran, it has removed its directory, and the mount with it.
         let _ = attach::detach_here(mount_point);
         clear_private(mount_point);
     }
-    Ok(answers?.map(|client| MountLease::new(client, mount_point, true, plan)))
+    Ok(MountLease::new(answers?, mount_point, true, plan))
 }
 
 /// Removes what the killed daemon of a private mount left behind.

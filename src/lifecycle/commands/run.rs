@@ -46,9 +46,6 @@ pub enum Outcome {
     NotFound,
     /// The command exists but cannot be executed.
     NotExecutable,
-    /// Mounting failed with this exit status, and the command was not started. The error was
-    /// printed.
-    NotMounted(i32),
 }
 
 /// Mounts `plan` or shares such a mount, runs a command, and unmounts. `arguments` are the command
@@ -71,10 +68,7 @@ pub fn run(
     let mask = Mask::clear();
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.
-    let held = match held_files::obtain(plan, arguments, options, display)? {
-        Ok(held) => held,
-        Err(status) => return Ok(Outcome::NotMounted(status)),
-    };
+    let held = held_files::obtain(plan, arguments, options, display)?;
     // Only now, because a process with threads cannot enter a user namespace.
     signals::receive_in_order();
     relay.catch_ending_signals()?;

@@ -37,9 +37,6 @@ pub(in crate::lifecycle) struct Launched {
     client: Client,
 }
 
-/// `Err` is the exit status of a daemon that failed and has printed why on standard error.
-pub(in crate::lifecycle) type Started<T> = std::result::Result<T, i32>;
-
 impl Launched {
     /// Starts `archfs ARGUMENTS` in the background, with the lock of its mount point.
     pub(in crate::lifecycle) fn start(
@@ -63,7 +60,7 @@ impl Launched {
     }
 
     /// Waits until the daemon has opened the archives and needs a FUSE connection.
-    pub(in crate::lifecycle) fn wait_until_opened(&mut self) -> Result<Started<()>> {
+    pub(in crate::lifecycle) fn wait_until_opened(&mut self) -> Result<()> {
         self.wait_for(OPENED)
     }
 
@@ -74,8 +71,9 @@ impl Launched {
     }
 
     /// Waits until files can be read; returns the lease.
-    pub(in crate::lifecycle) fn wait_until_ready(mut self) -> Result<Started<Client>> {
-        Ok(self.wait_for(READY)?.map(|()| self.client))
+    pub(in crate::lifecycle) fn wait_until_ready(mut self) -> Result<Client> {
+        self.wait_for(READY)?;
+        Ok(self.client)
     }
 
     /// Like `wait_until_ready`, for a mount that this process sees at `mount_point`. Also asks for
@@ -85,16 +83,10 @@ impl Launched {
     ///
     /// The daemon cannot ask itself. If it is killed while it waits for its own answer, it cannot
     /// exit: the kernel drops the request only after the daemon has exited.
-    pub(in crate::lifecycle) fn wait_until_answers(
-        self,
-        mount_point: &Path,
-    ) -> Result<Started<Client>> {
-        let client = match self.wait_until_ready()? {
-            Ok(client) => client,
-            Err(status) => return Ok(Err(status)),
-        };
+    pub(in crate::lifecycle) fn wait_until_answers(self, mount_point: &Path) -> Result<Client> {
+        let client = self.wait_until_ready()?;
         match fs::symlink_metadata(mount_point) {
-            Ok(_) => Ok(Ok(client)),
+            Ok(_) => Ok(client),
             Err(error) => {
                 let _ = client.leave();
                 let context =
@@ -111,10 +103,11 @@ impl Launched {
         let _ = self.process.wait();
     }
 
-    fn wait_for(&mut self, message: &str) -> Result<Started<()>> {
+    /// Waits for a message. Fails with `Reported` if the daemon has printed why it exited.
+    fn wait_for(&mut self, message: &str) -> Result<()> {
         // Returns with the line, or with an empty one when the process ends.
         if self.client.read_line(None)? == message {
-            return Ok(Ok(()));
+            return Ok(());
         }
         let failed = |error| Error::io("cannot wait for the daemon", error);
         let status = self.process.wait().map_err(failed)?;
@@ -128,17 +121,17 @@ impl Launched {
             });
         }
         let code = status.code().unwrap_or_default();
-        if REPORTED.contains(&code) {
-            return Ok(Err(code));
-        }
         let context = format!("the daemon exited with status {code} before files could be read");
+        if let Some(reported) = REPORTED.iter().find(|reported| i32::from(**reported) == code) {
+            return Err(Error::new(Kind::Reported(*reported), context));
+        }
         Err(Error::new(Kind::Io, context)
             .with_hint("the daemon is started as /proc/self/exe, which must be archfs"))
     }
 }
 
 /// Exit statuses for which the daemon has printed an error: those of archfs, and that of a panic.
-const REPORTED: [i32; 7] = [1, 2, 3, 4, 5, 6, 101];
+const REPORTED: [u8; 7] = [1, 2, 3, 4, 5, 6, 101];
 
 const OPENED: &str = "opened\n";
 const READY: &str = "ready\n";
