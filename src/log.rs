@@ -14,6 +14,8 @@ use std::fs::File;
 use std::io::Write;
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
+
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::batch_job;
@@ -32,7 +34,7 @@ const REMEMBERED: usize = 1024;
 const HINT: &str = "archfs::hint";
 
 /// How much is printed and logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verbosity {
     /// Errors with their hints, and warnings.
     Quiet,

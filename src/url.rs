@@ -96,6 +96,16 @@ pub fn named(arguments: Vec<OsString>, before_separator: bool) -> Vec<OsString> 
     arguments.into_iter().enumerate().map(name).collect()
 }
 
+/// The URLs of names that lack a part of them.
+pub fn secrets() -> BTreeMap<String, String> {
+    urls().lock().clone()
+}
+
+/// Adds URLs of names from the process that started this one.
+pub fn learn(secrets: BTreeMap<String, String>) {
+    urls().lock().extend(secrets);
+}
+
 /// What an archfs that this process starts needs in its environment.
 pub fn environment() -> Option<(&'static str, OsString)> {
     let urls = urls().lock();

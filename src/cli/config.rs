@@ -46,14 +46,7 @@ pub(super) fn parse(command: Command, arguments: &[OsString]) -> clap::error::Re
     let called = arguments.get(1).and_then(|name| command.find_subcommand(name));
     let takes_any =
         called.is_some_and(|called| called.get_arguments().any(|it| it.get_env().is_some()));
-    // A daemon and a task of a job step have all options from their launcher.
-    let is_user = |word: &OsString| {
-        !word.as_bytes().starts_with(b"--daemon=") && word.as_bytes() != b"--step-task"
-    };
-    let mut settings = match takes_any && arguments.iter().all(is_user) {
-        true => read(&command),
-        false => Vec::new(),
-    };
+    let mut settings = if takes_any { read(&command) } else { Vec::new() };
     while !settings.is_empty() {
         let parsed = with_defaults(command.clone(), &settings).try_get_matches_from(arguments);
         let Err(error) = &parsed else { return parsed };

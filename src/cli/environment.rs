@@ -4,9 +4,6 @@
 //! that archfs writes, root could overwrite any file. So root accepts such names only on the
 //! command line.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
-
 use clap::{Arg, Command};
 use rustix::process::geteuid;
 
@@ -20,15 +17,14 @@ const WRITTEN: [(&str, &str); 3] = [
 ];
 
 /// Makes `command` ignore variables of another user that name a file to be written, and reports
-/// each of them. The daemon does not report them, because its launcher already has.
-pub(super) fn without_foreign_paths(command: Command, arguments: &[OsString]) -> Command {
+/// each of them.
+pub(super) fn without_foreign_paths(command: Command) -> Command {
     let user = std::env::var("SUDO_UID").ok();
     if !geteuid().is_root() || user.is_none_or(|user| user == "0") {
         return command;
     }
-    let is_daemon = arguments.iter().any(|word| word.as_bytes().starts_with(b"--daemon="));
     for (_, variable) in WRITTEN {
-        if !is_daemon && std::env::var_os(variable).is_some() {
+        if std::env::var_os(variable).is_some() {
             term::print_warning(&format!(
                 "{variable}: ignored, because root runs archfs with the environment of another user"
             ));

@@ -53,7 +53,7 @@ pub(super) fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 }
 
 /// Shows an error, unless another process has, and returns the exit status for it.
-fn show(error: &Error) -> u8 {
+pub(super) fn show(error: &Error) -> u8 {
     if !matches!(error.kind(), Kind::Reported(_)) {
         term::show_error(error);
     }

@@ -15,6 +15,7 @@ mod bar;
 mod cat;
 mod completions;
 mod config;
+mod daemon;
 mod doctor;
 mod environment;
 mod exit;
@@ -100,21 +101,34 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     // What follows is the command of `run`, which gets its words as they are.
     let has_command = arguments.get(1).is_some_and(|word| word == "run");
     let arguments = url::named(arguments, has_command);
-    stack::with_enough(|| match squashfuse::translated(&arguments) {
-        Some(squashfuse::Request::Run(arguments)) => run_with(&arguments),
-        Some(squashfuse::Request::Help) => {
-            print!("{}", squashfuse::USAGE);
-            ExitCode::SUCCESS
+    stack::with_enough(|| {
+        if let Some(plan_from) = daemon::called(&arguments) {
+            prepare_to_mount();
+            return exit::status(daemon::run(plan_from));
         }
-        Some(squashfuse::Request::Usage) => {
-            eprint!("{}", squashfuse::USAGE);
-            ExitCode::from(exit::USAGE)
+        match squashfuse::translated(&arguments) {
+            Some(squashfuse::Request::Run(arguments)) => run_with(&arguments),
+            Some(squashfuse::Request::Help) => {
+                print!("{}", squashfuse::USAGE);
+                ExitCode::SUCCESS
+            }
+            Some(squashfuse::Request::Usage) => {
+                eprint!("{}", squashfuse::USAGE);
+                ExitCode::from(exit::USAGE)
+            }
+            None => match mount_helper::translated(arguments, is_subcommand) {
+                Some(arguments) => run_with(&arguments),
+                None => ExitCode::SUCCESS,
+            },
         }
-        None => match mount_helper::translated(arguments, is_subcommand) {
-            Some(arguments) => run_with(&arguments),
-            None => ExitCode::SUCCESS,
-        },
     })
+}
+
+/// Leaves the signals to the threads that handle them.
+fn prepare_to_mount() {
+    crate::lifecycle::leave_to_system_calls();
+    crate::lifecycle::ignore_others();
+    crate::lifecycle::receive_in_order();
 }
 
 fn is_subcommand(word: &OsStr) -> bool {
@@ -127,7 +141,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     if let Some(error) = mistakes::foreign_option(arguments) {
         return exit::status(Err(error));
     }
-    let command = environment::without_foreign_paths(Cli::command(), arguments);
+    let command = environment::without_foreign_paths(Cli::command());
     let parsed = config::parse(command, arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
@@ -143,8 +157,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     crate::lifecycle::leave_to_system_calls();
     match cli.command {
         Command::Mount(args) => {
-            crate::lifecycle::ignore_others();
-            crate::lifecycle::receive_in_order();
+            prepare_to_mount();
             exit::status(mount::run(&args))
         }
         Command::Run(args) => exit::status_of_run(run::run(&args)),
@@ -170,7 +183,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// Whether an option such as `--daemon` of the command that was called is not for users.
+/// Whether an option such as `--step-task` of the command that was called is not for users.
 fn is_hidden(arguments: &[OsString], name: &str) -> bool {
     let command = Cli::command();
     if let Some(subcommand) = command.find_subcommand(name) {

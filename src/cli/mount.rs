@@ -1,18 +1,17 @@
 //! `archfs mount`: mounts in the background for as long as the job needs it.
 
 use std::any::Any;
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::args::{LIFETIME, SLURM};
 use super::bar::Bar;
-use super::{args, exit, mount_plan, term};
+use super::{args, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
-    self, ConnectionSource, Holder, HolderChoice, JobStepChoice, MountOutcome, MountPlan, Nodes,
-    ProcessId, Ready, StepOutcome, Task,
+    self, Holder, HolderChoice, JobStepChoice, MountOutcome, MountPlan, Nodes, ProcessId, Ready,
+    StepOutcome,
 };
 use crate::log::Verbosity;
 use crate::progress::Progress;
@@ -61,30 +60,6 @@ pub(super) struct Args {
     /// mount(8) calls, or another program that takes archfs for a mount helper
     #[arg(long, hide = true, conflicts_with_all = ["until_pid", "all_nodes"])]
     mount_helper: bool,
-
-    /// This is a task of that step
-    #[arg(long, hide = true, requires = "foreground")]
-    step_task: bool,
-
-    /// The output of the batch script, as INODE:PATH
-    #[arg(long, hide = true, value_name = "FILE", requires = "step_task")]
-    script_log: Option<String>,
-
-    /// If this daemon cannot mount, the launcher mounts in another way
-    #[arg(long, hide = true, requires = "daemon")]
-    has_fallback: bool,
-
-    /// This is the daemon that a launcher waits for
-    #[arg(long, hide = true, value_name = "WAY", requires = "foreground")]
-    daemon: Option<ConnectionSourceName>,
-}
-
-/// How the daemon gets its FUSE connection, as the launcher names it.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum ConnectionSourceName {
-    Mount,
-    Private,
-    Handed,
 }
 
 /// When the daemon runs as a job step.
@@ -125,47 +100,10 @@ fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
         let context = format!("{}: no such directory", plan.mount_point.display());
         return Err(Error::new(Kind::NotFound, context));
     }
-    if let Some(source) = args.daemon {
-        return serve_in_background(args, &plan, source.into());
-    }
-    if args.step_task {
-        return serve_in_step(args, &plan);
-    }
     if args.foreground {
         return serve_in_foreground(args, &plan, ready);
     }
     launch(args, plan, ready)
-}
-
-/// Serves as the daemon of a launcher.
-fn serve_in_background(args: &Args, plan: &MountPlan, source: ConnectionSource) -> Result<u8> {
-    let progress = Arc::new(Progress::default());
-    let bar = opening_bar(plan, &progress);
-    match lifecycle::serve_in_background(plan, source, &progress, || drop(bar)) {
-        Err(error) if args.has_fallback && error.kind() == Kind::CannotMount => {
-            term::print_warning(&error.to_string());
-            Ok(exit::of(&error))
-        }
-        served => served.map(|()| 0),
-    }
-}
-
-/// Serves as a task of a job step. The task reports to the launcher and not by its exit status,
-/// because Slurm would report a failed job if a task failed.
-fn serve_in_step(args: &Args, plan: &MountPlan) -> Result<u8> {
-    let task = Task::own(args.script_log.as_deref());
-    if !task.begin()? {
-        return Ok(0);
-    }
-    let holder = args.until_pid.map(ProcessId::of).transpose();
-    match holder.and_then(|holder| task.serve(plan, holder, &Progress::default())) {
-        Ok(()) => Ok(0),
-        Err(error) => {
-            term::show_error(&error);
-            let status = exit::of(&error);
-            Ok(if task.fail(status) { 0 } else { status })
-        }
-    }
 }
 
 /// Serves in this process.
@@ -203,9 +141,8 @@ fn launch(args: &Args, plan: MountPlan, ready: &mut Ready) -> Result<u8> {
         );
     }
     let quiet = plan.verbosity == Verbosity::Quiet;
-    let arguments = |source| daemon_arguments(&plan, source);
     let caller = lifecycle::Caller { holder, ready };
-    let mounted = lifecycle::mount(&plan, &arguments, caller, &|message| wait_bar(message, quiet))?;
+    let mounted = lifecycle::mount(&plan, caller, &|message| wait_bar(message, quiet))?;
     // mount(8) prints nothing on success.
     if !quiet && !args.mount_helper {
         // A user who names a holder knows the choices.
@@ -247,17 +184,10 @@ fn mount_by_step(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<Ste
         (false, JobStepName::Never) => return Ok(StepMount::NoStep(None)),
     };
     let nodes = if args.all_nodes { Nodes::All } else { Nodes::This };
-    let arguments = |script_log: Option<String>| {
-        let mut arguments = ["mount", "--foreground", "--step-task"].map(OsString::from).to_vec();
-        arguments.extend(script_log.map(|log| format!("--script-log={log}").into()));
-        arguments.extend(args.until_pid.map(|pid| format!("--until-pid={pid}").into()));
-        arguments.extend(mount_plan::render(plan));
-        arguments
-    };
     let (mount_point, archives) = args.mount.split_paths()?;
     let archives_text = describe_archives(archives);
     let mount_point = mount_point.display();
-    match lifecycle::mount_by_step(plan, (choice, nodes), &arguments, ready)? {
+    match lifecycle::mount_by_step(plan, (choice, nodes), args.until_pid, ready)? {
         StepOutcome::NoStep(why) => {
             Ok(StepMount::NoStep(why.map(|why| format!("no job step: {why}"))))
         }
@@ -296,7 +226,7 @@ fn describe_archives(archives: &[PathBuf]) -> String {
 }
 
 /// A bar that a terminal shows if opening takes long, unless archfs is quiet.
-fn opening_bar(plan: &MountPlan, progress: &Arc<Progress>) -> Option<Bar> {
+pub(super) fn opening_bar(plan: &MountPlan, progress: &Arc<Progress>) -> Option<Bar> {
     (plan.verbosity != Verbosity::Quiet).then(|| Bar::watch(progress))
 }
 
@@ -341,28 +271,6 @@ fn report_mounted(
             "{mount_point}: Slurm kills the daemon when {job} ends, which may leave a stale mount"
         ));
         term::print_hint("use `exec archfs run`, or `archfs unmount` in a trap (docs/SLURM.md)");
-    }
-}
-
-/// The arguments that make this program the daemon of `plan`.
-pub(super) fn daemon_arguments(plan: &MountPlan, source: ConnectionSource) -> Vec<OsString> {
-    let source = match source {
-        ConnectionSource::Mount => "--daemon=mount",
-        ConnectionSource::Private => "--daemon=private",
-        ConnectionSource::Handed => "--daemon=handed",
-    };
-    let mut arguments = ["mount", "--foreground", source].map(OsString::from).to_vec();
-    arguments.extend(mount_plan::render(plan));
-    arguments
-}
-
-impl From<ConnectionSourceName> for ConnectionSource {
-    fn from(name: ConnectionSourceName) -> Self {
-        match name {
-            ConnectionSourceName::Mount => Self::Mount,
-            ConnectionSourceName::Private => Self::Private,
-            ConnectionSourceName::Handed => Self::Handed,
-        }
     }
 }
 

@@ -1,12 +1,9 @@
-//! The arguments of `mount` and `run` as a plan, and a plan as arguments.
-//!
-//! The daemon is this program again, started with a plan as arguments. Invariant: a plan that is
-//! rendered and parsed is the same plan; a test checks it.
+//! The arguments of `mount` and `run` as a plan.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -14,7 +11,7 @@ use super::args::{ArchiveCacheName, MountArgs, Summary};
 use super::options::MountOptions;
 use super::{mistakes, term};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{Access, ArchiveCacheChoice, Lifetime, MountPlan};
+use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan};
 use crate::log::Verbosity;
 use crate::url;
 use crate::vfs::ViewOptions;
@@ -131,110 +128,6 @@ fn named_twice(archives: &[PathBuf]) -> Option<&PathBuf> {
     archives.iter().find(|path| !is_new(path))
 }
 
-/// The arguments that parse to `plan`. Every field is destructured, so that a new one cannot be
-/// forgotten.
-pub(super) fn render(plan: &MountPlan) -> Vec<OsString> {
-    let MountPlan {
-        archives,
-        mount_point,
-        covers_files,
-        offset,
-        recursive,
-        partial,
-        index,
-        view: ViewOptions { subdir, uid, gid, umask },
-        access,
-        no_exec,
-        lifetime: Lifetime { grace, linger, idle, detaches_on_signal },
-        cache_bytes,
-        cache_idle,
-        stage,
-        stage_wait,
-        stage_keep,
-        preload,
-        archive_cache,
-        name_readahead,
-        allow_changes,
-        threads,
-        cpus,
-        log_file,
-        stats_json,
-        stats,
-        verbosity,
-    } = plan;
-    let mut arguments = Vec::new();
-    let mut add = |name: &str, value: Option<OsString>| {
-        if let Some(value) = value {
-            let text = [name.as_bytes(), value.as_bytes()].concat();
-            arguments.push(OsString::from_vec(text));
-        }
-    };
-    add("--offset=", Some(offset.to_string().into()));
-    add("--index=", index.clone().map(OsString::from));
-    add("--subdir=", subdir.clone().map(OsString::from_vec));
-    add("-ouid=", uid.map(|uid| uid.to_string().into()));
-    add("-ogid=", gid.map(|gid| gid.to_string().into()));
-    add("-oumask=", umask.map(|umask| format!("{umask:o}").into()));
-    add("--grace=", grace.map(|grace| grace.as_secs().to_string().into()));
-    add("--linger=", Some(linger.as_secs().to_string().into()));
-    add("--idle-timeout=", idle.map(|idle| idle.as_secs().to_string().into()));
-    add("--cache=", cache_bytes.map(|bytes| bytes.to_string().into()));
-    add("--cache-idle=", Some(cache_idle.unwrap_or_default().as_secs().to_string().into()));
-    add("--stage=", stage.clone().map(OsString::from));
-    add("--stage-keep=", stage_keep.map(|bytes| bytes.to_string().into()));
-    add("--threads=", threads.map(|threads| threads.to_string().into()));
-    add("--cpus=", cpus.as_ref().map(|cpus| cpus.to_string().into()));
-    add("--log-file=", log_file.clone().map(OsString::from));
-    add("--stats-json=", stats_json.clone().map(OsString::from));
-    if *detaches_on_signal {
-        arguments.push("--squashfuse_ll".into());
-    } else if *covers_files {
-        arguments.push("-ononempty".into());
-    }
-    if *recursive {
-        arguments.push("--nested".into());
-    }
-    if *partial {
-        arguments.push("--partial".into());
-    }
-    if *stage_wait {
-        arguments.push("--stage-wait".into());
-    }
-    if *preload {
-        arguments.push("--preload".into());
-    }
-    arguments.push(match archive_cache {
-        ArchiveCacheChoice::Auto => "--archive-cache=auto".into(),
-        ArchiveCacheChoice::Keep => "--archive-cache=keep".into(),
-        ArchiveCacheChoice::Drop => "--archive-cache=drop".into(),
-    });
-    if !*name_readahead {
-        arguments.push("--no-name-readahead".into());
-    }
-    if *allow_changes {
-        arguments.push("--allow-changes".into());
-    }
-    if *stats {
-        arguments.push("--stats".into());
-    }
-    match access {
-        Access::Owner => {}
-        Access::Everybody => arguments.push("-oallow_other".into()),
-    }
-    if *no_exec {
-        arguments.push("-onoexec".into());
-    }
-    match verbosity {
-        Verbosity::Quiet => arguments.push("--quiet".into()),
-        Verbosity::Default => {}
-        Verbosity::Verbose => arguments.push("--verbose".into()),
-    }
-    arguments.push("--".into());
-    arguments.extend(archives.iter().map(OsString::from));
-    arguments.push(mount_point.into());
-    arguments
-}
-
 /// The absolute path of `path`. A URL stays as it is.
 pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
     if url::is_url(path) {
@@ -261,56 +154,6 @@ mod tests {
     fn parse(arguments: Vec<OsString>) -> MountPlan {
         let line = [vec!["archfs".into()], arguments].concat();
         Line::try_parse_from(line).unwrap().mount.plan().unwrap()
-    }
-
-    #[test]
-    fn a_plan_rendered_and_parsed_is_the_same_plan() {
-        let mount_point = OsString::from_vec(b"/m\xff\\".to_vec()).into();
-        let minimal = MountPlan::without_options("/a b,c/-x=\n.sqfs".into(), mount_point);
-        let full = MountPlan {
-            covers_files: true,
-            offset: u64::MAX,
-            recursive: true,
-            partial: true,
-            index: Some("/i,n d".into()),
-            view: ViewOptions {
-                subdir: Some(b"-a,b=\xfe".to_vec()),
-                uid: Some(0),
-                gid: Some(u32::MAX - 1),
-                umask: Some(0o27),
-            },
-            access: Access::Everybody,
-            no_exec: true,
-            lifetime: Lifetime {
-                grace: Some(Duration::ZERO),
-                linger: Duration::from_secs(1),
-                idle: Some(Duration::from_secs(7200)),
-                detaches_on_signal: true,
-            },
-            cache_bytes: Some(1),
-            cache_idle: Some(Duration::from_secs(90)),
-            stage: Some("/s,t\n".into()),
-            stage_wait: true,
-            stage_keep: Some(7),
-            preload: true,
-            archive_cache: ArchiveCacheChoice::Drop,
-            name_readahead: false,
-            allow_changes: true,
-            threads: Some(1024),
-            cpus: "0-3,8".parse().ok(),
-            log_file: Some("/l,o g".into()),
-            stats_json: Some("/s=t,a ts".into()),
-            stats: true,
-            verbosity: Verbosity::Verbose,
-            ..minimal.clone()
-        };
-        let (verbosity, archive_cache) = (Verbosity::Quiet, ArchiveCacheChoice::Keep);
-        let quiet = MountPlan { verbosity, archive_cache, ..minimal.clone() };
-        let archives = ["/a", "/-b", "/c"].map(PathBuf::from).to_vec();
-        let several = MountPlan { archives, covers_files: true, ..minimal.clone() };
-        for plan in [minimal, full, quiet, several] {
-            assert_eq!(parse(render(&plan)), plan);
-        }
     }
 
     #[test]

@@ -94,7 +94,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     // In its place.
     plan.stats &= !has_chart;
     let privacy = if args.private { Privacy::Private } else { Privacy::Default };
-    let daemon = |source| mount::daemon_arguments(&plan, source);
     let show = |message: &str| mount::wait_bar(message, quiet);
     let watch = |progress: &Arc<Progress>| -> Box<dyn Any> {
         Box::new((!quiet).then(|| Bar::watch(progress)))
@@ -116,7 +115,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         watch: &watch,
         chart: has_chart.then_some(&|json: &str| stats::print_chart(json)),
     };
-    lifecycle::run(&plan, &daemon, options, &command, display)
+    lifecycle::run(&plan, options, &command, display)
 }
 
 /// The archives, and the mount point if there is one. It is the last path, unless that is a file.

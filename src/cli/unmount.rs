@@ -49,8 +49,8 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         return unmount_on_all_nodes(args);
     }
     if args.step_task {
-        let task = Task::own(None);
-        if !task.begin()? {
+        let task = Task::own();
+        if !task.begin_to_unmount() {
             return Ok(0);
         }
         let status = unmount_all(args);

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::thread;
 
+use serde::{Deserialize, Serialize};
+
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -20,7 +22,7 @@ pub fn count() -> usize {
 }
 
 /// CPU cores by their numbers, as text in the list format of cpuset(7): `0-3,8`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cores {
     /// Those of the control group, even if a batch system bound this process to fewer. Without
     /// those that the kernel isolates (isolcpus), where it does not balance load.

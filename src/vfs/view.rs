@@ -9,6 +9,8 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Attr, Cookie, DirEntry, FileKind, Finding, Ino, Location, Name, ReadBytes, Scratch, SeekTarget,
     StoredFile, Totals, Tree, resolve_through,
@@ -17,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
 /// How a tree is shown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewOptions {
     /// The directory that becomes the root: a path in the tree, in bytes.
     pub subdir: Option<Vec<u8>>,

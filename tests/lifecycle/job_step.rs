@@ -92,7 +92,7 @@ fn a_mount_of_a_job_step_outlives_srun() {
     assert!(is_mounted(&job.mount_point));
     let daemon = daemon_of(&job.mount_point).unwrap();
     let words = fs::read_to_string(format!("/proc/{daemon}/cmdline")).unwrap();
-    assert!(words.contains("--step-task"), "{words:?}");
+    assert!(words.contains("--daemon=step"), "{words:?}");
     unmount(&job.mount_point);
 }
 

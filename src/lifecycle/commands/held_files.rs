@@ -1,15 +1,14 @@
 //! The files that `run` holds for its command: a mount or, on a node that cannot mount, extracted
 //! files.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
 use super::run_options::{Chart, Display, RunOptions};
 use crate::error::{Error, Kind, Result};
+use crate::lifecycle::MountPlan;
 use crate::lifecycle::extracted::{self, Hold, SafeParent};
 use crate::lifecycle::mount::fusermount;
-use crate::lifecycle::{ConnectionSource, MountPlan};
 use crate::os::process::ProcessId;
 use crate::progress::Show;
 
@@ -22,13 +21,10 @@ pub(super) enum HeldFiles {
 /// The files of `plan`. Extracts them if this node cannot mount and `options` allow it.
 pub(super) fn obtain(
     plan: &MountPlan,
-    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     options: RunOptions<'_>,
     display: Display<'_>,
 ) -> Result<HeldFiles> {
-    let mount = || {
-        mount_lease::obtain(plan, arguments, options.privacy, display.show).map(HeldFiles::Mounted)
-    };
+    let mount = || mount_lease::obtain(plan, options.privacy, display.show).map(HeldFiles::Mounted);
     let Some(parent) = options.or_extract else { return mount() };
     // Before this process may enter a user namespace to mount.
     let safe_parent = SafeParent::check(parent);

@@ -2,7 +2,6 @@
 //!
 //! Invariant: when it returns success, files can be read and the daemon knows what holds the mount.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,7 +11,7 @@ use crate::lifecycle::daemon::launcher::Launched;
 use crate::lifecycle::mount::{inherited, mount_point};
 use crate::lifecycle::ready::Ready;
 use crate::lifecycle::registry::{self, Client, JoinOutcome, Record};
-use crate::lifecycle::{ConnectionSource, MountPlan};
+use crate::lifecycle::{Background, ConnectionSource, MountPlan};
 use crate::progress::Show;
 
 /// The mount that the caller got.
@@ -45,21 +44,17 @@ impl Caller<'_> {
     }
 }
 
-/// Mounts `plan` in the background for `caller`, or shares such a mount. `arguments` are the
-/// command line that runs this program as the daemon. `show` displays the wait for other processes.
+/// Mounts `plan` in the background for `caller`, or shares such a mount. `show` displays the wait
+/// for other processes.
 ///
 /// # Errors
 /// `Reported` if the daemon failed and has printed why; `Busy` if something else is mounted there;
 /// `NotFound` if the holder has ended; `Io`, also if the process that waits for `ready` is gone.
-pub fn mount(
-    plan: &MountPlan,
-    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-    mut caller: Caller<'_>,
-    show: Show<'_>,
-) -> Result<MountOutcome> {
+pub fn mount(plan: &MountPlan, mut caller: Caller<'_>, show: Show<'_>) -> Result<MountOutcome> {
     if let Some(number) = inherited::number(&plan.mount_point) {
         let connection = inherited::connection(number)?;
-        let mut launched = Launched::start(&arguments(ConnectionSource::Handed), None)?;
+        let role = Background { source: ConnectionSource::Handed, has_fallback: false };
+        let mut launched = Launched::start(plan, role, None)?;
         launched.wait_until_opened()?;
         launched.hand_over(connection)?;
         let mut client = launched.wait_until_ready()?;
@@ -69,7 +64,7 @@ pub fn mount(
         };
     }
     loop {
-        let (mut client, shared) = obtain(plan, arguments, show)?;
+        let (mut client, shared) = obtain(plan, false, show)?;
         let mounted =
             shared.map_or(MountOutcome::New, |record| MountOutcome::Shared(record.process.pid()));
         let error = match caller.announce_and_hold(&mut client) {
@@ -95,10 +90,11 @@ fn ended(mount_point: &Path) -> Error {
     Error::new(Kind::Io, context)
 }
 
-/// A lease on the mount that `plan` asks for, and its record if the mount is shared.
+/// A lease on the mount that `plan` asks for, and its record if the mount is shared. A caller that
+/// `has_fallback` mounts in another way if the daemon cannot.
 pub(in crate::lifecycle) fn obtain(
     plan: &MountPlan,
-    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
+    has_fallback: bool,
     show: Show<'_>,
 ) -> Result<(Client, Option<Record>)> {
     let mount_point = mount_point::locate(&plan.mount_point)?;
@@ -110,7 +106,8 @@ pub(in crate::lifecycle) fn obtain(
         JoinOutcome::Joined(client, record) => return Ok((client, Some(record))),
         JoinOutcome::Locked(lock) => lock,
     };
-    let started = Launched::start(&arguments(ConnectionSource::Mount), Some(&lock))
+    let role = Background { source: ConnectionSource::Mount, has_fallback };
+    let started = Launched::start(plan, role, Some(&lock))
         .and_then(|launched| launched.wait_until_answers(&mount_point))
         .map_err(|error| error.within(mount_point.display()));
     drop(lock);

@@ -16,7 +16,7 @@ use crate::lifecycle::daemon::launcher::Launched;
 use crate::lifecycle::mount::fusermount::{self, Helper};
 use crate::lifecycle::mount::{attach, mount_point, namespace, owned_directory};
 use crate::lifecycle::registry::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
-use crate::lifecycle::{ConnectionSource, MountPlan};
+use crate::lifecycle::{Background, ConnectionSource, MountPlan};
 use crate::os::mountinfo;
 use crate::os::process::ProcessId;
 use crate::progress::Show;
@@ -43,39 +43,27 @@ pub(super) struct MountLease {
 }
 
 /// A lease on the mount of `plan`, which is mounted or shared.
-pub(super) fn obtain(
-    plan: &MountPlan,
-    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-    privacy: Privacy,
-    show: Show<'_>,
-) -> Result<MountLease> {
+pub(super) fn obtain(plan: &MountPlan, privacy: Privacy, show: Show<'_>) -> Result<MountLease> {
     let mount_point = &mount_point::locate(&plan.mount_point)?;
     if privacy == Privacy::Private {
-        return mount_privately(mount_point, plan, arguments);
+        return mount_privately(mount_point, plan);
     }
     if !attach::may_mount_directly()
         && let Err(error) = Helper::find()
     {
         let path = mount_point.display();
         log::warn!("{path}: {error}; mounting in a namespace that only the command sees");
-        return mount_privately(mount_point, plan, arguments);
+        return mount_privately(mount_point, plan);
     }
     let has_fallback = fusermount::check_device().is_ok();
-    let arguments_here = |source| {
-        let mut words = arguments(source);
-        if has_fallback {
-            words.insert(1, "--has-fallback".into());
-        }
-        words
-    };
-    match mount::obtain(plan, &arguments_here, show) {
+    match mount::obtain(plan, has_fallback, show) {
         Ok((client, _)) => Ok(MountLease::new(client, mount_point, false, plan)),
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
         Err(error) if error.kind() == CANNOT_MOUNT && has_fallback => {
             let path = mount_point.display();
             log::warn!("{path}: mounting in a namespace that only the command sees instead");
-            mount_privately(mount_point, plan, arguments)
+            mount_privately(mount_point, plan)
         }
         Err(error) => Err(error),
     }
@@ -83,14 +71,10 @@ pub(super) fn obtain(
 
 /// Mounts in a mount namespace of this process, which the command inherits. The daemon stays
 /// outside, where it can remove the directory it created when the namespace has ended.
-fn mount_privately(
-    mount_point: &Path,
-    plan: &MountPlan,
-    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
-) -> Result<MountLease> {
+fn mount_privately(mount_point: &Path, plan: &MountPlan) -> Result<MountLease> {
     let named = |error: Error| error.within(mount_point.display());
-    let mut launched =
-        Launched::start(&arguments(ConnectionSource::Private), None).map_err(named)?;
+    let role = Background { source: ConnectionSource::Private, has_fallback: false };
+    let mut launched = Launched::start(plan, role, None).map_err(named)?;
     if let Err(error) = launched.wait_until_opened() {
         clear_private(mount_point);
         return Err(named(error));

@@ -22,7 +22,7 @@ use crate::lifecycle::commands::mount_lease::Environment;
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::commands::run_options::{Display, RunOptions};
 use crate::lifecycle::daemon::signals;
-use crate::lifecycle::{ConnectionSource, Lifetime, MountPlan};
+use crate::lifecycle::{Lifetime, MountPlan};
 use crate::os::process::ProcessId;
 use crate::os::raw_signals::Mask;
 use crate::progress::Show;
@@ -48,16 +48,14 @@ pub enum Outcome {
     NotExecutable,
 }
 
-/// Mounts `plan` or shares such a mount, runs a command, and unmounts. `arguments` are the command
-/// line that runs this program as the daemon. `command` returns the command for the directory with
-/// the files: the mount point, or the extracted files.
+/// Mounts `plan` or shares such a mount, runs a command, and unmounts. `command` returns the
+/// command for the directory with the files: the mount point, or the extracted files.
 ///
 /// # Errors
 /// Errors of mounting from before the daemon starts, or of extracting; `Io` if the daemon or the
 /// command cannot be started or watched.
 pub fn run(
     plan: &MountPlan,
-    arguments: &dyn Fn(ConnectionSource) -> Vec<OsString>,
     options: RunOptions<'_>,
     command: &dyn Fn(&Path) -> Vec<OsString>,
     display: Display<'_>,
@@ -68,7 +66,7 @@ pub fn run(
     let mask = Mask::clear();
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.
-    let held = held_files::obtain(plan, arguments, options, display)?;
+    let held = held_files::obtain(plan, options, display)?;
     // Only now, because a process with threads cannot enter a user namespace.
     signals::receive_in_order();
     relay.catch_ending_signals()?;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::lifecycle::{MountPlan, registry};
+use crate::lifecycle::{ArchiveCacheChoice, MountPlan, registry};
 use crate::os::memory::{self, Headroom};
 use crate::stats::Stats;
 use crate::storage::{self, ArchiveCache, FileStorage, NearCopy, Storage};
@@ -32,18 +32,6 @@ const EXPANSION_MAX: u64 = 16;
 /// The part of the needed memory that must be left in addition before dropped pages are kept again,
 /// so that the decision does not alternate.
 const MARGIN_PART: u64 = 8;
-
-/// What the user wants to happen with served pages of the archives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ArchiveCacheChoice {
-    /// They stay if archives and served data both fit into memory.
-    #[default]
-    Auto,
-    /// They stay.
-    Keep,
-    /// They are dropped.
-    Drop,
-}
 
 /// Bytes of archives that were read, and of files that were served.
 #[derive(Clone, Copy, Debug, Default)]

@@ -16,6 +16,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// How often to retry unmounting a mount that is in use.
 pub(in crate::lifecycle) const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -23,7 +25,7 @@ pub(in crate::lifecycle) const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from
 const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a mount stays, as set by the user.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lifetime {
     /// How long to serve after SIGTERM while the mount is in use; `None` for the default.
     pub grace: Option<Duration>,

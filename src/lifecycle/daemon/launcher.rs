@@ -6,13 +6,11 @@
 //! between them is the launcher's lease.
 //!
 //! The daemon's standard input is the lock of the mount point, and its standard output is a socket
-//! to the launcher. If another process mounts, the daemon sends "opened" over the socket and
-//! receives a FUSE connection. Then it sends "ready".
+//! to the launcher, whose first line is the plan. If another process mounts, the daemon sends
+//! "opened" over the socket and receives a FUSE connection. Then it sends "ready".
 
-use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::fd::RawFd;
+use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -23,12 +21,12 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::mount::inherited;
+use crate::lifecycle::mount::{descriptor_path, inherited};
+use crate::lifecycle::plan::{self, Background, ConnectionSource, DaemonPlan, MountPlan};
 use crate::lifecycle::registry::{Client, MountLock};
 use crate::os::own_program;
 use crate::os::process::ProcessId;
 use crate::os::scm_rights;
-use crate::url;
 
 /// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
 #[derive(Debug)]
@@ -38,23 +36,30 @@ pub(in crate::lifecycle) struct Launched {
 }
 
 impl Launched {
-    /// Starts `archfs ARGUMENTS` in the background, with the lock of its mount point.
+    /// Starts a daemon in the background, with the lock of its mount point.
     pub(in crate::lifecycle) fn start(
-        arguments: &[OsString],
+        plan: &MountPlan,
+        role: Background,
         lock: Option<&MountLock>,
     ) -> Result<Self> {
         let failed = |error| Error::io("cannot start the daemon", error);
-        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
         let stdin = match lock {
             Some(lock) => Stdio::from(lock.duplicate()?),
             None => Stdio::null(),
         };
-        let process = own_program::command(arguments)
-            .envs(url::environment())
+        let value = match role.source {
+            ConnectionSource::Mount => "mount",
+            ConnectionSource::Private => "private",
+            ConnectionSource::Handed => "handed",
+        };
+        let process = own_program::command(plan::daemon_words(plan, value))
             .stdin(stdin)
             .stdout(OwnedFd::from(theirs))
             .spawn()
             .map_err(failed)?;
+        // If the daemon has exited, it has printed why, and its exit status is read later.
+        let _ = DaemonPlan::new(plan, role).write_to(&mut ours);
         let daemon = i32::try_from(process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
         Ok(Self { process, client: Client::new(ours, daemon) })
     }
@@ -138,17 +143,19 @@ const READY: &str = "ready\n";
 
 /// The process that started this daemon.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Launcher {
+pub struct Launcher {
     stream: UnixStream,
     /// Standard input as it was inherited.
     input: OwnedFd,
 }
 
 impl Launcher {
-    /// Takes over the descriptors that the launcher handed to this process, and closes all others
-    /// except `kept`. Call this first.
-    pub(in crate::lifecycle) fn adopt(kept: &[RawFd]) -> Result<Self> {
-        inherited::close_all(kept);
+    /// Takes over the plan and the descriptors that the launcher handed to this process, and closes
+    /// all others. Call this first.
+    ///
+    /// # Errors
+    /// `Io` if the launcher has exited.
+    pub fn adopt() -> Result<(Self, DaemonPlan<Background>)> {
         // Otherwise ps and the kernel log would show `exe`: the process was started as
         // /proc/self/exe.
         let _ = fs::write("/proc/self/comm", "archfs");
@@ -158,11 +165,16 @@ impl Launcher {
         let failed = |error| Error::io("cannot take over the descriptors of the launcher", error);
         let own = |descriptor: rustix::fd::BorrowedFd<'_>| descriptor.try_clone_to_owned();
         let stream = UnixStream::from(own(rustix::stdio::stdout()).map_err(failed)?);
-        let input = own(rustix::stdio::stdin()).map_err(failed)?;
-        if !is_open(&stream) {
+        let plan = match is_open(&stream) {
+            true => DaemonPlan::read_from(&mut BufReader::new(&stream))?,
+            false => None,
+        };
+        let Some(plan) = plan else {
             return Err(Error::new(Kind::Io, "the process that started this mount has exited"));
-        }
-        Ok(Self { stream, input })
+        };
+        inherited::close_all(&descriptor_path::kept(&plan.mount));
+        let input = own(rustix::stdio::stdin()).map_err(failed)?;
+        Ok((Self { stream, input }, plan))
     }
 
     /// The lock of `mount_point`, inherited as standard input.

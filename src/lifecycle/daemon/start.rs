@@ -13,7 +13,7 @@ use crate::cache::Budget;
 use crate::error::Result;
 use crate::formats::{self, Acls, Contents, OpenOptions};
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
-use crate::lifecycle::mount::{descriptor_path, inherited, mount_point};
+use crate::lifecycle::mount::{inherited, mount_point};
 use crate::lifecycle::ready::Ready;
 use crate::lifecycle::registry::{self, Client, JoinOutcome, Leases, MountLock, Record};
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
@@ -43,12 +43,12 @@ use super::{Daemon, wait};
 /// # Errors
 /// Errors of opening and mounting; `Io` if the connection to the kernel broke.
 pub fn serve_in_background(
+    mut launcher: Launcher,
     plan: &MountPlan,
     source: ConnectionSource,
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
-    let mut launcher = Launcher::adopt(&descriptor_path::kept(plan))?;
     set_up_process(plan)?;
     // Before the archives are opened, so that other processes that ask for them wait on the
     // connection.

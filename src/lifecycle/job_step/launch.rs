@@ -13,6 +13,7 @@ use super::message::{BEGIN, HOLD, Message, Progress, split_label};
 use super::nodes::Nodes as Reports;
 use super::srun::{Nodes, Printed, Srun};
 use crate::error::{Error, Kind, Result};
+use crate::lifecycle::plan::{DaemonPlan, StepTask};
 use crate::lifecycle::ready::Ready;
 use crate::log::{Label, parse_line};
 
@@ -60,7 +61,12 @@ impl Launch {
         Ok(Self { srun, expected, reports, srun_error: None, hints })
     }
 
-    pub(super) fn mount(mut self, mount_point: &Path, ready: &mut Ready) -> Result<End> {
+    pub(super) fn mount(
+        mut self,
+        mount_point: &Path,
+        plan: &DaemonPlan<StepTask>,
+        ready: &mut Ready,
+    ) -> Result<End> {
         let has_started = |progress| progress == Progress::Started;
         if let Some(why) = self.wait_for_start(has_started) {
             self.srun.cancel();
@@ -68,6 +74,7 @@ impl Launch {
         }
         // From now on tasks may have mounted, so the end of srun must not make Slurm kill them.
         self.srun.kill_shepherd();
+        self.srun.send_plan(plan)?;
         self.srun.send(BEGIN)?;
         let is_decided = |progress| matches!(progress, Progress::Ready | Progress::Failed(_));
         self.reports.restart_clocks(Instant::now());

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! 1. Each task writes `started` and waits.
-//! 2. When all have, the launcher sends `begin`. Each task mounts, and writes `ready` or `failed`.
+//! 2. When all have, the launcher sends the plan and `begin`. Each task mounts, and writes `ready`
+//!    or `failed`.
 //! 3. When all are ready, the launcher sends `hold`. Each task writes `holding` and closes its
 //!    descriptors to srun.
 //! 4. The launcher kills srun.
@@ -24,8 +25,8 @@ use std::path::PathBuf;
 
 use super::registry;
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::{inherited, mount_point};
+use crate::lifecycle::plan::{DaemonPlan, MountPlan, STEP, StepTask, daemon_words};
 use crate::lifecycle::ready::Ready;
 use crate::lifecycle::slurm;
 
@@ -76,15 +77,15 @@ pub enum Outcome {
     NoStep(Option<String>),
 }
 
-/// Mounts `plan` with a job step, on `nodes`. `arguments` returns those of the task, given the
-/// script's output as `INODE:PATH`. `ready` is where processes wait.
+/// Mounts `plan` with a job step, on `nodes`. `until_pid` is the process that holds
+/// the mounts, instead of the job. `ready` is where processes wait.
 ///
 /// # Errors
 /// `CannotMount` if a step was requested but is impossible; `Io`.
 pub fn mount(
     plan: &MountPlan,
     (choice, nodes): (JobStepChoice, Nodes),
-    arguments: &dyn Fn(Option<String>) -> Vec<OsString>,
+    until_pid: Option<i32>,
     ready: &mut Ready,
 ) -> Result<Outcome> {
     let is_required = choice == JobStepChoice::Always || nodes == Nodes::All;
@@ -107,8 +108,9 @@ pub fn mount(
     if nodes == Nodes::This && registry::mount_state(&mount_point)?.is_mounted() {
         return Ok(Outcome::NoStep(None));
     }
-    let end = match Launch::start(&job, nodes, &arguments(task::script_log())) {
-        Ok(launch) => launch.mount(&mount_point, ready)?,
+    let task = DaemonPlan::new(plan, StepTask { script_log: task::script_log(), until_pid });
+    let end = match Launch::start(&job, nodes, &daemon_words(plan, STEP)) {
+        Ok(launch) => launch.mount(&mount_point, &task, ready)?,
         Err(error) => End::NoStep(error.to_string()),
     };
     Ok(match end {

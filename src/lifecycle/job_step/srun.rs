@@ -10,7 +10,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,9 +21,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::environment::{Job, is_removed};
 use crate::error::{Error, Kind, Result};
+use crate::lifecycle::plan::{DaemonPlan, StepTask};
 use crate::os::process;
 use crate::os::raw_signals::Mask;
-use crate::url;
 
 /// How long to wait for a process to end.
 const TERM_LIMIT: Duration = Duration::from_secs(2);
@@ -71,16 +71,14 @@ impl Srun {
             }
         }
         // A variable instead of --overlap, because an old srun rejects unknown options.
-        command.env("SLURM_OVERLAP", "1").envs(url::environment());
+        command.env("SLURM_OVERLAP", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A process group of its own: srun must not get Ctrl-C and other signals to the group of
         // the script, because it would pass them on.
         command.process_group(0).current_dir("/");
         Mask::none().pass_to(&mut command);
         let mut child = command.spawn().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                Error::new(Kind::CannotMount, "srun: not found in PATH")
-            }
+            io::ErrorKind::NotFound => Error::new(Kind::CannotMount, "srun: not found in PATH"),
             _ => Error::io("cannot start srun", error),
         })?;
         let (sender, lines) = channel();
@@ -98,13 +96,19 @@ impl Srun {
         self.lines.recv_timeout(limit)
     }
 
-    /// Sends a line to all tasks.
+    /// Sends the plan to all tasks.
+    pub(super) fn send_plan(&mut self, plan: &DaemonPlan<StepTask>) -> Result<()> {
+        self.write(|input| plan.write_to(input))
+    }
+
+    /// Sends a word to all tasks.
     pub(super) fn send(&mut self, word: &str) -> Result<()> {
+        self.write(|input| input.write_all(format!("{word}\n").as_bytes()))
+    }
+
+    fn write(&mut self, write: impl FnOnce(&mut ChildStdin) -> io::Result<()>) -> Result<()> {
         let failed = |error| Error::io("srun has exited", error);
-        match &mut self.input {
-            Some(input) => input.write_all(format!("{word}\n").as_bytes()).map_err(failed),
-            None => Ok(()),
-        }
+        self.input.as_mut().map_or(Ok(()), write).map_err(failed)
     }
 
     /// Closes the standard input of all tasks.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, BufRead, PipeReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -16,9 +16,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Signal, geteuid, getpid, kill_process};
 
-use super::super::{MountPlan, daemon};
+use super::super::daemon;
 use super::message::{BEGIN, HOLD, Message, Progress};
 use crate::error::{Error, Result};
+use crate::lifecycle::plan::{DaemonPlan, StepTask};
 use crate::lifecycle::ready::Ready;
 use crate::os::process::{ProcessId, timespec};
 use crate::os::raw_signals;
@@ -32,52 +33,50 @@ const BEAT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Task {
     node: String,
-    /// The inode and the path of the script's log.
-    log: Option<(u64, PathBuf)>,
     is_holding: Arc<AtomicBool>,
 }
 
 impl Task {
-    /// The task of this process. `script_log` is what the function `script_log` returned in the
-    /// batch script.
-    pub fn own(script_log: Option<&str>) -> Self {
+    /// The task of this process.
+    pub fn own() -> Self {
         let node = std::env::var("SLURMD_NODENAME")
             .unwrap_or_else(|_| rustix::system::uname().nodename().to_string_lossy().into_owned());
-        let log = script_log.and_then(|log| {
-            let (inode, path) = log.split_once(':')?;
-            Some((inode.parse().ok()?, PathBuf::from(path)))
-        });
-        Self { node, log, is_holding: Arc::new(AtomicBool::new(false)) }
+        Self { node, is_holding: Arc::new(AtomicBool::new(false)) }
+    }
+
+    /// Reports to the launcher, and waits until all nodes have reported. Returns the plan, or
+    /// `None` if the launcher has ended.
+    pub fn begin_to_mount(&self) -> Result<Option<DaemonPlan<StepTask>>> {
+        self.report(Progress::Started);
+        let plan = DaemonPlan::read_from(&mut io::stdin().lock())?;
+        Ok(plan.filter(|_| is_told_to_begin()))
     }
 
     /// Reports to the launcher, and waits until all nodes have reported; `false` if the launcher
     /// has ended.
-    pub fn begin(&self) -> Result<bool> {
+    pub fn begin_to_unmount(&self) -> bool {
         self.report(Progress::Started);
-        let mut line = String::new();
-        let read = io::stdin().lock().read_line(&mut line);
-        read.map_err(|error| Error::io("cannot read from srun", error))?;
-        Ok(line.trim_end() == BEGIN)
+        is_told_to_begin()
     }
 
     /// Serves as `archfs mount --foreground` does.
     pub fn serve(
         &self,
-        plan: &MountPlan,
-        holder: Option<ProcessId>,
+        DaemonPlan { mount, role, .. }: &DaemonPlan<StepTask>,
         progress: &progress::Progress,
     ) -> Result<()> {
+        let holder = role.until_pid.map(ProcessId::of).transpose()?;
         let failed = |error| Error::io("cannot report to the launcher", error);
         // `watch` sends it, and a shell that starts tasks in the background ignores it.
         raw_signals::restore_default(Signal::INT.as_raw());
         let (ready, writer) = io::pipe().map_err(failed)?;
         let mut announced = Ready::new(u32::try_from(writer.as_raw_fd()).ok(), None);
         let watcher = {
-            let task = self.clone();
-            thread::Builder::new().name("step".into()).spawn(move || task.watch(ready))
+            let (task, log) = (self.clone(), role.script_log.clone());
+            thread::Builder::new().name("step".into()).spawn(move || task.watch(ready, log))
         };
         let watcher = watcher.map_err(failed)?;
-        let served = daemon::serve_in_foreground(plan, holder, &mut announced, progress, || ());
+        let served = daemon::serve_in_foreground(mount, holder, &mut announced, progress, || ());
         drop(writer);
         let _ = watcher.join();
         served
@@ -105,7 +104,7 @@ impl Task {
     }
 
     /// Waits for `ready` from the daemon in this process, and for `hold` from the launcher.
-    fn watch(&self, mut ready: PipeReader) {
+    fn watch(&self, mut ready: PipeReader, log: Option<(u64, String)>) {
         let stdin = io::stdin();
         let mut is_ready = false;
         loop {
@@ -131,7 +130,7 @@ impl Task {
                 if is_ready && line.trim_end() == HOLD {
                     self.is_holding.store(true, Ordering::Relaxed);
                     self.report(Progress::Holding);
-                    let _ = self.detach();
+                    let _ = detach(log);
                 } else {
                     // The launcher has ended: unmount at once.
                     let _ = kill_process(getpid(), Signal::INT);
@@ -140,29 +139,35 @@ impl Task {
             }
         }
     }
-
-    /// Closes the descriptors to srun. From now on warnings go to the script's output, if that is a
-    /// file.
-    fn detach(&self) -> io::Result<()> {
-        let null = File::options().read(true).write(true).open("/dev/null")?;
-        let log = self.log.as_ref().and_then(|(inode, path)| open_log(path, *inode));
-        rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&null))?;
-        rustix::stdio::dup2_stdin(&null)?;
-        rustix::stdio::dup2_stdout(&null)?;
-        Ok(())
-    }
 }
 
-/// The standard error of this process as `INODE:PATH`, if it is a file opened for appending. Then
-/// other processes can append to it as well.
-pub(super) fn script_log() -> Option<String> {
+/// Waits for the launcher.
+fn is_told_to_begin() -> bool {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).is_ok() && line.trim_end() == BEGIN
+}
+
+/// Closes the descriptors to srun. From now on warnings go to the script's output, if that is a
+/// file.
+fn detach(log: Option<(u64, String)>) -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    let log = log.and_then(|(inode, path)| open_log(Path::new(&path), inode));
+    rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&null))?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(())
+}
+
+/// The inode and the path of this process's standard error, if it is a file opened for appending.
+/// Then other processes can append to it as well.
+pub(super) fn script_log() -> Option<(u64, String)> {
     let stderr = rustix::stdio::stderr();
     let found = rustix::fs::fstat(stderr).ok()?;
     let flags = rustix::fs::fcntl_getfl(stderr).ok()?;
     let is_file = rustix::fs::FileType::from_raw_mode(found.st_mode).is_file();
     let path = std::fs::read_link("/proc/self/fd/2").ok()?;
     (is_file && flags.contains(OFlags::APPEND))
-        .then(|| Some(format!("{}:{}", found.st_ino, path.to_str()?)))?
+        .then(|| Some((found.st_ino, path.to_str()?.to_owned())))?
 }
 
 /// Opens `path` for appending, if it is the file `inode` on this node as well, and belongs to this

@@ -1,0 +1,67 @@
+//! The daemon of `mount` and `run`: archfs again, with its plan from a launcher.
+//!
+//! It reads no option, no variable and no configuration file. The rest of its command line is for
+//! users who look for the mount in a list of processes.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use super::{exit, mount, term};
+use crate::error::{Kind, Result};
+use crate::lifecycle::{self, Background, DAEMON_OPTION, DaemonPlan, Launcher, STEP, Task};
+use crate::progress::Progress;
+use crate::sync::Arc;
+
+/// How a daemon gets its plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PlanFrom {
+    /// From a launcher on this node, which waits for it.
+    Launcher,
+    /// From srun.
+    JobStep,
+}
+
+/// How this process gets its plan, if it was started as a daemon.
+pub(super) fn called(arguments: &[OsString]) -> Option<PlanFrom> {
+    let [_, command, option, ..] = arguments else { return None };
+    let value = option.as_bytes().strip_prefix(DAEMON_OPTION.as_bytes())?;
+    (command == "mount").then_some(match value == STEP.as_bytes() {
+        true => PlanFrom::JobStep,
+        false => PlanFrom::Launcher,
+    })
+}
+
+pub(super) fn run(plan_from: PlanFrom) -> Result<u8> {
+    match plan_from {
+        PlanFrom::Launcher => serve_in_background(),
+        PlanFrom::JobStep => serve_in_step(),
+    }
+}
+
+fn serve_in_background() -> Result<u8> {
+    let (launcher, DaemonPlan { mount: plan, role, .. }) = Launcher::adopt()?;
+    let Background { source, has_fallback } = role;
+    let progress = Arc::new(Progress::default());
+    let bar = mount::opening_bar(&plan, &progress);
+    match lifecycle::serve_in_background(launcher, &plan, source, &progress, || drop(bar)) {
+        Err(error) if has_fallback && error.kind() == Kind::CannotMount => {
+            term::print_warning(&error.to_string());
+            Ok(exit::of(&error))
+        }
+        served => served.map(|()| 0),
+    }
+}
+
+/// Serves as a task of a job step. The task reports to the launcher and not by its exit status,
+/// because Slurm would report a failed job if a task failed.
+fn serve_in_step() -> Result<u8> {
+    let task = Task::own();
+    let Some(plan) = task.begin_to_mount()? else { return Ok(0) };
+    match task.serve(&plan, &Progress::default()) {
+        Ok(()) => Ok(0),
+        Err(error) => {
+            let status = exit::show(&error);
+            Ok(if task.fail(status) { 0 } else { status })
+        }
+    }
+}
