@@ -120,6 +120,12 @@ fn xz(dictionary: u32, source: &[u8], target: &mut [u8]) -> Result<Option<usize>
     }
 }
 
+/// Compresses small data, such as the window of a seek point. Fast rather than small.
+pub fn zstd_compress(source: &[u8]) -> Result<Vec<u8>> {
+    ::zstd::bulk::compress(source, 1)
+        .map_err(|error| Error::new(Kind::Io, "cannot compress zstd data").with_detail(error))
+}
+
 fn failed(library: &str, why: impl std::fmt::Display) -> Error {
     Error::new(Kind::Io, format!("{library} cannot compress: {why}"))
 }
