@@ -1,4 +1,9 @@
-//! The compressed file formats, and what a saved index depends on for each of them.
+//! The compressed file formats, in one table.
+
+use super::format::{ChunkFormat, Format, SpoolFormat};
+use super::{bzip2, gzip, lz4, lzma, skippable, xz, zstd};
+use crate::error::{Error, Kind, Result};
+use crate::storage::Storage;
 
 /// A compressed file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,102 +23,131 @@ pub(crate) enum Container {
     Lzip,
 }
 
-/// What the chunks of a container start with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkStart {
-    /// A position inside a stream, with the window before it.
-    Point,
-    /// A part of the file that can be decoded independently.
-    Extent,
-}
-
-/// The unit of offsets in a compressed file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Bits,
-    Bytes,
-}
-
-/// What holds for all files of a container.
-struct Facts {
-    name: &'static str,
-    /// Its number in saved indexes.
-    code: u8,
-    chunks: ChunkStart,
-    unit: Unit,
-    has_giants: bool,
-}
-
 impl Container {
-    pub(super) const ALL: [Self; 7] =
+    /// In the order in which a file is compared with them.
+    const ALL: [Self; 7] =
         [Self::Gzip, Self::Bzip2, Self::Xz, Self::Zstd, Self::Lz4, Self::Lzip, Self::Lzma];
 
-    fn facts(self) -> Facts {
-        use {ChunkStart::*, Unit::*};
-        let facts =
-            |name, code, chunks, unit, has_giants| Facts { name, code, chunks, unit, has_giants };
+    /// Its row of the table.
+    pub(super) fn format(self) -> &'static Format {
         match self {
-            Self::Gzip => facts("gzip", 1, Point, Bits, true),
-            Self::Bzip2 => facts("bzip2", 2, Extent, Bits, false),
-            Self::Xz => facts("xz", 3, Extent, Bytes, true),
-            Self::Zstd => facts("zstd", 4, Extent, Bytes, true),
-            Self::Lz4 => facts("lz4", 5, Extent, Bytes, true),
-            Self::Lzma => facts("lzma", 6, Extent, Bytes, true),
-            Self::Lzip => facts("lzip", 7, Extent, Bytes, true),
+            Self::Gzip => &Format {
+                name: gzip::NAME,
+                number: 1,
+                recognizes: gzip::recognizes,
+                chunks: ChunkFormat::Points,
+                spooled: Some(SpoolFormat {
+                    reason: "a deflate block of more than 64 MiB",
+                    advice: "re-pack it: gzip -dc FILE | gzip > NEW",
+                    open: gzip::open,
+                }),
+            },
+            Self::Bzip2 => &Format {
+                name: bzip2::NAME,
+                number: 2,
+                recognizes: bzip2::recognizes,
+                chunks: ChunkFormat::Extents(bzip2::BLOCKS),
+                spooled: None,
+            },
+            Self::Xz => &Format {
+                name: xz::NAME,
+                number: 3,
+                recognizes: xz::recognizes,
+                chunks: ChunkFormat::Extents(xz::BLOCKS),
+                spooled: Some(SpoolFormat {
+                    reason: "an xz block of more than 64 MiB",
+                    advice: "re-pack it for random access: xz -dc FILE | xz -T0 > NEW",
+                    open: xz::open,
+                }),
+            },
+            Self::Zstd => &Format {
+                name: zstd::NAME,
+                number: 4,
+                recognizes: zstd::recognizes,
+                chunks: ChunkFormat::Extents(zstd::FRAMES),
+                spooled: Some(SpoolFormat {
+                    reason: "a zstd frame of more than 64 MiB",
+                    advice: "re-pack it for random access: zstd -dc --long=31 FILE | pzstd > NEW",
+                    open: zstd::open,
+                }),
+            },
+            Self::Lz4 => &Format {
+                name: lz4::NAME,
+                number: 5,
+                recognizes: lz4::recognizes,
+                chunks: ChunkFormat::Extents(lz4::RUNS),
+                spooled: Some(SpoolFormat {
+                    reason: "an lz4 frame of linked blocks of more than 64 MiB",
+                    advice: "re-pack it for random access: lz4 -dc FILE | lz4 -BI > NEW",
+                    open: lz4::open,
+                }),
+            },
+            Self::Lzma => &Format {
+                name: lzma::LZMA,
+                number: 6,
+                recognizes: lzma::recognizes_lzma,
+                chunks: ChunkFormat::None,
+                spooled: Some(SpoolFormat {
+                    reason: "only one part",
+                    advice: "re-pack it for random access: xz -dc --format=lzma FILE | xz -T0 > NEW",
+                    open: lzma::open_lzma,
+                }),
+            },
+            Self::Lzip => &Format {
+                name: lzma::LZIP,
+                number: 7,
+                recognizes: lzma::recognizes_lzip,
+                chunks: ChunkFormat::None,
+                spooled: Some(SpoolFormat {
+                    reason: "only one part",
+                    advice: "re-pack it for random access: lzip -dc FILE | xz -T0 > NEW",
+                    open: lzma::open_lzip,
+                }),
+            },
         }
     }
 
     /// The usual name of the format.
     pub(crate) fn name(self) -> &'static str {
-        self.facts().name
+        self.format().name
     }
 
-    /// Its number in saved indexes.
-    pub(super) fn code(self) -> u8 {
-        self.facts().code
+    /// How a file with a chunk that is too large is decoded.
+    ///
+    /// # Errors
+    /// `InvalidInput` for bzip2, which has no such chunks.
+    pub(super) fn spool_format(self) -> Result<&'static SpoolFormat> {
+        self.format().spooled.as_ref().ok_or_else(|| {
+            let name = self.name();
+            let context = format!("{name} has no blocks that are too large to be decoded at once");
+            Error::new(Kind::InvalidInput, context)
+        })
     }
 
-    /// The container with the number `code`.
-    pub(super) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|container| container.code() == code)
+    /// The container with this number in saved indexes.
+    pub(super) fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|container| container.format().number == number)
     }
 
-    pub(super) fn chunk_start(self) -> ChunkStart {
-        self.facts().chunks
-    }
-
-    /// The unit of the offsets of its chunks in the file.
-    pub(super) fn unit(self) -> Unit {
-        self.facts().unit
-    }
-
-    /// Whether a chunk can be too large to be decoded at once.
-    pub(super) fn has_giants(self) -> bool {
-        self.facts().has_giants
-    }
-}
-
-impl Unit {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Bits => "bits",
-            Self::Bytes => "bytes",
+    /// The container of the file in `storage`, if it is compressed. 18 bytes of its `head` are
+    /// enough.
+    ///
+    /// # Errors
+    /// `Truncated`, `UnknownFormat` or `Unsupported` if skippable frames come first and no data of
+    /// zstd or lz4 was found after them; `Io`.
+    pub(crate) fn of(storage: &dyn Storage, head: &[u8]) -> Result<Option<Self>> {
+        let recognized = |head: &[u8]| {
+            Self::ALL.into_iter().find(|container| (container.format().recognizes)(head))
+        };
+        if !skippable::is_at_start(head) {
+            return Ok(recognized(head));
         }
-    }
-
-    /// The offset of byte `byte`.
-    pub(super) fn of_byte(self, byte: u64) -> u64 {
-        match self {
-            Self::Bits => byte.saturating_mul(8),
-            Self::Bytes => byte,
-        }
-    }
-
-    /// The byte that holds `offset`.
-    pub(super) fn byte(self, offset: u64) -> u64 {
-        match self {
-            Self::Bits => offset >> 3,
-            Self::Bytes => offset,
+        match recognized(&skippable::head_after(storage)?) {
+            Some(container @ (Self::Zstd | Self::Lz4)) => Ok(Some(container)),
+            _ => {
+                let context = "skippable frames of zstd or lz4, and other data after them";
+                Err(Error::new(Kind::UnknownFormat, context))
+            }
         }
     }
 }
@@ -125,9 +159,9 @@ mod tests {
     /// Saved indexes hold these numbers.
     #[test]
     fn numbers_of_containers_do_not_change() {
-        let codes = Container::ALL.map(|container| (container.name(), container.code()));
+        let numbers = Container::ALL.map(|container| (container.name(), container.format().number));
         assert_eq!(
-            codes,
+            numbers,
             [
                 ("gzip", 1),
                 ("bzip2", 2),
@@ -139,8 +173,8 @@ mod tests {
             ]
         );
         for container in Container::ALL {
-            assert_eq!(Container::from_code(container.code()), Some(container));
+            assert_eq!(Container::from_number(container.format().number), Some(container));
         }
-        assert_eq!((Container::from_code(0), Container::from_code(8)), (None, None));
+        assert_eq!((Container::from_number(0), Container::from_number(8)), (None, None));
     }
 }

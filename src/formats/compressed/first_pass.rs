@@ -13,11 +13,12 @@
 //! except those of the DEFLATE block that was cut, because a wrong bit there may hide its end.
 
 use super::chunk_cache::ChunkCache;
+use super::chunks::Chunks;
 use super::container::Container;
-use super::format::ContainerFormat;
-use super::pass::{Output, Pass, Start};
-use super::registry;
-use super::seek_index::{Chunks, SeekIndex};
+use super::format::{ChunkFormat, Output, Pass, Start};
+use super::gzip;
+use super::pipeline::Pipeline;
+use super::seek_index::SeekIndex;
 use super::spool::Spool;
 use crate::error::{Kind, Result};
 use crate::formats::bytes::length;
@@ -30,7 +31,6 @@ pub(crate) struct FirstPass {
     name: String,
     storage: Arc<dyn Storage>,
     container: Container,
-    format: &'static dyn ContainerFormat,
     /// Provides permits for memory.
     cache: Arc<ChunkCache>,
     source: Source,
@@ -41,7 +41,7 @@ pub(crate) struct FirstPass {
 
 /// Where the decoded bytes come from.
 enum Source {
-    Container(Box<dyn Pass>),
+    Pass(Box<dyn Pass>),
     Spool(Spool),
 }
 
@@ -57,13 +57,21 @@ impl FirstPass {
         container: Container,
         cache: &Arc<ChunkCache>,
     ) -> Result<Self> {
-        let format = registry::format(container);
-        let source = match format.first_pass(name, &storage, cache)? {
-            Start::Pass(pass) => Source::Container(pass),
-            Start::Spool { why } => spooled(name, &storage, format, cache, &why)?,
+        let spooled = |why| spooled(name, &storage, container, cache, why);
+        let source = match &container.format().chunks {
+            ChunkFormat::Points => Source::Pass(gzip::first_pass(name, Arc::clone(&storage))),
+            ChunkFormat::Extents(format) => match (format.walk)(name, &storage)? {
+                Start::Walk(walk) => {
+                    let (storage, cache) = (Arc::clone(&storage), Arc::clone(cache));
+                    Source::Pass(Box::new(Pipeline::start(format, storage, walk, cache)?))
+                }
+                Start::ChunkTooLarge => spooled(None)?,
+                Start::NoIndex(error) => spooled(Some(format!("no index ({error})")))?,
+            },
+            ChunkFormat::None => spooled(None)?,
         };
         let (name, cache) = (name.to_owned(), Arc::clone(cache));
-        Ok(Self { name, storage, container, format, cache, source, delivered: 0, ended: false })
+        Ok(Self { name, storage, container, cache, source, delivered: 0, ended: false })
     }
 
     /// The next decoded bytes, up to some MiB; `None` at the end.
@@ -74,7 +82,7 @@ impl FirstPass {
     pub(crate) fn next_piece(&mut self) -> Result<Option<SharedBytes>> {
         while !self.ended {
             let output = match &mut self.source {
-                Source::Container(pass) => pass.next(),
+                Source::Pass(pass) => pass.next(),
                 Source::Spool(spool) => spool
                     .piece(self.delivered)
                     .map(|piece| piece.map_or(Output::End, Output::Piece)),
@@ -85,9 +93,8 @@ impl FirstPass {
                     return Ok(Some(piece));
                 }
                 Ok(Output::ChunkTooLarge) => {
-                    let (name, storage, format) = (&self.name, &self.storage, self.format);
-                    self.source =
-                        spooled(name, storage, format, &self.cache, format.too_large_reason())?;
+                    let (name, storage) = (&self.name, &self.storage);
+                    self.source = spooled(name, storage, self.container, &self.cache, None)?;
                 }
                 Ok(Output::End) => self.ended = true,
                 Err(error) => {
@@ -103,7 +110,7 @@ impl FirstPass {
     /// Offset in the file of other data after the end of the container.
     pub(crate) fn trailing_garbage_at(&self) -> Option<u64> {
         match &self.source {
-            Source::Container(pass) => pass.trailing_garbage_at(),
+            Source::Pass(pass) => pass.trailing_garbage_at(),
             Source::Spool(spool) => spool.trailing_garbage_at(),
         }
     }
@@ -111,7 +118,7 @@ impl FirstPass {
     /// Compressed bytes consumed so far, for a progress bar.
     pub(crate) fn position(&self) -> u64 {
         match &self.source {
-            Source::Container(pass) => pass.position(),
+            Source::Pass(pass) => pass.position(),
             Source::Spool(spool) => spool.position(),
         }
     }
@@ -120,7 +127,7 @@ impl FirstPass {
     /// are known to be correct. Also returns the temporary file, if there is one.
     pub(crate) fn finish(self) -> (SeekIndex, Option<Spool>) {
         let (chunks, spool) = match self.source {
-            Source::Container(pass) => (pass.into_chunks(self.delivered), None),
+            Source::Pass(pass) => (pass.into_chunks(self.delivered), None),
             Source::Spool(spool) => (Chunks::Spooled, Some(spool)),
         };
         (SeekIndex { container: self.container, len: self.delivered, chunks }, spool)
@@ -131,24 +138,26 @@ impl Source {
     /// Decoded bytes that readers may get after damage of the kind `damage`.
     fn usable_len(&self, damage: Kind) -> u64 {
         match self {
-            Self::Container(pass) => pass.usable_len(damage),
+            Self::Pass(pass) => pass.usable_len(damage),
             Self::Spool(spool) => spool.usable_len(),
         }
     }
 }
 
-/// Starts to decode into a temporary file; `why` completes "it has ...".
+/// Starts to decode into a temporary file; `why` completes "it has ...". By default, a chunk is too
+/// large.
 fn spooled(
     name: &str,
     storage: &Arc<dyn Storage>,
-    format: &'static dyn ContainerFormat,
+    container: Container,
     cache: &ChunkCache,
-    why: &str,
+    why: Option<String>,
 ) -> Result<Source> {
-    let advice = format.advice();
+    let format = container.spool_format()?;
+    let why = why.as_deref().unwrap_or(format.reason);
     let what =
         format_args!("{name}: decompressed once into a temporary file, because it has {why}");
-    crate::log::warn(what, advice);
+    crate::log::warn(what, format.advice);
     let (storage, limit) = (Arc::clone(storage), cache.spool_limit());
     Ok(Source::Spool(Spool::start(name, storage, format, limit, None)?))
 }

@@ -1,6 +1,6 @@
 //! Fuzz targets for compressed files and saved seek points. Not part of the program.
 
-use super::seek_index::Chunks;
+use super::chunks::Chunks;
 use super::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};

@@ -1,15 +1,23 @@
-//! .lzma files, the predecessor of .xz.
+//! .lzma files, the predecessor of .xz, and lzip files (lzip 1.24 manual, "File format").
 //!
-//! The format has no magic bytes. As in `xz`, a file is one if its header has values that encoders
+//! Both are streams without parts that can be decoded independently, so a file is spooled. A lzip
+//! file may have several members, one after the other.
+//!
+//! .lzma has no magic bytes. As in `xz`, a file is one if its header has values that encoders
 //! write.
 
-use super::container::Container;
-use super::streams::StreamFormat;
-use super::undivided::UndividedFormat;
-use crate::codecs::{Streaming, lzma_stream};
+use super::format::Pass;
+use super::streams::{self, StreamFormat};
+use crate::codecs::{lzip_stream, lzma_stream};
 use crate::error::Result;
 use crate::formats::bytes::Reader;
-use crate::formats::cursor::Cursor;
+use crate::storage::Storage;
+use crate::sync::Arc;
+
+pub(super) const LZMA: &str = "lzma";
+pub(super) const LZIP: &str = "lzip";
+
+const LZIP_MAGIC: &[u8] = b"LZIP";
 
 /// Length of the header, bytes: properties, size of the dictionary, decoded size.
 const HEADER: usize = 13;
@@ -23,7 +31,38 @@ const DICTIONARY_MIN: u32 = 4 << 10;
 /// `xz` takes a file that claims more for another format, decoded bytes.
 const SIZE_MAX: u64 = 256 << 30;
 
-pub(super) struct Lzma;
+static LZMA_STREAM: StreamFormat = StreamFormat {
+    name: LZMA,
+    padding_max: None,
+    decoder_per_stream: true,
+    decoder: |memory| Ok(Box::new(lzma_stream(memory)?)),
+    // A file has one stream.
+    is_stream: |cursor| Ok(cursor.position() == 0 && recognizes_lzma(cursor.peek(HEADER)?)),
+};
+
+static LZIP_MEMBERS: StreamFormat = StreamFormat {
+    name: LZIP,
+    padding_max: None,
+    decoder_per_stream: true,
+    decoder: |memory| Ok(Box::new(lzip_stream(memory)?)),
+    is_stream: |cursor| Ok(recognizes_lzip(cursor.peek(LZIP_MAGIC.len())?)),
+};
+
+pub(super) fn recognizes_lzma(head: &[u8]) -> bool {
+    is_header(head).unwrap_or(false)
+}
+
+pub(super) fn recognizes_lzip(head: &[u8]) -> bool {
+    head.starts_with(LZIP_MAGIC)
+}
+
+pub(super) fn open_lzma(name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Pass>> {
+    streams::open(&LZMA_STREAM, name, storage)
+}
+
+pub(super) fn open_lzip(name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Pass>> {
+    streams::open(&LZIP_MEMBERS, name, storage)
+}
 
 fn is_header(head: &[u8]) -> Result<bool> {
     let mut reader = Reader::new("lzma header", head);
@@ -38,30 +77,6 @@ fn is_header(head: &[u8]) -> Result<bool> {
         && (size < SIZE_MAX || size == u64::MAX))
 }
 
-impl UndividedFormat for Lzma {
-    const ADVICE: &'static str =
-        "re-pack it for random access: xz -dc --format=lzma FILE | xz -T0 > NEW";
-
-    fn recognizes(head: &[u8]) -> bool {
-        is_header(head).unwrap_or(false)
-    }
-}
-
-impl StreamFormat for Lzma {
-    const CONTAINER: Container = Container::Lzma;
-    const PADDING_MAX: Option<u64> = None;
-    const DECODER_PER_STREAM: bool = true;
-
-    fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {
-        Ok(Box::new(lzma_stream(memory)?))
-    }
-
-    /// A file has one stream.
-    fn is_stream(cursor: &mut Cursor) -> Result<bool> {
-        Ok(cursor.position() == 0 && is_header(cursor.peek(HEADER)?).unwrap_or(false))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,7 +85,7 @@ mod tests {
     fn recognizes_headers_of_encoders_only() {
         let head = |properties: u8, dictionary: u32, size: u64| {
             let bytes = [&[properties][..], &dictionary.to_le_bytes(), &size.to_le_bytes()];
-            Lzma::recognizes(&bytes.concat())
+            recognizes_lzma(&bytes.concat())
         };
         assert!(head(0x5d, 8 << 20, u64::MAX));
         assert!(head(0, 4096, 0));
@@ -80,6 +95,6 @@ mod tests {
         assert!(!head(0x5d, 2048, 0), "too small a dictionary");
         assert!(!head(0x5d, 5 << 20, 0), "a size that no encoder writes");
         assert!(!head(0x5d, 8 << 20, SIZE_MAX), "too long");
-        assert!(!Lzma::recognizes(&[0x5d, 0, 0, 0x80]), "too short");
+        assert!(!recognizes_lzma(&[0x5d, 0, 0, 0x80]), "too short");
     }
 }

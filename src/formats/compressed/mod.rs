@@ -10,21 +10,16 @@
 mod buffers;
 mod bzip2;
 mod chunk_cache;
+mod chunks;
 mod container;
-mod extent;
 mod first_pass;
 mod format;
-mod forward;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod gzip;
 mod lz4;
-mod lzip;
 mod lzma;
-mod pass;
 mod pipeline;
-mod point;
-mod registry;
 mod seek_index;
 mod seek_storage;
 mod skippable;
@@ -33,9 +28,6 @@ mod spool_limit;
 mod streams;
 #[cfg(test)]
 mod tests;
-mod trailing_garbage;
-mod undivided;
-mod walk;
 mod xz;
 mod zstd;
 

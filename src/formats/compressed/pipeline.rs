@@ -12,10 +12,8 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use super::chunk_cache::ChunkCache;
-use super::extent::{Extent, ExtentDecoder, Size, decode};
-use super::pass::{Output, Pass};
-use super::seek_index::Chunks;
-use super::walk::{Next, Task, Verdict, Walk};
+use super::chunks::{Chunks, Extent, Size};
+use super::format::{ExtentFormat, Next, Output, Pass, Task, Verdict, Walk};
 use crate::cache::Permit;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
@@ -33,7 +31,7 @@ const PIECE_MAX: usize = 256 << 10;
 
 /// A first pass over a file of extents.
 pub(super) struct Pipeline {
-    decoder: &'static dyn ExtentDecoder,
+    format: &'static ExtentFormat,
     storage: Arc<dyn Storage>,
     walk: Box<dyn Walk>,
     workers: Vec<Worker>,
@@ -59,18 +57,18 @@ pub(super) struct Pipeline {
 
 impl Pipeline {
     pub(super) fn start(
-        decoder: &'static dyn ExtentDecoder,
+        format: &'static ExtentFormat,
         storage: Arc<dyn Storage>,
         walk: Box<dyn Walk>,
         cache: Arc<ChunkCache>,
     ) -> Result<Self> {
         // If a process limit is reached, the threads that could be started do the work.
-        let mut workers = vec![Worker::start(decoder, Arc::clone(&storage), Arc::clone(&cache))?];
+        let mut workers = vec![Worker::start(format, Arc::clone(&storage), Arc::clone(&cache))?];
         let more = (1..processors::count())
-            .map_while(|_| Worker::start(decoder, Arc::clone(&storage), Arc::clone(&cache)).ok());
+            .map_while(|_| Worker::start(format, Arc::clone(&storage), Arc::clone(&cache)).ok());
         workers.extend(more);
         Ok(Self {
-            decoder,
+            format,
             workers,
             storage,
             walk,
@@ -114,8 +112,8 @@ impl Pipeline {
             };
             match next {
                 Ok(Next::Task(task)) => {
-                    let storage = &*self.storage;
-                    let bytes = self.decoder.memory_needed(storage, &task.extent, task.size);
+                    let storage = Some(&*self.storage);
+                    let bytes = (self.format.memory_needed)(storage, &task.extent, task.size);
                     let permit = match self.in_flight.is_empty() {
                         true => {
                             self.cache.check(bytes)?;
@@ -160,7 +158,7 @@ impl Pipeline {
             // The result of the part alone is useless.
             drop(self.receive());
             let (storage, buffers) = (&*self.storage, self.cache.buffers());
-            let decoded = decode(self.decoder, storage, &joined.extent, joined.size, buffers);
+            let decoded = self.format.decode(storage, &joined.extent, joined.size, buffers);
             match decoded {
                 Ok(bytes) => return Ok((joined, bytes)),
                 Err(_) => failed = joined,
@@ -181,7 +179,7 @@ impl Pipeline {
             // The bytes are delivered before the error.
             Err(error) => self.end(Err(error)),
         }
-        self.position = self.decoder.container().unit().byte(task.extent.end);
+        self.position = self.format.unit.byte(task.extent.end);
         if bytes.is_empty() {
             self.permit = None;
         } else {
@@ -284,7 +282,7 @@ struct Channels {
 
 impl Worker {
     fn start(
-        decoder: &'static dyn ExtentDecoder,
+        format: &'static ExtentFormat,
         storage: Arc<dyn Storage>,
         cache: Arc<ChunkCache>,
     ) -> Result<Self> {
@@ -292,7 +290,7 @@ impl Worker {
         let (outbox, results) = channel();
         let work = move || {
             for (extent, size) in inbox {
-                let decoded = decode(decoder, &*storage, &extent, size, cache.buffers());
+                let decoded = format.decode(&*storage, &extent, size, cache.buffers());
                 if outbox.send(decoded).is_err() {
                     break;
                 }

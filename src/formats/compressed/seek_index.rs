@@ -4,9 +4,9 @@
 //! `CHUNK_MAX`, and all lie in the file. `parse` checks this, because a saved index may be
 //! hostile.
 
-use super::container::{ChunkStart, Container};
-use super::extent::Extent;
-use super::point::{CompressedWindow, Point};
+use super::chunks::{Chunks, CompressedWindow, Extent, Point};
+use super::container::Container;
+use super::format::{ChunkFormat, Unit};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{CHUNK_MAX, EXTENT_MAX, GZIP_WINDOW};
@@ -16,17 +16,6 @@ pub(crate) struct SeekIndex {
     pub(super) container: Container,
     pub(super) len: u64,
     pub(super) chunks: Chunks,
-}
-
-/// What the chunks start with.
-pub(super) enum Chunks {
-    /// Positions inside a gzip file, each with its window.
-    Points(Vec<Point>),
-    /// Parts of the file that can be decoded independently.
-    Extents(Vec<Extent>),
-    /// None, because a chunk is too large for memory: the file is decoded once into a temporary
-    /// file.
-    Spooled,
 }
 
 /// Size of an extent in a saved index, bytes.
@@ -44,9 +33,7 @@ impl SeekIndex {
     /// Decoded bytes of the largest chunk. A cache must have room for it; otherwise it is decoded
     /// again for every read.
     pub(crate) fn largest_chunk(&self) -> u64 {
-        let starts = self.starts();
-        let ends = starts.iter().skip(1).copied().chain([self.len]);
-        starts.iter().zip(ends).map(|(start, end)| end.saturating_sub(*start)).max().unwrap_or(0)
+        self.chunks.largest(self.len)
     }
 
     /// Memory that the seek points take, bytes.
@@ -63,18 +50,9 @@ impl SeekIndex {
         })
     }
 
-    /// Offsets of the chunks in the decoded bytes. Empty for a file that is spooled.
-    fn starts(&self) -> Vec<u64> {
-        match &self.chunks {
-            Chunks::Points(points) => points.iter().map(|point| point.decoded).collect(),
-            Chunks::Extents(extents) => extents.iter().map(|extent| extent.decoded).collect(),
-            Chunks::Spooled => Vec::new(),
-        }
-    }
-
     /// Appends the seek points to a saved index.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        out.push(self.container.code());
+        out.push(self.container.format().number);
         out.push(match &self.chunks {
             Chunks::Points(_) => 1,
             Chunks::Extents(_) => 2,
@@ -101,13 +79,17 @@ impl SeekIndex {
     pub(crate) fn parse(reader: &mut Reader<'_>, encoded_len: u64) -> Result<Self> {
         let [container, kind] = reader.array()?;
         let other = || wrong(format!("container {container}"));
-        let container = Container::from_code(container).ok_or_else(other)?;
+        let container = Container::from_number(container).ok_or_else(other)?;
         let len = reader.u64()?;
-        let end = container.unit().of_byte(encoded_len);
-        let chunks = match (kind, container.chunk_start()) {
-            (1, ChunkStart::Point) => Chunks::Points(parse_points(reader, len, end)?),
-            (2, ChunkStart::Extent) => Chunks::Extents(parse_extents(reader, len, end)?),
-            (3, _) if container.has_giants() => Chunks::Spooled,
+        let format = container.format();
+        let chunks = match (kind, &format.chunks) {
+            (1, ChunkFormat::Points) => {
+                Chunks::Points(parse_points(reader, len, Unit::Bits.of_byte(encoded_len))?)
+            }
+            (2, ChunkFormat::Extents(extents)) => {
+                Chunks::Extents(parse_extents(reader, len, extents.unit.of_byte(encoded_len))?)
+            }
+            (3, _) if format.spooled.is_some() => Chunks::Spooled,
             (other, _) => return Err(wrong(format!("seek points of kind {other}"))),
         };
         Ok(Self { container, len, chunks })

@@ -6,12 +6,11 @@
 use std::ops::Range;
 
 use super::chunk_cache::{Chunk, ChunkCache, Demand};
+use super::chunks::{Chunks, Size};
 use super::container::Container;
-use super::extent::{self, Extent, ExtentDecoder, Size};
-use super::format::ChunkDecoder;
-use super::point::{Point, PointDecoder};
-use super::registry;
-use super::seek_index::{Chunks, SeekIndex};
+use super::format::ChunkFormat;
+use super::gzip;
+use super::seek_index::SeekIndex;
 use super::spool::Spool;
 use crate::cache::Fetch;
 use crate::error::{Error, Kind, Result};
@@ -25,17 +24,13 @@ pub(crate) struct Compressed {
     storage: Arc<dyn Storage>,
     container: Container,
     len: u64,
-    source: Source,
+    chunks: Chunks,
+    /// The temporary file, if the file has no chunks.
+    spool: Option<Spool>,
     cache: Arc<ChunkCache>,
     archive: u32,
     /// A reference to itself, for the threads that decode ahead.
     weak_self: Weak<Compressed>,
-}
-
-enum Source {
-    Points(Vec<Point>, &'static dyn PointDecoder),
-    Extents(Vec<Extent>, &'static dyn ExtentDecoder),
-    Spool(Spool),
 }
 
 impl Compressed {
@@ -56,33 +51,21 @@ impl Compressed {
         archive: u32,
     ) -> Result<Arc<Self>> {
         let SeekIndex { container, len, chunks } = seek_index;
-        let format = registry::format(container);
-        let source = match (chunks, format.chunk_decoder(), spool) {
-            (Chunks::Points(points), ChunkDecoder::Points(decoder), _) => {
-                Source::Points(points, decoder)
-            }
-            (Chunks::Extents(extents), ChunkDecoder::Extents(decoder), _) => {
-                Source::Extents(extents, decoder)
-            }
-            (Chunks::Spooled, _, Some(spool)) => Source::Spool(spool),
-            (Chunks::Spooled, _, None) => {
-                let (file, limit) = (Arc::clone(&storage), cache.spool_limit());
-                Source::Spool(Spool::start(name, file, format, limit, Some(len))?)
-            }
-            _ => {
-                let container = container.name();
-                return Err(Error::corrupt(format!("{name}: not the seek points of {container}")));
-            }
-        };
-        if u32::try_from(source.count()).is_err() {
+        if u32::try_from(chunks.count()).is_err() {
             return Err(Error::new(Kind::Unsupported, format!("{name}: too many chunks")));
         }
-        cache.check(source.most_memory_needed(len))?;
-        let name = name.to_owned();
-        Ok(Arc::new_cyclic(|weak_self| {
-            let weak_self = Weak::clone(weak_self);
-            Self { name, storage, container, len, source, cache, archive, weak_self }
-        }))
+        let spool = match (&chunks, spool) {
+            (Chunks::Spooled, None) => {
+                let (file, limit) = (Arc::clone(&storage), cache.spool_limit());
+                Some(Spool::start(name, file, container.spool_format()?, limit, Some(len))?)
+            }
+            (_, spool) => spool,
+        };
+        let (name, weak_self) = (name.to_owned(), Weak::new());
+        let new = Self { name, storage, container, len, chunks, spool, cache, archive, weak_self };
+        let memory_needed = (0..new.chunks.count()).map(|number| new.memory_needed(number, None));
+        new.cache.check(memory_needed.max().unwrap_or(0))?;
+        Ok(Arc::new_cyclic(|weak_self| Self { weak_self: Weak::clone(weak_self), ..new }))
     }
 
     /// The format it is compressed in.
@@ -92,17 +75,14 @@ impl Compressed {
 
     /// Number of chunks. `None` if the file is read from a temporary file.
     pub(crate) fn chunks(&self) -> Option<usize> {
-        match self.source {
-            Source::Spool(_) => None,
-            _ => Some(self.source.count()),
-        }
+        self.spool.is_none().then(|| self.chunks.count())
     }
 
     /// The range of the chunks that hold `range`, which is not empty: the bytes that reading it
     /// decodes.
     pub(crate) fn covering(&self, range: Range<u64>) -> Range<u64> {
-        let last = self.find(range.end.saturating_sub(1));
-        self.start(self.find(range.start))..self.start(last.saturating_add(1))
+        let last = self.chunks.find(range.end.saturating_sub(1));
+        self.start(self.chunks.find(range.start))..self.range(last).end
     }
 
     /// Length of the compressed file, bytes.
@@ -112,57 +92,59 @@ impl Compressed {
 
     /// Decoded bytes of the largest chunk.
     pub(crate) fn largest_chunk(&self) -> u64 {
-        let len = |nth: usize| self.start(nth.saturating_add(1)).saturating_sub(self.start(nth));
-        (0..self.source.count()).map(len).max().unwrap_or(0)
+        self.chunks.largest(self.len)
     }
 
     /// Offset of chunk `number` in the decoded bytes. If there is no such chunk, the end of the
     /// last one.
     fn start(&self, number: usize) -> u64 {
-        let start = match &self.source {
-            Source::Points(points, _) => points.get(number).map(|point| point.decoded),
-            Source::Extents(extents, _) => extents.get(number).map(|extent| extent.decoded),
-            Source::Spool(_) => None,
-        };
-        start.unwrap_or(self.len)
+        self.chunks.start(number).unwrap_or(self.len)
     }
 
-    /// The number of the chunk that `offset` lies in.
-    fn find(&self, offset: u64) -> usize {
-        let after = match &self.source {
-            Source::Points(points, _) => points.partition_point(|point| point.decoded <= offset),
-            Source::Extents(extents, _) => {
-                extents.partition_point(|extent| extent.decoded <= offset)
-            }
-            Source::Spool(_) => 0,
-        };
-        after.saturating_sub(1)
+    /// The decoded bytes that chunk `number` holds.
+    fn range(&self, number: usize) -> Range<u64> {
+        self.start(number)..self.start(number.saturating_add(1))
     }
 
-    /// Chunk `number`, decoded.
+    /// Decoded length of chunk `number`.
+    fn chunk_len(&self, number: usize) -> u64 {
+        let Range { start, end } = self.range(number);
+        end.saturating_sub(start)
+    }
+
+    /// The most memory that decoding chunk `number` takes, bytes. Less if `storage` tells more.
+    fn memory_needed(&self, number: usize, storage: Option<&dyn Storage>) -> u64 {
+        let len = self.chunk_len(number);
+        match (&self.chunks, &self.container.format().chunks) {
+            (Chunks::Points(_), _) => gzip::memory_needed(len),
+            (Chunks::Extents(extents), ChunkFormat::Extents(format)) => extents
+                .get(number)
+                .map_or(0, |extent| (format.memory_needed)(storage, extent, Size::Exactly(len))),
+            _ => 0,
+        }
+    }
+
+    /// Chunk `number`, from the cache or decoded.
     fn chunk(&self, number: usize, demand: Demand) -> Result<Arc<Chunk>> {
         let key = (self.archive, u32::try_from(number).unwrap_or(u32::MAX));
-        let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+        let memory_needed = || self.memory_needed(number, Some(&*self.storage));
+        self.cache.get_or_decode(key, memory_needed, demand, || self.decode(number))
+    }
+
+    fn decode(&self, number: usize) -> Result<Vec<u8>> {
+        let (len, buffers) = (self.chunk_len(number), self.cache.buffers());
         let missing = || Error::corrupt(format!("there is no chunk {number}"));
-        match &self.source {
-            Source::Points(points, decoder) => {
-                let memory_needed = || decoder.memory_needed(len);
-                self.cache.get_or_decode(key, memory_needed, demand, || {
-                    let point = points.get(number).ok_or_else(missing)?;
-                    let next = points.get(number.saturating_add(1)).map(|next| next.bit);
-                    decoder.decode(&self.storage, point, next, len, self.cache.buffers())
-                })
+        match (&self.chunks, &self.container.format().chunks) {
+            (Chunks::Points(points), _) => {
+                let point = points.get(number).ok_or_else(missing)?;
+                let next = points.get(number.saturating_add(1)).map(|next| next.bit);
+                gzip::decode(&self.storage, point, next, len, buffers)
             }
-            Source::Extents(extents, decoder) => {
+            (Chunks::Extents(extents), ChunkFormat::Extents(format)) => {
                 let extent = extents.get(number).ok_or_else(missing)?;
-                let size = Size::Exactly(len);
-                let (decoder, storage) = (*decoder, &*self.storage);
-                let memory_needed = || decoder.memory_needed(storage, extent, size);
-                self.cache.get_or_decode(key, memory_needed, demand, || {
-                    extent::decode(decoder, storage, extent, size, self.cache.buffers())
-                })
+                format.decode(&*self.storage, extent, Size::Exactly(len), buffers)
             }
-            Source::Spool(_) => Err(missing()),
+            _ => Err(missing()),
         }
     }
 
@@ -172,10 +154,10 @@ impl Compressed {
             return;
         };
         // A chunk that starts before `ahead` was requested earlier or is being read.
-        let first = self.find(ahead.start);
+        let first = self.chunks.find(ahead.start);
         let first = first.saturating_add(usize::from(self.start(first) < ahead.start));
-        for number in first..=self.find(ahead.end.saturating_sub(1)) {
-            let len = self.start(number.saturating_add(1)).saturating_sub(self.start(number));
+        for number in first..=self.chunks.find(ahead.end.saturating_sub(1)) {
+            let len = self.chunk_len(number);
             if !self.cache.decode_ahead(self.weak_self.clone(), number, len) {
                 break;
             }
@@ -190,12 +172,12 @@ impl Compressed {
             return Err(Error::corrupt("the decompressed data is shorter than recorded")
                 .with_detail(detail));
         }
-        if let Source::Spool(spool) = &self.source {
+        if let Some(spool) = &self.spool {
             return spool.read_exact_at(buffer, offset);
         }
         self.read_ahead(offset..end.unwrap_or(self.len));
         while !buffer.is_empty() {
-            let number = self.find(offset);
+            let number = self.chunks.find(offset);
             let chunk = self.chunk(number, Demand::Now)?;
             let skipped = index(offset.saturating_sub(self.start(number)));
             let source = chunk.bytes().get(skipped..).unwrap_or_default();
@@ -214,45 +196,11 @@ impl Compressed {
     }
 }
 
-impl Source {
-    /// Number of chunks; 0 if the file is spooled.
-    fn count(&self) -> usize {
-        match self {
-            Self::Points(points, _) => points.len(),
-            Self::Extents(extents, _) => extents.len(),
-            Self::Spool(_) => 0,
-        }
-    }
-
-    /// The most memory that decoding a chunk takes, bytes. `len` is the length of all decoded
-    /// bytes.
-    fn most_memory_needed(&self, len: u64) -> u64 {
-        match self {
-            Self::Points(points, decoder) => {
-                let starts = points.iter().map(|point| point.decoded);
-                let ends = starts.clone().skip(1).chain([len]);
-                let lens = starts.zip(ends).map(|(start, end)| end.saturating_sub(start));
-                lens.map(|len| decoder.memory_needed(len)).max().unwrap_or(0)
-            }
-            Self::Extents(extents, decoder) => {
-                let ends = extents.iter().skip(1).map(|next| next.decoded).chain([len]);
-                let sizes = extents.iter().zip(ends).map(|(extent, end)| {
-                    let size = Size::Exactly(end.saturating_sub(extent.decoded));
-                    decoder.max_memory_needed(extent, size)
-                });
-                sizes.max().unwrap_or(0)
-            }
-            Self::Spool(_) => 0,
-        }
-    }
-}
-
 impl Fetch for Compressed {
     /// Fetches the chunk with the number `file`.
     fn fetch(&self, file: u64, _whole: Range<u64>) {
         let number = index(file);
-        let range = self.start(number)..self.start(number.saturating_add(1));
-        if self.cache.is_wanted(self.archive, range)
+        if self.cache.is_wanted(self.archive, self.range(number))
             && let Err(error) = self.chunk(number, Demand::Ahead)
         {
             // A read of the chunk fails with the same error and reports it.

@@ -1,7 +1,9 @@
 //! Skippable frames, which zstd and lz4 files may contain (RFC 8878, 3.1.2).
 
+use super::format::trailing_garbage;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
+use crate::formats::cursor::Cursor;
 use crate::formats::limits::SKIPPABLE_FIRST_MAX;
 use crate::storage::Storage;
 
@@ -50,4 +52,34 @@ pub(super) fn head_after(storage: &dyn Storage) -> Result<Vec<u8>> {
     }
     let context = format!("more than {SKIPPABLE_FIRST_MAX} skippable frames before the data");
     Err(Error::new(Kind::Unsupported, context))
+}
+
+/// Moves `cursor` past skippable frames to a frame with one of these magic numbers, and returns
+/// that number; `None` at other data and at the end of the file.
+pub(super) fn skip_to_frame(cursor: &mut Cursor, magics: &[u32]) -> Result<Option<u32>> {
+    loop {
+        match cursor.magic()? {
+            Some(magic) if magics.contains(&magic) => return Ok(Some(magic)),
+            Some(magic) if is_skippable(magic) => {
+                cursor.skip(4)?;
+                let len = cursor.u32()?;
+                cursor.skip(len.into())?;
+            }
+            _ => return Ok(None),
+        }
+    }
+}
+
+/// Checks what `cursor` is at if `skip_to_frame` found no frame. Returns the offset of other data
+/// after the last frame, if there is some.
+pub(super) fn end_of_frames(
+    cursor: &mut Cursor,
+    file: &str,
+    container: &str,
+) -> Result<Option<u64>> {
+    if cursor.position() == 0 && cursor.remaining() > 0 {
+        let article = if container == "lz4" { "an" } else { "a" };
+        return Err(Error::corrupt(format!("not {article} {container} frame")));
+    }
+    trailing_garbage(cursor, file, container)
 }

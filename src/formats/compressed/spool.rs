@@ -12,8 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
-use super::format::ContainerFormat;
-use super::forward::Forward;
+use super::format::{Output, Pass, SpoolFormat};
 use super::spool_limit::SpoolLimit;
 use crate::error::{Error, Kind, Result, reason};
 use crate::formats::bytes::{index, length};
@@ -82,7 +81,7 @@ impl Spool {
     pub(super) fn start(
         name: &str,
         storage: Arc<dyn Storage>,
-        format: &'static dyn ContainerFormat,
+        format: &'static SpoolFormat,
         limit: &Arc<SpoolLimit>,
         expected: Option<u64>,
     ) -> Result<Self> {
@@ -96,7 +95,7 @@ impl Spool {
         limit.measure(&file).map_err(failed)?;
         let target = TemporaryFile { file, directory: &directory, limit: Arc::clone(limit) };
         if expected.is_some_and(|expected| expected > limit.left()) {
-            return Err(exceeded(limit, &directory, format.advice()).into());
+            return Err(exceeded(limit, &directory, format.advice).into());
         }
         Self::within(name, storage, format, target)
     }
@@ -105,13 +104,13 @@ impl Spool {
     pub(super) fn within(
         name: &str,
         storage: Arc<dyn Storage>,
-        format: &'static dyn ContainerFormat,
+        format: &'static SpoolFormat,
         target: TemporaryFile<'_>,
     ) -> Result<Self> {
-        let forward = format.open_forward(name, Arc::clone(&storage))?;
+        let pass = (format.open)(name, Arc::clone(&storage))?;
         let TemporaryFile { file, directory, limit } = target;
         let (directory, exceeds) = (directory.to_owned(), Arc::clone(&limit));
-        let limit_error = move || exceeded(&exceeds, &directory, format.advice());
+        let limit_error = move || exceeded(&exceeds, &directory, format.advice);
         let shared = Arc::new(Shared {
             file,
             granted: AtomicU64::new(0),
@@ -125,8 +124,8 @@ impl Spool {
         });
         let filled = Arc::clone(&shared);
         let name = name.to_owned();
-        let reopen = move || format.open_forward(&name, Arc::clone(&storage));
-        let work = move || filled.fill(forward, reopen, limit_error);
+        let reopen = move || (format.open)(&name, Arc::clone(&storage));
+        let work = move || filled.fill(pass, reopen, limit_error);
         let thread = thread::Builder::new().name("archfs-spool".into()).spawn(work);
         let thread = thread.map_err(|error| Error::io("cannot start a decoding thread", error))?;
         Ok(Self { shared, thread: Some(thread) })
@@ -195,13 +194,13 @@ impl Shared {
     /// Decodes until the end, a permanent error, or `stopped`.
     fn fill(
         &self,
-        mut forward: Box<dyn Forward>,
-        reopen: impl Fn() -> Result<Box<dyn Forward>>,
+        mut pass: Box<dyn Pass>,
+        reopen: impl Fn() -> Result<Box<dyn Pass>>,
         limit_error: impl Fn() -> Failure,
     ) {
         let ending = Ending(self);
         loop {
-            let failure = match self.decode(&mut *forward, &limit_error) {
+            let failure = match self.decode(&mut *pass, &limit_error) {
                 Ok(()) => return self.state.lock().failure = None,
                 Err(Fault::Permanent(failure)) => return ending.fail(failure),
                 Err(Fault::Transient(failure)) => failure,
@@ -209,33 +208,30 @@ impl Shared {
             if !self.wait_for_retry(failure) {
                 return;
             }
-            forward = match reopen() {
-                Ok(forward) => forward,
+            pass = match reopen() {
+                Ok(pass) => pass,
                 Err(error) => return ending.fail(Failure::of(&error)),
             };
         }
     }
 
     /// Decodes from the start. Writes only what is not written yet.
-    fn decode(
-        &self,
-        forward: &mut dyn Forward,
-        limit_error: &impl Fn() -> Failure,
-    ) -> Fallible<()> {
+    fn decode(&self, pass: &mut dyn Pass, limit_error: &impl Fn() -> Failure) -> Fallible<()> {
         let mut written = self.state.lock().written;
         let mut offset = 0_u64;
         while !self.stopped.load(Ordering::Relaxed) {
-            let piece = match forward.next() {
-                Ok(Some(piece)) => piece,
-                Ok(None) => {
-                    if let Some(offset) = forward.trailing_garbage_at() {
+            let piece = match pass.next() {
+                Ok(Output::Piece(piece)) => piece,
+                // This pass finds no chunks, so none is too large.
+                Ok(Output::End | Output::ChunkTooLarge) => {
+                    if let Some(offset) = pass.trailing_garbage_at() {
                         // Only this thread sets it.
                         let _ = self.garbage.set(offset);
                     }
                     break;
                 }
                 Err(error) => {
-                    self.usable_len.store(forward.usable_len(error.kind()), Ordering::Relaxed);
+                    self.usable_len.store(pass.usable_len(error.kind()), Ordering::Relaxed);
                     let failure = Failure::of(&error);
                     return Err(match error.kind() {
                         Kind::Io => Fault::Transient(failure),
@@ -262,7 +258,7 @@ impl Shared {
                 written = end;
             }
             offset = end;
-            self.position.store(forward.position(), Ordering::Relaxed);
+            self.position.store(pass.position(), Ordering::Relaxed);
             self.state.lock().written = written;
             self.changed.notify_all();
         }
@@ -384,9 +380,13 @@ impl Drop for Ending<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::zstd::Zstd;
+    use super::super::Container;
     use super::*;
     use crate::storage::{Faults, FaultyStorage, MemStorage};
+
+    fn zstd() -> &'static SpoolFormat {
+        Container::Zstd.spool_format().unwrap()
+    }
 
     /// > An error is returned to the reader and not cached: the next read tries again, also for
     /// > data that is decompressed into a temporary file.
@@ -401,7 +401,7 @@ mod tests {
         let target =
             TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
         storage.set(Faults { failing: 1, from: half, ..Faults::default() });
-        let spool = Spool::within("x", Arc::<FaultyStorage>::clone(&storage), &Zstd, target);
+        let spool = Spool::within("x", Arc::<FaultyStorage>::clone(&storage), zstd(), target);
         let spool = spool.unwrap();
         let last = data.len() as u64 - 4;
         for _ in 0..2 {
@@ -435,7 +435,7 @@ mod tests {
         let file = unlinked::create(&directory).unwrap();
         let target =
             TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
-        let spool = Spool::within("x", storage, &Zstd, target).unwrap();
+        let spool = Spool::within("x", storage, zstd(), target).unwrap();
         assert_eq!(spool.piece(0).unwrap_err().kind(), Kind::Io);
         drop(spool);
     }

@@ -2,11 +2,7 @@
 //!
 //! Invariant: everything decoded before damage is delivered before the error.
 
-use std::marker::PhantomData;
-
-use super::container::Container;
-use super::forward::Forward;
-use super::trailing_garbage;
+use super::format::{Output, Pass, trailing_garbage};
 use crate::codecs::Streaming;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
@@ -14,7 +10,6 @@ use crate::formats::cursor::Cursor;
 use crate::os::memory;
 use crate::storage::Storage;
 use crate::sync::Arc;
-use crate::vfs::SharedBytes;
 
 /// Bytes of the file that a `Cursor` reads at a time.
 const READ_SIZE: usize = 256 << 10;
@@ -27,26 +22,23 @@ const PIECE_MAX: usize = 256 << 10;
 const INPUT_MAX: u64 = 4 << 20;
 
 /// What differs between containers of streams.
-pub(super) trait StreamFormat {
-    const CONTAINER: Container;
-
+pub(super) struct StreamFormat {
+    /// The name of the container.
+    pub(super) name: &'static str,
     /// Most bytes of zeros between the streams of a file. None if there is no such padding.
-    const PADDING_MAX: Option<u64>;
-
+    pub(super) padding_max: Option<u64>,
     /// Whether each stream needs a new decoder.
-    const DECODER_PER_STREAM: bool;
-
-    /// A decoder that uses at most `memory` bytes.
-    fn decoder(memory: u64) -> Result<Box<dyn Streaming>>;
-
-    /// Whether a stream starts at `cursor`.
-    fn is_stream(cursor: &mut Cursor) -> Result<bool>;
+    pub(super) decoder_per_stream: bool,
+    /// A decoder that uses at most this many bytes of memory.
+    pub(super) decoder: fn(u64) -> Result<Box<dyn Streaming>>,
+    /// Whether a stream starts at the cursor.
+    pub(super) is_stream: fn(&mut Cursor) -> Result<bool>,
 }
 
 /// The streams of a file.
-pub(super) struct Streams<F> {
+struct Streams {
     name: String,
-    _format: PhantomData<fn() -> F>,
+    format: &'static StreamFormat,
     cursor: Cursor,
     /// Memory limit of the decoder, bytes: half of the memory available at the start.
     memory: u64,
@@ -63,25 +55,30 @@ pub(super) struct Streams<F> {
     checked: u64,
 }
 
-impl<F: StreamFormat> Streams<F> {
-    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
-        let memory = memory::headroom().map_or(u64::MAX, |left| left.bytes / 2);
-        Ok(Self {
-            name: name.to_owned(),
-            _format: PhantomData,
-            cursor: Cursor::new(storage, 0, READ_SIZE),
-            memory,
-            decoder: F::decoder(memory)?,
-            start: None,
-            damage: None,
-            ended: false,
-            trailing_garbage_at: None,
-            padding: 0,
-            decoded: 0,
-            checked: 0,
-        })
-    }
+/// Starts to decode the streams in `storage`; `name` is for messages.
+pub(super) fn open(
+    format: &'static StreamFormat,
+    name: &str,
+    storage: Arc<dyn Storage>,
+) -> Result<Box<dyn Pass>> {
+    let memory = memory::headroom().map_or(u64::MAX, |left| left.bytes / 2);
+    Ok(Box::new(Streams {
+        name: name.to_owned(),
+        format,
+        cursor: Cursor::new(storage, 0, READ_SIZE),
+        memory,
+        decoder: (format.decoder)(memory)?,
+        start: None,
+        damage: None,
+        ended: false,
+        trailing_garbage_at: None,
+        padding: 0,
+        decoded: 0,
+        checked: 0,
+    }))
+}
 
+impl Streams {
     fn step(&mut self, output: &mut [u8]) -> Result<usize> {
         let Some(start) = self.start else {
             self.begin()?;
@@ -91,7 +88,7 @@ impl<F: StreamFormat> Streams<F> {
         let input = self.cursor.fill_buf(1)?;
         let at_eof = input.is_empty();
         let located = |error: Error| {
-            let data = format_args!("{} data", F::CONTAINER.name());
+            let data = format_args!("{} data", self.format.name);
             error.within(data).with_detail(format_args!("{data} at {start:#x}, read to {at:#x}"))
         };
         let step = self.decoder.step(input, output).map_err(located)?;
@@ -111,26 +108,24 @@ impl<F: StreamFormat> Streams<F> {
     fn begin(&mut self) -> Result<()> {
         let at = self.cursor.position();
         if at > 0
-            && let Some(most) = F::PADDING_MAX
+            && let Some(most) = self.format.padding_max
             && self.skip_padding(most)?
         {
             return Ok(());
         }
-        if F::is_stream(&mut self.cursor)? {
-            if F::DECODER_PER_STREAM && at > 0 {
-                self.decoder = F::decoder(self.memory)?;
+        if (self.format.is_stream)(&mut self.cursor)? {
+            if self.format.decoder_per_stream && at > 0 {
+                self.decoder = (self.format.decoder)(self.memory)?;
             }
             self.start = Some(self.cursor.position());
             return Ok(());
         }
         self.ended = true;
         if at == 0 {
-            return Err(Error::corrupt(format!("not {} data", F::CONTAINER.name())));
+            return Err(Error::corrupt(format!("not {} data", self.format.name)));
         }
-        if self.cursor.has_garbage()? {
-            self.trailing_garbage_at = Some(at);
-            trailing_garbage::warn(&self.name, F::CONTAINER, at);
-        }
+        self.trailing_garbage_at =
+            trailing_garbage(&mut self.cursor, &self.name, self.format.name)?;
         Ok(())
     }
 
@@ -153,14 +148,14 @@ impl<F: StreamFormat> Streams<F> {
     }
 }
 
-impl<F: StreamFormat> Forward for Streams<F> {
-    fn next(&mut self) -> Result<Option<SharedBytes>> {
+impl Pass for Streams {
+    fn next(&mut self) -> Result<Output> {
         let mut piece = vec![0; PIECE_MAX];
         let mut filled = 0_usize;
         let input_limit = self.cursor.position().saturating_add(INPUT_MAX);
         while filled < piece.len() && self.damage.is_none() && !self.ended {
             if self.cursor.position() >= input_limit {
-                return Ok(Some(piece.get(..filled).unwrap_or_default().into()));
+                return Ok(Output::Piece(piece.get(..filled).unwrap_or_default().into()));
             }
             match self.step(piece.get_mut(filled..).unwrap_or_default()) {
                 Ok(produced) => filled = filled.saturating_add(produced),
@@ -168,9 +163,9 @@ impl<F: StreamFormat> Forward for Streams<F> {
             }
         }
         if let Some(piece) = piece.get(..filled).filter(|piece| !piece.is_empty()) {
-            return Ok(Some(piece.into()));
+            return Ok(Output::Piece(piece.into()));
         }
-        self.damage.take().map_or(Ok(None), |error| {
+        self.damage.take().map_or(Ok(Output::End), |error| {
             self.ended = true;
             Err(error)
         })

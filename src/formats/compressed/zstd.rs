@@ -5,25 +5,21 @@
 //! Invariant: a frame decodes to at most the size in its header, or what its blocks can hold. The
 //! seek table and the headers are not trusted beyond that.
 
-use super::buffers::Buffers;
-use super::chunk_cache::ChunkCache;
-use super::container::Container;
-use super::extent::{Extent, ExtentDecoder, Size, decode_whole, is_giant};
-use super::format::{ChunkDecoder, ContainerFormat};
-use super::forward::Forward;
-use super::pass::Start;
-use super::pipeline::Pipeline;
-use super::skippable::is_skippable;
-use super::streams::{StreamFormat, Streams};
-use super::trailing_garbage;
-use super::walk::{Next, Note, Task, Walk};
-use crate::codecs::{Codec, Streaming, zstd_stream};
+use super::chunks::{Extent, Size};
+use super::format::{
+    ExtentFormat, Next, Note, Pass, Start, Task, Unit, Walk, buffer_memory, decode_whole,
+};
+use super::skippable::{end_of_frames, is_skippable, skip_to_frame};
+use super::streams::{self, StreamFormat};
+use crate::codecs::{Codec, zstd_stream};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
 use crate::formats::cursor::Cursor;
 use crate::formats::limits::{CHUNK_MAX, CHUNK_TARGET, ZSTD_BLOCK_MAX, ZSTD_SEEK_TABLE_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;
+
+pub(super) const NAME: &str = "zstd";
 
 const MAGIC: u32 = 0xfd2f_b528;
 
@@ -36,96 +32,51 @@ const SEEK_TABLE_FOOTER: u64 = 9;
 /// Bytes of the file that a `Cursor` reads at a time. Block headers are up to 128 KiB apart.
 const READ_SIZE: usize = 64 << 10;
 
-pub(super) struct Zstd;
-
-impl ContainerFormat for Zstd {
-    fn recognizes(&self, head: &[u8]) -> bool {
-        head.starts_with(&MAGIC.to_le_bytes())
-    }
-
-    fn first_pass(
-        &self,
-        name: &str,
-        storage: &Arc<dyn Storage>,
-        cache: &Arc<ChunkCache>,
-    ) -> Result<Start> {
-        let frames = Box::new(Frames::new(name, Arc::clone(storage))?);
-        let pipeline = Pipeline::start(&Self, Arc::clone(storage), frames, Arc::clone(cache))?;
-        Ok(Start::Pass(Box::new(pipeline)))
-    }
-
-    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
-        Ok(Box::new(Streams::<Self>::new(name, storage)?))
-    }
-
-    fn chunk_decoder(&self) -> ChunkDecoder {
-        ChunkDecoder::Extents(&Self)
-    }
-
-    fn too_large_reason(&self) -> &'static str {
-        "a zstd frame of more than 64 MiB"
-    }
-
-    fn advice(&self) -> &'static str {
-        "re-pack it for random access: zstd -dc --long=31 FILE | pzstd > NEW"
-    }
-}
-
-impl ExtentDecoder for Zstd {
-    fn container(&self) -> Container {
-        Container::Zstd
-    }
-
-    fn decode(
-        &self,
-        storage: &dyn Storage,
-        extent: &Extent,
-        max_len: usize,
-        buffers: &Buffers,
-    ) -> Result<Vec<u8>> {
+pub(super) const FRAMES: &ExtentFormat = &ExtentFormat {
+    name: NAME,
+    unit: Unit::Bytes,
+    walk: |name, storage| Ok(Start::Walk(Box::new(Frames::new(name, Arc::clone(storage))?))),
+    memory_needed: buffer_memory,
+    decode_at_most: |storage, extent, max_len, buffers| {
         decode_whole(storage, extent, max_len, buffers, |frames, target| {
             Codec::Zstd.decode(frames, target)
         })
-    }
-}
+    },
+};
 
-impl StreamFormat for Zstd {
-    const CONTAINER: Container = Container::Zstd;
-    const PADDING_MAX: Option<u64> = None;
-    const DECODER_PER_STREAM: bool = false;
-
-    fn decoder(memory: u64) -> Result<Box<dyn Streaming>> {
-        Ok(Box::new(zstd_stream(memory)?))
-    }
-
-    fn is_stream(cursor: &mut Cursor) -> Result<bool> {
+static STREAMS: StreamFormat = StreamFormat {
+    name: NAME,
+    padding_max: None,
+    decoder_per_stream: false,
+    decoder: |memory| Ok(Box::new(zstd_stream(memory)?)),
+    is_stream: |cursor| {
         Ok(cursor.magic()?.is_some_and(|magic| magic == MAGIC || is_skippable(magic)))
-    }
+    },
+};
+
+pub(super) fn recognizes(head: &[u8]) -> bool {
+    head.starts_with(&MAGIC.to_le_bytes())
 }
 
-/// A frame, or several consecutive ones.
-#[derive(Clone, Copy)]
-struct Run {
-    start: u64,
-    end: u64,
-    size: Size,
+pub(super) fn open(name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Pass>> {
+    streams::open(&STREAMS, name, storage)
 }
 
 /// Finds the frames of a zstd file.
-pub(super) struct Frames {
+struct Frames {
     name: String,
     cursor: Cursor,
     /// The sizes of the frames from the seek table, compressed and decoded.
     table: Option<std::vec::IntoIter<(u32, u32)>>,
     /// The result of `frame` that ended the last run: a frame that did not fit, the end, or an
     /// error.
-    lookahead: Option<Result<Option<Run>>>,
+    lookahead: Option<Result<Option<Task>>>,
     /// Offset of other data after the last frame.
     trailing_garbage_at: Option<u64>,
 }
 
 impl Frames {
-    pub(super) fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
+    fn new(name: &str, storage: Arc<dyn Storage>) -> Result<Self> {
         let table = seek_table(&*storage)?.map(Vec::into_iter);
         let cursor = Cursor::new(storage, 0, READ_SIZE);
         Ok(Self {
@@ -138,42 +89,27 @@ impl Frames {
     }
 
     /// The next frame.
-    fn next_frame(&mut self) -> Result<Option<Run>> {
-        if let Some(table) = &mut self.table {
+    fn next_frame(&mut self) -> Result<Option<Task>> {
+        let (start, size) = if let Some(table) = &mut self.table {
             let Some((encoded, decoded)) = table.next() else {
                 return Ok(None);
             };
             let start = self.cursor.position();
             self.cursor.skip(encoded.into())?;
-            let end = self.cursor.position();
-            return Ok(Some(Run { start, end, size: Size::Exactly(decoded.into()) }));
-        }
-        loop {
-            let start = self.cursor.position();
-            match self.cursor.magic()? {
-                Some(MAGIC) => {
-                    let size = self.skip_frame().map_err(|error| {
-                        let detail = format_args!("zstd frame at {start:#x}");
-                        error.within("zstd frame").with_detail(detail)
-                    })?;
-                    return Ok(Some(Run { start, end: self.cursor.position(), size }));
-                }
-                Some(magic) if is_skippable(magic) => {
-                    self.cursor.skip(4)?;
-                    let len = self.cursor.u32()?;
-                    self.cursor.skip(len.into())?;
-                }
-                None if self.cursor.remaining() == 0 => return Ok(None),
-                _ if start == 0 => return Err(Error::corrupt("not a zstd frame")),
-                _ => {
-                    if self.cursor.has_garbage()? {
-                        self.trailing_garbage_at = Some(start);
-                        trailing_garbage::warn(&self.name, Container::Zstd, start);
-                    }
-                    return Ok(None);
-                }
+            (start, Size::Exactly(decoded.into()))
+        } else {
+            if skip_to_frame(&mut self.cursor, &[MAGIC])?.is_none() {
+                self.trailing_garbage_at = end_of_frames(&mut self.cursor, &self.name, NAME)?;
+                return Ok(None);
             }
-        }
+            let start = self.cursor.position();
+            let size = self.skip_frame().map_err(|error| {
+                error.within("zstd frame").with_detail(format_args!("zstd frame at {start:#x}"))
+            })?;
+            (start, size)
+        };
+        let extent = Extent { decoded: 0, start, end: self.cursor.position(), detail: 0 };
+        Ok(Some(Task { extent, size, note: Note::None }))
     }
 
     /// Walks over the headers of one frame and returns its decoded size. Stops early if the frame
@@ -255,19 +191,19 @@ impl Walk for Frames {
         let Some(mut run) = first else {
             return Ok(Next::End);
         };
-        while !is_giant(run.end.saturating_sub(run.start), run.size) {
+        while !run.extent.is_giant(run.size) {
             match self.next_frame() {
                 Ok(Some(next))
-                    if next.start == run.end
+                    if next.extent.start == run.extent.end
                         && run.size.and(next.size).max() <= CHUNK_TARGET
-                        && next.end.saturating_sub(run.start) <= CHUNK_TARGET =>
+                        && next.extent.end.saturating_sub(run.extent.start) <= CHUNK_TARGET =>
                 {
-                    run = Run { start: run.start, end: next.end, size: run.size.and(next.size) };
+                    run.extent.end = next.extent.end;
+                    run.size = run.size.and(next.size);
                 }
                 found => {
                     self.lookahead = Some(found);
-                    let extent = Extent { decoded: 0, start: run.start, end: run.end, detail: 0 };
-                    return Ok(Next::Task(Task { extent, size: run.size, note: Note::None }));
+                    return Ok(Next::Task(run));
                 }
             }
         }

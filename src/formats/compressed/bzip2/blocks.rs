@@ -1,16 +1,33 @@
-//! Finds the blocks of a bzip2 file by their magic numbers.
+//! Finds the blocks of a bzip2 file by their magic numbers, which start at any bit.
 
-use super::super::container::Container;
-use super::super::extent::{Extent, Size};
-use super::super::trailing_garbage;
-use super::super::walk::{Next, Note, Task, Verdict, Walk};
-use super::magic::{self, Boundary, END_BITS, MAGIC_BITS, boundary};
+use super::NAME;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
+use crate::formats::compressed::chunks::{Extent, Size};
+use crate::formats::compressed::format::{Next, Note, Task, Verdict, Walk, trailing_garbage};
 use crate::formats::cursor::Cursor;
 use crate::formats::limits::{BZIP2_BLOCK_BITS_MAX, BZIP2_BLOCK_MAX};
 use crate::storage::Storage;
 use crate::sync::Arc;
+
+/// Magic number of a block: pi.
+pub(in super::super) const BLOCK: [u8; 6] = [0x31, 0x41, 0x59, 0x26, 0x53, 0x59];
+
+/// Magic number of the end of a stream: the square root of pi.
+pub(super) const END: [u8; 6] = [0x17, 0x72, 0x45, 0x38, 0x50, 0x90];
+
+/// Length of a magic number.
+const MAGIC_BITS: u64 = 48;
+
+/// Length of the end of a stream, bits: magic number and checksum.
+pub(super) const END_BITS: u64 = 80;
+
+/// What starts at a magic number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Boundary {
+    Block,
+    End,
+}
 
 /// Bytes of the file that a `Cursor` reads at a time.
 const READ_SIZE: usize = 1 << 20;
@@ -34,7 +51,7 @@ pub(in super::super) struct Blocks {
 impl Blocks {
     pub(in super::super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         let mut pairs = vec![false; 1 << 16].into_boxed_slice();
-        for magic in [magic::BLOCK, magic::END].map(magic::number) {
+        for magic in [BLOCK, END].map(number) {
             for shift in 17..=32_u32 {
                 let pair = index(magic.wrapping_shr(shift) & 0xffff);
                 if let Some(pair) = pairs.get_mut(pair) {
@@ -107,10 +124,7 @@ impl Blocks {
         if has_next && task.extent.end == end.saturating_add(4).saturating_mul(8) {
             return Ok(Verdict::Checked);
         }
-        if rest.has_garbage()? {
-            self.trailing_garbage_at = Some(end);
-            trailing_garbage::warn(&self.name, Container::Bzip2, end);
-        }
+        self.trailing_garbage_at = trailing_garbage(&mut rest, &self.name, NAME)?;
         Ok(Verdict::End)
     }
 }
@@ -190,4 +204,27 @@ fn bits32(storage: &dyn Storage, bit: u64) -> Result<Option<u32>> {
 /// The checksum of a stream after another block (bzip2's BZ_FINALISE_CRC and its use).
 fn combine(before: u32, block: u32) -> u32 {
     before.rotate_left(1) ^ block
+}
+
+/// The boundary that starts at `bit` of `data`, if there is one.
+fn boundary(data: &[u8], bit: u64) -> Option<Boundary> {
+    let rest = data.get(index(bit >> 3)..)?;
+    let mut bytes = [0; 8];
+    for (byte, source) in bytes.iter_mut().zip(rest) {
+        *byte = *source;
+    }
+    let found =
+        u64::from_be_bytes(bytes).wrapping_shl(u32::try_from(bit & 7).ok()?).wrapping_shr(16);
+    let is_whole = length(rest.len()).saturating_mul(8) >= (bit & 7).saturating_add(MAGIC_BITS);
+    match found {
+        _ if !is_whole => None,
+        found if found == number(BLOCK) => Some(Boundary::Block),
+        found if found == number(END) => Some(Boundary::End),
+        _ => None,
+    }
+}
+
+/// A magic number as a number.
+pub(super) fn number(magic: [u8; 6]) -> u64 {
+    magic.iter().fold(0, |number, byte| number.wrapping_shl(8) | u64::from(*byte))
 }

@@ -17,7 +17,7 @@
 //! MiB apart. The bytes from one point to the next are a chunk, the unit that archfs decodes
 //! (`decode`) and caches. A read finds the chunks that hold its bytes, and decodes each from its
 //! point. If one huge block makes a chunk larger than 64 MiB, the pass returns
-//! `Output::ChunkTooLarge`. archfs then decodes the file into a temporary file (`GzipForward`).
+//! `Output::ChunkTooLarge`. archfs then decodes the file into a temporary file.
 //!
 //! A checksum covers a whole member. The pass checks all of them. A chunk that starts inside a
 //! member is decoded without a check.
@@ -32,201 +32,268 @@
 //! Invariant: a chunk depends only on its point and the compressed data from that bit on.
 
 mod member;
-mod pieces;
-mod point_recorder;
 
 use member::{Event, MemberDecoder, READ_SIZE};
-use pieces::Pieces;
-use point_recorder::PointRecorder;
 
 use super::buffers::Buffers;
-use super::chunk_cache::ChunkCache;
-use super::format::{ChunkDecoder, ContainerFormat};
-use super::forward::Forward;
-use super::pass::{Output, Pass, Start};
-use super::point::{CompressedWindow, Point, PointDecoder};
-use super::seek_index::Chunks;
+use super::chunks::{Chunks, CompressedWindow, Point};
+use super::format::{Output, Pass, warn_of_trailing_garbage};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::cursor::Cursor;
-use crate::formats::limits::{CHUNK_MAX, GZIP_POINTS_MAX, GZIP_WINDOW};
+use crate::formats::limits::{
+    CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING, GZIP_SPACING_MAX, GZIP_WINDOW,
+};
 use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
-use crate::vfs::SharedBytes;
+
+pub(super) const NAME: &str = "gzip";
 
 /// Compressed bytes past the end of a chunk that the decoder gets. It needs none of them, but its
 /// fast loop runs only with at least 14 bytes of input.
 const LOOKAHEAD: u64 = 64;
 
-/// The gzip container format.
-pub(super) struct Gzip;
+/// Decoded bytes delivered at a time.
+const OUTPUT_SIZE: usize = 256 << 10;
 
-impl ContainerFormat for Gzip {
-    fn recognizes(&self, head: &[u8]) -> bool {
-        // The method is always 8, DEFLATE.
-        head.starts_with(&[0x1f, 0x8b, 8])
-    }
-
-    fn first_pass(
-        &self,
-        name: &str,
-        storage: &Arc<dyn Storage>,
-        _cache: &Arc<ChunkCache>,
-    ) -> Result<Start> {
-        Ok(Start::Pass(Box::new(GzipPass::new(name, Arc::clone(storage)))))
-    }
-
-    fn open_forward(&self, name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Forward>> {
-        Ok(Box::new(GzipForward(Pieces::new(name, storage))))
-    }
-
-    fn chunk_decoder(&self) -> ChunkDecoder {
-        ChunkDecoder::Points(&Self)
-    }
-
-    fn too_large_reason(&self) -> &'static str {
-        "a deflate block of more than 64 MiB"
-    }
-
-    fn advice(&self) -> &'static str {
-        "re-pack it: gzip -dc FILE | gzip > NEW"
-    }
+pub(super) fn recognizes(head: &[u8]) -> bool {
+    // The method is always 8, DEFLATE.
+    head.starts_with(&[0x1f, 0x8b, 8])
 }
 
-/// The first pass over a gzip file: delivers the decoded bytes and records seek points.
-pub(super) struct GzipPass {
-    pieces: Pieces,
-    recorder: PointRecorder,
+/// Starts a pass that finds no chunks, over blocks of any size.
+pub(super) fn open(name: &str, storage: Arc<dyn Storage>) -> Result<Box<dyn Pass>> {
+    Ok(Box::new(GzipPass::new(name, storage, None)))
 }
 
-/// Decodes a gzip file from start to end, with blocks of any size.
-struct GzipForward(Pieces);
+/// Starts a pass that records seek points.
+pub(super) fn first_pass(name: &str, storage: Arc<dyn Storage>) -> Box<dyn Pass> {
+    first_pass_within(name, storage, GZIP_POINTS_MAX)
+}
+
+/// Starts a pass that thins its seek points if there are more than `points_max`.
+pub(super) fn first_pass_within(
+    name: &str,
+    storage: Arc<dyn Storage>,
+    points_max: usize,
+) -> Box<dyn Pass> {
+    Box::new(GzipPass::new(name, storage, Some(PointRecorder::new(points_max))))
+}
+
+/// A pass over a gzip file.
+///
+/// Invariant: everything decoded before damage is delivered before the error.
+struct GzipPass {
+    name: String,
+    decoder: MemberDecoder,
+    /// None if the file is decoded into a temporary file.
+    recorder: Option<PointRecorder>,
+    /// A decoding error, kept until the bytes decoded before it are delivered.
+    damage: Option<Error>,
+    ended: bool,
+}
 
 impl GzipPass {
-    fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
-        Self::with_points_max(name, storage, GZIP_POINTS_MAX)
+    fn new(name: &str, storage: Arc<dyn Storage>, recorder: Option<PointRecorder>) -> Self {
+        let buffer = vec![0; OUTPUT_SIZE.saturating_add(GZIP_WINDOW)];
+        let decoder = MemberDecoder::new(Cursor::new(storage, 0, READ_SIZE), buffer);
+        Self { name: name.to_owned(), decoder, recorder, damage: None, ended: false }
     }
 
-    /// A pass that thins its points if there are more than `points_max`.
-    pub(super) fn with_points_max(
-        name: &str,
-        storage: Arc<dyn Storage>,
-        points_max: usize,
-    ) -> Self {
-        Self { pieces: Pieces::new(name, storage), recorder: PointRecorder::new(points_max) }
-    }
-
-    /// Decodes until a piece is complete, and records points on the way.
-    fn fill(&mut self) -> Result<ChunkSize> {
-        loop {
-            let event = self.pieces.step();
-            let decoded = self.pieces.decoder().decoded_len();
-            if self.recorder.distance(decoded) > CHUNK_MAX {
-                return Ok(ChunkSize::TooLarge);
-            }
-            match event {
-                Some(Event::BlockStart(bit)) => {
-                    let window = self.pieces.decoder().window();
-                    self.recorder.on_block_start(decoded, bit, window)?;
+    /// Decodes up to the next event. None if a piece must be delivered first, or after the end.
+    fn step(&mut self) -> Option<Event> {
+        if self.damage.is_some() || self.ended || self.decoder.is_full() {
+            return None;
+        }
+        match self.decoder.step() {
+            Ok(event) => {
+                if matches!(event, Event::End) {
+                    self.ended = true;
+                    if let Some(at) = self.decoder.trailing_garbage_at() {
+                        warn_of_trailing_garbage(&self.name, NAME, at);
+                    }
                 }
-                Some(Event::MemberStart(bit)) => self.recorder.on_member_start(decoded, bit),
-                Some(Event::BufferFull | Event::MemberEnd | Event::End) => {}
-                None => return Ok(ChunkSize::Fits),
+                Some(event)
+            }
+            Err(error) => {
+                self.damage = Some(error);
+                None
             }
         }
     }
-}
 
-/// Whether the chunk that is being decoded can be decoded at once.
-enum ChunkSize {
-    Fits,
-    TooLarge,
+    /// The bytes decoded since the last call. After them the error, if there is one; then the end.
+    fn deliver(&mut self) -> Result<Output> {
+        let piece = self.decoder.take_output();
+        if !piece.is_empty() {
+            return Ok(Output::Piece(piece));
+        }
+        self.damage.take().map_or(Ok(Output::End), |error| {
+            self.ended = true;
+            Err(error)
+        })
+    }
 }
 
 impl Pass for GzipPass {
     fn next(&mut self) -> Result<Output> {
-        match self.fill()? {
-            ChunkSize::TooLarge => Ok(Output::ChunkTooLarge),
-            ChunkSize::Fits => Ok(self.pieces.deliver()?.map_or(Output::End, Output::Piece)),
+        loop {
+            let event = self.step();
+            let decoded = self.decoder.decoded_len();
+            if let Some(recorder) = &mut self.recorder {
+                if recorder.distance(decoded) > CHUNK_MAX {
+                    return Ok(Output::ChunkTooLarge);
+                }
+                match event {
+                    Some(Event::BlockStart(bit)) => {
+                        recorder.on_block_start(decoded, bit, self.decoder.window())?;
+                    }
+                    Some(Event::MemberStart(bit)) => recorder.on_member_start(decoded, bit),
+                    _ => {}
+                }
+            }
+            if event.is_none() {
+                return self.deliver();
+            }
         }
     }
 
     fn position(&self) -> u64 {
-        self.pieces.decoder().position()
+        self.decoder.position()
     }
 
     fn trailing_garbage_at(&self) -> Option<u64> {
-        self.pieces.decoder().trailing_garbage_at()
+        self.decoder.trailing_garbage_at()
     }
 
     fn usable_len(&self, damage: Kind) -> u64 {
-        self.pieces.decoder().usable_len(damage)
+        self.decoder.usable_len(damage)
     }
 
     fn into_chunks(self: Box<Self>, len: u64) -> Chunks {
-        Chunks::Points(self.recorder.into_points(len))
+        let recorder = self.recorder;
+        recorder.map_or(Chunks::Spooled, |recorder| Chunks::Points(recorder.into_points(len)))
     }
 }
 
-impl Forward for GzipForward {
-    fn next(&mut self) -> Result<Option<SharedBytes>> {
-        while self.0.step().is_some() {}
-        self.0.deliver()
-    }
+/// The most memory that decoding a chunk of `len` bytes takes, bytes.
+///
+/// These are the chunk, the read buffer, and four times the size of a window: the window as saved,
+/// decompressed, and before the chunk in its buffer, and less than that for the decoder.
+pub(super) fn memory_needed(len: u64) -> u64 {
+    len.saturating_add(length(READ_SIZE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
+}
 
-    fn position(&self) -> u64 {
-        self.0.decoder().position()
+/// Decodes the `len` bytes from `point` on. `end` is the bit of the next point, if there is one.
+pub(super) fn decode(
+    storage: &Arc<dyn Storage>,
+    point: &Point,
+    end: Option<u64>,
+    len: u64,
+    buffers: &Buffers,
+) -> Result<Vec<u8>> {
+    let window = point.window.as_ref().map_or(Ok(Vec::new()), CompressedWindow::decompress)?;
+    let size = window.len().saturating_add(index(len));
+    // Do not read far past the next point: if the data compresses well, READ_SIZE bytes hold
+    // many chunks.
+    let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(LOOKAHEAD));
+    let file_range = FileRange::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
+    let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, READ_SIZE);
+    let mut decoder = match &point.window {
+        None => MemberDecoder::new(cursor, buffers.take(size)),
+        Some(_) => MemberDecoder::resume(cursor, point.bit, &window, buffers.take(size))?,
+    };
+    while !decoder.is_full() {
+        match decoder.step() {
+            Ok(Event::End) => break,
+            Ok(_) => {}
+            // If the chunk is complete, bytes missing after it do not matter.
+            Err(error) if error.kind() == Kind::Truncated && decoder.is_full() => break,
+            Err(error) => return Err(error),
+        }
     }
-
-    fn trailing_garbage_at(&self) -> Option<u64> {
-        self.0.decoder().trailing_garbage_at()
-    }
-
-    fn usable_len(&self, damage: Kind) -> u64 {
-        self.0.decoder().usable_len(damage)
+    let bytes = decoder.into_untaken();
+    match length(bytes.len()) == len {
+        true => Ok(bytes),
+        false => Err(Error::corrupt(format!("{len} bytes needed, {} found", bytes.len()))
+            .with_detail(format_args!("decompressed from bit {:#x}", point.bit))),
     }
 }
 
-impl PointDecoder for Gzip {
-    /// The chunk, the read buffer, and four times the size of a window: the window as saved,
-    /// decompressed, and before the chunk in its buffer, and less than that for the decoder.
-    fn memory_needed(&self, len: u64) -> u64 {
-        len.saturating_add(length(READ_SIZE)).saturating_add(length(GZIP_WINDOW).saturating_mul(4))
+/// Records the seek points of a pass.
+///
+/// Invariant: thinning makes no chunk of more than `CHUNK_MAX`.
+struct PointRecorder {
+    points: Vec<Point>,
+    /// Least distance of two points, decoded bytes.
+    spacing: u64,
+    /// Number of points above which they are thinned.
+    points_max: usize,
+}
+
+impl PointRecorder {
+    fn new(points_max: usize) -> Self {
+        Self { points: Vec::new(), spacing: GZIP_SPACING, points_max }
     }
 
-    fn decode(
-        &self,
-        storage: &Arc<dyn Storage>,
-        point: &Point,
-        end: Option<u64>,
-        len: u64,
-        buffers: &Buffers,
-    ) -> Result<Vec<u8>> {
-        let window = point.window.as_ref().map_or(Ok(Vec::new()), CompressedWindow::decompress)?;
-        let size = window.len().saturating_add(index(len));
-        // Do not read far past the next point: if the data compresses well, READ_SIZE bytes hold
-        // many chunks.
-        let end = end.map_or(u64::MAX, |bit| bit.div_ceil(8).saturating_add(LOOKAHEAD));
-        let file_range = FileRange::new(Arc::clone(storage), 0)?.cut(end.min(storage.len()))?;
-        let cursor = Cursor::new(Arc::new(file_range), point.bit >> 3, READ_SIZE);
-        let mut decoder = match &point.window {
-            None => MemberDecoder::new(cursor, buffers.take(size)),
-            Some(_) => MemberDecoder::resume(cursor, point.bit, &window, buffers.take(size))?,
+    /// Decoded bytes from the last point to `decoded`.
+    fn distance(&self, decoded: u64) -> u64 {
+        decoded.saturating_sub(self.points.last().map_or(0, |point| point.decoded))
+    }
+
+    /// Records the header of a member at `bit`, if it is far enough from the last point.
+    fn on_member_start(&mut self, decoded: u64, bit: u64) {
+        if self.is_due(decoded) {
+            self.record(Point { decoded, bit, window: None });
+        }
+    }
+
+    /// Records a block at `bit`, if it is far enough from the last point.
+    ///
+    /// A point without a window means a member header. A block before the first byte of its member
+    /// is not recorded, because its window would be empty too.
+    fn on_block_start(&mut self, decoded: u64, bit: u64, window: &[u8]) -> Result<()> {
+        if self.is_due(decoded) && !window.is_empty() {
+            let window = CompressedWindow::compress(window)?;
+            self.record(Point { decoded, bit, window });
+        }
+        Ok(())
+    }
+
+    /// The points before `len`, the decoded bytes that can be read. A point at `len` has no chunk.
+    fn into_points(mut self, len: u64) -> Vec<Point> {
+        self.points.retain(|point| point.decoded < len);
+        self.points
+    }
+
+    fn is_due(&self, decoded: u64) -> bool {
+        self.points.is_empty() || self.distance(decoded) >= self.spacing
+    }
+
+    fn record(&mut self, point: Point) {
+        self.points.push(point);
+        if self.points.len() > self.points_max && self.spacing < GZIP_SPACING_MAX {
+            self.spacing = self.spacing.saturating_mul(2);
+            self.points = thin(std::mem::take(&mut self.points), self.spacing);
+        }
+    }
+}
+
+/// The points that are at least `spacing` after the last one kept. The first and the last stay.
+fn thin(points: Vec<Point>, spacing: u64) -> Vec<Point> {
+    let gap = |from: &Point, to: &Point| to.decoded.saturating_sub(from.decoded);
+    let mut kept: Vec<Point> = Vec::new();
+    let mut points = points.into_iter().peekable();
+    while let Some(point) = points.next() {
+        let stays = match (kept.last(), points.peek()) {
+            // Without the point, the chunk from `last` would reach to `next`.
+            (Some(last), Some(next)) => gap(last, &point) >= spacing || gap(last, next) > CHUNK_MAX,
+            _ => true,
         };
-        while !decoder.is_full() {
-            match decoder.step() {
-                Ok(Event::End) => break,
-                Ok(_) => {}
-                // If the chunk is complete, bytes missing after it do not matter.
-                Err(error) if error.kind() == Kind::Truncated && decoder.is_full() => break,
-                Err(error) => return Err(error),
-            }
-        }
-        let bytes = decoder.into_untaken();
-        match length(bytes.len()) == len {
-            true => Ok(bytes),
-            false => Err(Error::corrupt(format!("{len} bytes needed, {} found", bytes.len()))
-                .with_detail(format_args!("decompressed from bit {:#x}", point.bit))),
+        if stays {
+            kept.push(point);
         }
     }
+    kept.shrink_to_fit();
+    kept
 }

@@ -1,22 +1,27 @@
-//! Frames of an lz4 file and the headers of their blocks (lz4_Frame_format.md, 1.6.3).
+//! Frames of an lz4 file and their blocks (lz4_Frame_format.md, 1.6.3).
 //!
 //! Invariant: every block returned lies within the file, and its sizes are within the limit of its
 //! frame.
 
 use xxhash_rust::xxh32::xxh32;
 
-use super::super::container::Container;
-use super::super::skippable::is_skippable;
-use super::super::trailing_garbage;
-use super::super::walk::FrameEnd;
+use super::NAME;
+use crate::codecs::{Codec, lz4_linked};
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{Reader, index};
+use crate::formats::compressed::format::FrameEnd;
+use crate::formats::compressed::skippable::{end_of_frames, skip_to_frame};
 use crate::formats::cursor::Cursor;
 use crate::formats::limits::LZ4_LEGACY_BLOCK;
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-pub(super) const MAGIC: u32 = 0x184d_2204;
-pub(super) const LEGACY_MAGIC: u32 = 0x184c_2102;
+const MAGIC: u32 = 0x184d_2204;
+const LEGACY_MAGIC: u32 = 0x184c_2102;
+pub(super) const MAGICS: [u32; 2] = [MAGIC, LEGACY_MAGIC];
+
+/// How far back a block may copy from, bytes.
+pub(super) const WINDOW: usize = 64 << 10;
 
 /// The bit of a block's size that marks an uncompressed block.
 const STORED: u32 = 1 << 31;
@@ -188,35 +193,16 @@ impl Frames {
     }
 
     fn start(&mut self) -> Result<Event> {
-        loop {
-            let start = self.cursor.position();
-            match self.cursor.magic()? {
-                Some(MAGIC) => {
-                    self.cursor.skip(4)?;
-                    self.frame = Some(Frame::parse(&mut self.cursor)?);
-                    return Ok(Event::Start);
-                }
-                Some(LEGACY_MAGIC) => {
-                    self.cursor.skip(4)?;
-                    self.frame = Some(Frame::legacy());
-                    return Ok(Event::Start);
-                }
-                Some(magic) if is_skippable(magic) => {
-                    self.cursor.skip(4)?;
-                    let len = self.cursor.u32()?;
-                    self.cursor.skip(len.into())?;
-                }
-                None if self.cursor.remaining() == 0 => return Ok(Event::FileEnd),
-                _ if start == 0 => return Err(Error::corrupt("not an lz4 frame")),
-                _ => {
-                    if self.cursor.has_garbage()? {
-                        self.trailing_garbage_at = Some(start);
-                        trailing_garbage::warn(&self.name, Container::Lz4, start);
-                    }
-                    return Ok(Event::FileEnd);
-                }
-            }
-        }
+        let Some(magic) = skip_to_frame(&mut self.cursor, &MAGICS)? else {
+            self.trailing_garbage_at = end_of_frames(&mut self.cursor, &self.name, NAME)?;
+            return Ok(Event::FileEnd);
+        };
+        self.cursor.skip(4)?;
+        self.frame = Some(match magic {
+            MAGIC => Frame::parse(&mut self.cursor)?,
+            _ => Frame::legacy(),
+        });
+        Ok(Event::Start)
     }
 
     fn block(&mut self, frame: Frame) -> Result<Event> {
@@ -243,5 +229,62 @@ impl Frames {
         let block = Block::parse(header, start, &frame)?;
         self.cursor.skip(block.end.saturating_sub(start).saturating_sub(4))?;
         Ok(Event::Block(frame, block))
+    }
+}
+
+/// Decodes a run of blocks into `target`. `detail` describes their frame. Returns how many bytes of
+/// `target` are filled.
+pub(super) fn decode_run(run: &[u8], detail: u32, target: &mut [u8]) -> Result<usize> {
+    let frame = Frame::from_detail(detail);
+    let mut reader = Reader::new("run of lz4 blocks", run);
+    let mut filled = 0_usize;
+    while reader.remaining() > 0 {
+        let header = reader.u32()?;
+        let block = Block::parse(header, 0, &frame)?;
+        let source = reader.bytes(index(block.encoded))?;
+        if frame.block_checksums {
+            check_block(source, reader.u32()?)?;
+        }
+        filled = filled.saturating_add(decode_block(&frame, &block, source, target, filled)?);
+    }
+    Ok(filled)
+}
+
+/// Decodes one block into `target` at `filled`. Returns its length.
+pub(super) fn decode_block(
+    frame: &Frame,
+    block: &Block,
+    source: &[u8],
+    target: &mut [u8],
+    filled: usize,
+) -> Result<usize> {
+    let (before, rest) = target.split_at_mut_checked(filled).unwrap_or_default();
+    let capacity = rest.len().min(index(block.decoded_max(frame)));
+    let rest = rest.get_mut(..capacity).unwrap_or_default();
+    if block.stored {
+        let Some(destination) = rest.get_mut(..source.len()) else {
+            return Err(Error::corrupt("more bytes than announced"));
+        };
+        destination.copy_from_slice(source);
+        return Ok(source.len());
+    }
+    match frame.linked {
+        true => {
+            let window = before.len().saturating_sub(WINDOW);
+            lz4_linked(source, rest, before.get(window..).unwrap_or_default())
+        }
+        false => Codec::Lz4.decode(source, rest),
+    }
+}
+
+/// Checks the checksum of a block, which covers its bytes in the file.
+pub(super) fn check_block(source: &[u8], stored: u32) -> Result<()> {
+    let sum = xxh32(source, 0);
+    match sum == stored {
+        true => Ok(()),
+        false => {
+            let detail = format_args!("{stored:#010x}, but its bytes give {sum:#010x}");
+            Err(Error::corrupt("wrong block checksum").with_detail(detail))
+        }
     }
 }

@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 
 use super::{check, count, run, sample, store};
 use crate::error::{Kind, Result};
-use crate::formats::compressed::bzip2::blocks::Blocks;
-use crate::formats::compressed::bzip2::{Bzip2, magic};
-use crate::formats::compressed::extent::{Extent, Size};
-use crate::formats::compressed::pass::{Output, Pass};
+use crate::formats::compressed::bzip2::BLOCKS;
+use crate::formats::compressed::bzip2::blocks::{BLOCK, Blocks};
+use crate::formats::compressed::chunks::{Extent, Size};
+use crate::formats::compressed::format::{Next, Note, Output, Pass, Task, Verdict, Walk};
 use crate::formats::compressed::pipeline::Pipeline;
-use crate::formats::compressed::walk::{Next, Note, Task, Verdict, Walk};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 #[test]
@@ -73,7 +72,7 @@ fn read_cut(encoded: &[u8], pieces: u64) -> (Result<Vec<u8>>, u64) {
     let blocks = Blocks::new("x", Arc::clone(&storage));
     let joins = Arc::new(AtomicU64::new(0));
     let walk = Cut { blocks, pieces, waiting: VecDeque::new(), joins: Arc::clone(&joins) };
-    let mut pipeline = Pipeline::start(&Bzip2, storage, Box::new(walk), super::cache()).unwrap();
+    let mut pipeline = Pipeline::start(BLOCKS, storage, Box::new(walk), super::cache()).unwrap();
     let mut bytes = Vec::new();
     let outcome = loop {
         match pipeline.next() {
@@ -102,7 +101,7 @@ fn joins_bzip2_blocks_cut_by_false_magic_numbers() {
 
 #[test]
 fn gives_up_on_a_bzip2_file_of_magic_numbers() {
-    let encoded = [&b"BZh9"[..], &magic::BLOCK.repeat(100_000)].concat();
+    let encoded = [&b"BZh9"[..], &BLOCK.repeat(100_000)].concat();
     let (outcome, joins) = read_cut(&encoded, 1);
     assert_eq!((outcome.unwrap_err().kind(), joins), (Kind::Corrupt, 8));
 }

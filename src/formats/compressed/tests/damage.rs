@@ -4,8 +4,7 @@
 
 use super::{check_reads, first_pass, first_pass_and_spool, open, recognized, run, sample, saved};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::extent::Extent;
-use crate::formats::compressed::seek_index::Chunks;
+use crate::formats::compressed::chunks::{Chunks, Extent};
 use crate::formats::compressed::{Container, SeekIndex};
 use crate::storage::Storage;
 

@@ -2,9 +2,9 @@
 
 use super::{check, check_reads, first_pass, open, run, sample, saved, store};
 use crate::error::Kind;
-use crate::formats::compressed::gzip::GzipPass;
-use crate::formats::compressed::pass::{Output, Pass};
-use crate::formats::compressed::seek_index::Chunks;
+use crate::formats::compressed::chunks::Chunks;
+use crate::formats::compressed::format::Output;
+use crate::formats::compressed::gzip::first_pass_within;
 use crate::formats::compressed::{Container, SeekIndex};
 
 #[test]
@@ -79,7 +79,7 @@ fn reads_gzip() {
 fn thins_gzip_seek_points() {
     let data = sample(40 << 20, 3);
     let encoded = run("gzip -1 -c", &data).unwrap();
-    let mut pass: Box<dyn Pass> = Box::new(GzipPass::with_points_max("x", store(&encoded), 8));
+    let mut pass = first_pass_within("x", store(&encoded), 8);
     while !matches!(pass.next().unwrap(), Output::End) {}
     let chunks = pass.into_chunks(data.len() as u64);
     let Chunks::Points(points) = &chunks else { panic!("no points") };

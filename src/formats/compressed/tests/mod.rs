@@ -3,18 +3,16 @@
 
 mod bzip2;
 mod damage;
+mod frames;
 mod gzip;
-mod lz4;
 mod spool;
 mod xz;
-mod zstd;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Reader;
-use crate::formats::compressed::seek_index::Chunks;
 use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::formats::limits::SKIPPABLE_FIRST_MAX;
 use crate::storage::{MemStorage, Storage};
@@ -173,11 +171,7 @@ fn check(what: &str, encoded: Option<Vec<u8>>, data: &[u8]) -> Option<SeekIndex>
 }
 
 fn count(seek_index: &SeekIndex) -> usize {
-    match &seek_index.chunks {
-        Chunks::Points(points) => points.len(),
-        Chunks::Extents(extents) => extents.len(),
-        Chunks::Spooled => 0,
-    }
+    seek_index.chunks.count()
 }
 
 #[test]

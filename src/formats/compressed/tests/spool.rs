@@ -4,7 +4,7 @@
 
 use super::{check, count, first_pass, run, run_on_file, sample, store};
 use crate::error::Kind;
-use crate::formats::compressed::seek_index::Chunks;
+use crate::formats::compressed::chunks::Chunks;
 
 #[test]
 fn spools_only_files_with_a_giant_chunk() {
@@ -86,9 +86,9 @@ impl Bits {
 
 #[test]
 fn limits_the_temporary_file() {
+    use crate::formats::compressed::Container;
     use crate::formats::compressed::spool::{Spool, TemporaryFile};
     use crate::formats::compressed::spool_limit::SpoolLimit;
-    use crate::formats::compressed::zstd::Zstd;
     let data = sample(3 << 20, 11);
     let Some(encoded) = run("zstd -1 -c", &data) else { return };
     for (limit, fits) in [(3 << 20, true), ((3 << 20) - 1, false)] {
@@ -98,7 +98,9 @@ fn limits_the_temporary_file() {
             directory: std::path::Path::new("/scratch"),
             limit: SpoolLimit::fixed(limit),
         };
-        let spool = Spool::within("x", store(&encoded), &Zstd, room).unwrap();
+        let spool =
+            Spool::within("x", store(&encoded), Container::Zstd.spool_format().unwrap(), room)
+                .unwrap();
         let mut buffer = vec![0; data.len()];
         let outcome = spool.read_exact_at(&mut buffer, 0);
         match fits {

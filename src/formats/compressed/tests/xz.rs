@@ -4,11 +4,10 @@
 
 use super::{check, count, run, sample};
 use crate::error::Kind;
-use crate::formats::compressed::format::ContainerFormat;
-use crate::formats::compressed::seek_index::Chunks;
-use crate::formats::compressed::xz::Xz;
-use crate::formats::compressed::xz::block::window as block_window;
+use crate::formats::compressed::chunks::Chunks;
+use crate::formats::compressed::format::Output;
 use crate::formats::compressed::xz::index::{Blocks, Remaining};
+use crate::formats::compressed::xz::{self, window as block_window};
 use crate::formats::limits::XZ_PADDING_MAX;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
@@ -94,13 +93,13 @@ fn too_much_xz_padding_ends_forward_decoding() {
     let padding_max = usize::try_from(XZ_PADDING_MAX).unwrap();
     for (zeros, streams) in [(padding_max, 2), (padding_max + 4, 1)] {
         let file = [&encoded[..], &vec![0; zeros], &encoded].concat();
-        let mut forward = Xz.open_forward("x", Arc::new(MemStorage::new(file))).unwrap();
+        let mut pass = xz::open("x", Arc::new(MemStorage::new(file))).unwrap();
         let mut decoded = 0;
-        while let Some(piece) = forward.next().unwrap() {
+        while let Output::Piece(piece) = pass.next().unwrap() {
             decoded += piece.len();
         }
         assert_eq!(decoded, data.len() * streams, "past {zeros} zeros");
-        assert_eq!(forward.trailing_garbage_at().is_some(), streams == 1, "and that is reported");
+        assert_eq!(pass.trailing_garbage_at().is_some(), streams == 1, "and that is reported");
     }
 }
 
@@ -127,9 +126,9 @@ fn forward_decoding_pauses_in_long_padding() {
     let Some(encoded) = run("xz -0 -c", &data) else { return };
     let file = [&encoded[..], &vec![0; 20 << 20], &encoded, &[0; 7]].concat();
     let storage = Arc::new(MemStorage::new(file));
-    let mut forward = Xz.open_forward("x", storage.clone()).unwrap();
+    let mut pass = xz::open("x", storage.clone()).unwrap();
     let (mut bytes, mut before) = (Vec::new(), 0);
-    while let Some(piece) = forward.next().unwrap() {
+    while let Output::Piece(piece) = pass.next().unwrap() {
         bytes.extend_from_slice(&piece);
         let read = storage.bytes_read();
         assert!(read - before <= 5 << 20, "{} bytes read without a pause", read - before);

@@ -1,12 +1,15 @@
 //! Finds the blocks of .xz files by the indexes of their streams.
 
-use super::super::extent::{Extent, Size, is_giant};
-use super::super::walk::{Next, Note, Task, Walk};
-use super::stream::{FOOTER_MAGIC, stream_header, varint};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
+use crate::formats::compressed::chunks::{Extent, Size};
+use crate::formats::compressed::format::{Next, Note, Task, Walk};
 use crate::formats::limits::{XZ_BLOCKS_MAX, XZ_INDEX_MAX, XZ_PADDING_MAX};
 use crate::storage::Storage;
+
+/// Magic numbers of a stream header and of a footer.
+pub(super) const HEADER_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
+pub(super) const FOOTER_MAGIC: [u8; 2] = *b"YZ";
 
 /// Size of a stream header and of a footer, bytes.
 const HEADER_LEN: u64 = 12;
@@ -15,26 +18,29 @@ const HEADER_LEN: u64 = 12;
 const PADDING_READ_MAX: u64 = 64 << 10;
 
 /// The blocks of an xz file in order, each with its decoded size.
-pub(in super::super) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
+pub(in crate::formats::compressed) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
 
 /// The unused part of the limits for a file.
-pub(in super::super) struct Remaining {
+pub(in crate::formats::compressed) struct Remaining {
     /// Bytes of stream padding.
-    pub(in super::super) padding: u64,
+    pub(in crate::formats::compressed) padding: u64,
     /// Blocks and streams together.
-    pub(in super::super) blocks: usize,
+    pub(in crate::formats::compressed) blocks: usize,
 }
 
 impl Blocks {
     /// Reads the indexes, from the end of the file to its start.
     ///
     /// Fails with `Corrupt` if they do not add up to the file, for example because it is cut short.
-    pub(in super::super) fn read(storage: &dyn Storage) -> Result<Self> {
+    pub(in crate::formats::compressed) fn read(storage: &dyn Storage) -> Result<Self> {
         Self::within(storage, Remaining { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
     }
 
     /// The same, within `limits`.
-    pub(in super::super) fn within(storage: &dyn Storage, mut limits: Remaining) -> Result<Self> {
+    pub(in crate::formats::compressed) fn within(
+        storage: &dyn Storage,
+        mut limits: Remaining,
+    ) -> Result<Self> {
         let mut end = storage.len();
         let mut blocks = Vec::new();
         loop {
@@ -49,10 +55,9 @@ impl Blocks {
     }
 
     /// Whether a block is too large to be decoded at once.
-    pub(in super::super) fn has_giant(&self) -> bool {
-        self.0.as_slice().iter().any(|(extent, decoded)| {
-            is_giant(extent.end.saturating_sub(extent.start), Size::Exactly(*decoded))
-        })
+    pub(in crate::formats::compressed) fn has_giant(&self) -> bool {
+        let mut blocks = self.0.as_slice().iter();
+        blocks.any(|(extent, decoded)| extent.is_giant(Size::Exactly(*decoded)))
     }
 }
 
@@ -186,4 +191,24 @@ fn padded(size: u64) -> u64 {
 fn damaged_stream(end: u64, what: &str) -> Error {
     Error::corrupt(format!("xz stream: {what}"))
         .with_detail(format_args!("xz stream that ends at {end:#x}"))
+}
+
+/// The header of a stream with these flags.
+pub(super) fn stream_header(flags: [u8; 2]) -> [u8; 12] {
+    let [m0, m1, m2, m3, m4, m5] = HEADER_MAGIC;
+    let ([f0, f1], [c0, c1, c2, c3]) = (flags, crc32fast::hash(&flags).to_le_bytes());
+    [m0, m1, m2, m3, m4, m5, f0, f1, c0, c1, c2, c3]
+}
+
+/// A number of up to 63 bits, seven bits per byte, the lowest first (.xz format, 1.2).
+pub(super) fn varint(reader: &mut Reader<'_>) -> Result<u64> {
+    let mut number = 0_u64;
+    for position in 0..9_u32 {
+        let [byte] = reader.array()?;
+        number |= u64::from(byte & 0x7f).wrapping_shl(position.saturating_mul(7));
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(Error::corrupt("a number in an xz index has more than nine bytes"))
 }
