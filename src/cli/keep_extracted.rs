@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use crate::error::Result;
-use crate::lifecycle;
+use crate::extract;
 
 /// Remove extracted files when the last process that holds them has ended (started by `run`)
 #[derive(Debug, clap::Args)]
@@ -14,5 +14,5 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    lifecycle::keep_extracted(&args.directory).map(|()| 0)
+    extract::keep(&args.directory).map(|()| 0)
 }

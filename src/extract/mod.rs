@@ -23,11 +23,16 @@ mod attributes;
 mod contents;
 mod directories;
 mod feed;
+mod hold;
 mod listing;
 mod nodes;
 mod report;
 mod selection;
+mod shared_directory;
 mod target;
+
+pub(crate) use hold::{Hold, keep};
+pub(crate) use shared_directory::{SafeParent, remove_ended};
 
 use contents::Contents;
 use listing::Listing;

@@ -7,7 +7,6 @@
 mod commands;
 mod daemon;
 pub mod doctor;
-mod extracted;
 mod job_step;
 mod mount;
 mod plan;
@@ -29,12 +28,11 @@ pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
 pub use daemon::end_policy::Lifetime;
 pub use daemon::launcher::Launcher;
-pub use daemon::name_readahead::lister::read_names;
+pub use daemon::name_readahead::read_names;
 pub use daemon::opening::open_to_read;
+pub use daemon::report::Snapshot;
 pub use daemon::signals::{ignore_others, leave_to_system_calls, receive_in_order};
-pub use daemon::snapshot::Snapshot;
 pub use daemon::{serve_in_background, serve_in_foreground};
-pub use extracted::keep as keep_extracted;
 pub use job_step::{
     JobStepChoice, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
     unmount as unmount_by_step,

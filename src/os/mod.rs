@@ -23,6 +23,7 @@ pub mod probe;
 pub mod process;
 pub mod processors;
 pub mod raw_signals;
+pub(crate) mod record_directory;
 pub mod scm_rights;
 pub mod shared_bits;
 pub(crate) mod signal_receiver;

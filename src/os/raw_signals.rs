@@ -13,6 +13,9 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Pid;
 
+/// Signals that ask archfs to end.
+pub(crate) const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGHUP, libc::SIGINT];
+
 /// A set of blocked signals.
 #[derive(Clone, Copy)]
 pub(crate) struct Mask(libc::sigset_t);

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::process::geteuid;
 
 use crate::error::{Error, Result};
-use crate::lifecycle::extracted;
+use crate::extract;
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::registry::{
     self, EXIT_TIMEOUT, LOCK_RETRY_INTERVAL, LockWait, MountLock, Record, RecordSnapshot,
@@ -74,7 +74,7 @@ pub fn gc() -> Result<Cleared> {
             Err(error) => cleared.errors.push(error),
         }
     }
-    let (removed, errors) = extracted::remove_ended();
+    let (removed, errors) = extract::remove_ended();
     cleared.extracted = removed;
     cleared.errors.extend(errors);
     registry::remove_orphan_sockets();

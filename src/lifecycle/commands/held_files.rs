@@ -3,11 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
+use super::extraction;
 use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
 use super::run_options::{Chart, Display, RunOptions};
 use crate::error::{Error, Kind, Result};
+use crate::extract::{Hold, SafeParent};
 use crate::lifecycle::MountPlan;
-use crate::lifecycle::extracted::{self, Hold, SafeParent};
 use crate::lifecycle::mount::fusermount;
 use crate::os::process::ProcessId;
 use crate::progress::Show;
@@ -39,7 +40,7 @@ pub(super) fn obtain(
         },
     };
     warn_of_extraction(parent, why);
-    let hold = extracted::obtain(plan, &safe_parent?, display.show, display.watch)?;
+    let hold = extraction::obtain(plan, &safe_parent?, display.show, display.watch)?;
     Ok(HeldFiles::Extracted(hold))
 }
 

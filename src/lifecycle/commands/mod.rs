@@ -2,6 +2,7 @@
 
 pub(super) mod chosen_mount_point;
 pub(super) mod descendants;
+mod extraction;
 pub(super) mod gc;
 mod held_files;
 pub(super) mod holder;

@@ -19,6 +19,7 @@ use crate::lifecycle::registry::{self, Client, MountFate, MountState, Prepared, 
 use crate::lifecycle::{Background, ConnectionSource, MountPlan};
 use crate::os::mountinfo;
 use crate::os::process::ProcessId;
+use crate::os::record_directory::RecordDirectory;
 use crate::progress::Show;
 
 /// How long to wait for the table of direct reads before the command starts, so that `run` can say
@@ -225,7 +226,7 @@ fn prepare_direct_reads(mount_point: &Path) -> Result<Environment> {
         return Err(Error::new(Kind::Unsupported, why));
     }
     let device = entry.device_number().ok_or_else(missing)?;
-    let library = registry::in_record_directory(direct::install)
+    let library = RecordDirectory::try_each_parent(|found| direct::install(found.path()))
         .map_err(|error| Error::new(Kind::Io, "cannot store the library").with_source(error))?;
     let inherited = |name: &str| std::env::var_os(name);
     Ok(direct::environment(&library, device, &snapshot.socket(), inherited).into())

@@ -17,8 +17,8 @@ use signal_hook::iterator::backend::Handle;
 
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::end_policy::{EndPolicy, Lifetime};
-use crate::lifecycle::daemon::kill_wait::KillWait;
 use crate::lifecycle::daemon::signals::{self, ENDING, IgnoredNow};
+use crate::lifecycle::daemon::slurm_end::KillWait;
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::os::process::timespec;
 use crate::os::raw_signals;

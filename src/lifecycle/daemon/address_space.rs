@@ -23,18 +23,15 @@ const REST: u64 = 96 << 20;
 /// Threads below which a mount is refused, unless the user asked for fewer.
 const LEAST_THREADS: usize = 4;
 
-/// A limit on this process.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     /// The command that sets it.
     option: &'static str,
-    /// Limit, bytes.
     total: u64,
     /// Bytes that are not used yet.
     left: u64,
 }
 
-/// Whether address space is limited.
 pub(in crate::lifecycle) fn is_limited() -> bool {
     limit().is_some()
 }

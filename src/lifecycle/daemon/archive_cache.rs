@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::Service;
 use crate::lifecycle::{ArchiveCacheChoice, MountPlan, registry};
 use crate::os::memory::{self, Headroom};
 use crate::stats::Stats;
@@ -41,7 +42,7 @@ struct Transfer {
 }
 
 /// The pages of the archives of a mount.
-pub(in crate::lifecycle) struct ArchiveCachePolicy {
+pub(super) struct ArchiveCachePolicy {
     choice: ArchiveCacheChoice,
     switch: Arc<ArchiveCache>,
     /// The archives as the records of mounts name them.
@@ -59,8 +60,7 @@ pub(in crate::lifecycle) struct ArchiveCachePolicy {
 }
 
 impl ArchiveCachePolicy {
-    /// The pages of `files`, which are served from now on.
-    pub(in crate::lifecycle) fn new(
+    pub(super) fn new(
         plan: &MountPlan,
         files: &[Arc<FileStorage>],
         copy: Option<&Arc<NearCopy>>,
@@ -80,29 +80,9 @@ impl ArchiveCachePolicy {
 
     /// Decides for the first time. `archives` are those of the record, so that no other decision
     /// has to look for them on a file system that may not answer.
-    pub(in crate::lifecycle) fn begin(&mut self, archives: Vec<PathBuf>) {
+    pub(super) fn begin(&mut self, archives: Vec<PathBuf>) {
         self.archives = archives;
         self.update(Instant::now());
-    }
-
-    /// Decides again if that is due at `now`. Returns when to call this again.
-    pub(in crate::lifecycle) fn update(&mut self, now: Instant) -> Option<Instant> {
-        let is_automatic = self.choice == ArchiveCacheChoice::Auto && self.bytes > 0;
-        if now >= self.decide_at {
-            let requests = self.stats.uses();
-            let is_idle = requests == self.requests;
-            self.requests = requests;
-            self.decide_at = now + if is_idle { IDLE_INTERVAL } else { INTERVAL };
-            match is_automatic {
-                true => self.decide(),
-                false => self.switch.set_drops(self.choice == ArchiveCacheChoice::Drop),
-            }
-            if self.switch.drops() {
-                self.drop_copy();
-            }
-        }
-        let has_copy = self.copy.is_some() && self.switch.drops();
-        (is_automatic || has_copy).then_some(self.decide_at)
     }
 
     fn decide(&mut self) {
@@ -143,6 +123,28 @@ impl ArchiveCachePolicy {
         if let Err(error) = thread::Builder::new().name("drop".into()).spawn(work) {
             log::warn!("--stage: cannot start a thread: {error}");
         }
+    }
+}
+
+impl Service for ArchiveCachePolicy {
+    /// Decides again if that is due.
+    fn update(&mut self, now: Instant) -> Option<Instant> {
+        let is_automatic = self.choice == ArchiveCacheChoice::Auto && self.bytes > 0;
+        if now >= self.decide_at {
+            let requests = self.stats.uses();
+            let is_idle = requests == self.requests;
+            self.requests = requests;
+            self.decide_at = now + if is_idle { IDLE_INTERVAL } else { INTERVAL };
+            match is_automatic {
+                true => self.decide(),
+                false => self.switch.set_drops(self.choice == ArchiveCacheChoice::Drop),
+            }
+            if self.switch.drops() {
+                self.drop_copy();
+            }
+        }
+        let has_copy = self.copy.is_some() && self.switch.drops();
+        (is_automatic || has_copy).then_some(self.decide_at)
     }
 }
 

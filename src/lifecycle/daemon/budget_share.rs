@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 
+use super::Service;
 use crate::cache::{self, Budget};
 use crate::lifecycle::registry::Peers;
 use crate::stats::Stats;
@@ -28,8 +29,8 @@ fn share(total: u64, daemons: usize, floor: u64) -> u64 {
     (total / daemons).max(floor.min(total))
 }
 
-/// The share of this daemon.
-pub(in crate::lifecycle) struct Share {
+/// The part of this daemon.
+pub(super) struct BudgetShare {
     /// Budget of the job, or of this mount if it is not shared, bytes.
     total: u64,
     /// Current part of this daemon, bytes.
@@ -44,48 +45,29 @@ pub(in crate::lifecycle) struct Share {
     _closed_last: Option<OwnedFd>,
 }
 
-impl Share {
-    /// All of `total` bytes: the budget is not shared.
-    pub(in crate::lifecycle) fn whole(total: u64, budget: Budget, stats: Arc<Stats>) -> Self {
-        stats.set_budget(total);
-        Self { total, now: total, budget, stats, peers: None, settles: None, _closed_last: None }
-    }
-
-    /// The share of `total` bytes, the default budget of the job, among `peers`. If the daemons
-    /// cannot be counted, this one uses all of it.
-    pub(in crate::lifecycle) fn join(
+impl BudgetShare {
+    /// The share of `total` bytes, the budget of the job, among `peers`; all of it if there are
+    /// none.
+    pub(super) fn join(
         total: u64,
         budget: Budget,
         stats: Arc<Stats>,
         peers: Option<Peers>,
     ) -> Self {
-        let mut share = Self::whole(total, budget, stats);
-        share.peers = peers;
+        stats.set_budget(total);
+        let settles = peers.is_some().then(|| Instant::now() + SETTLE);
+        let mut share =
+            Self { total, now: total, budget, stats, peers, settles, _closed_last: None };
         share.count();
-        share.settles = share.peers.is_some().then(|| Instant::now() + SETTLE);
         share
     }
 
-    /// The descriptor to poll.
-    pub(in crate::lifecycle) fn watched(&self) -> Option<PollFd<'_>> {
+    pub(super) fn watched(&self) -> Option<PollFd<'_>> {
         self.peers.as_ref().map(|peers| PollFd::new(peers.changes(), PollFlags::IN))
     }
 
-    /// Updates the share if that is due at `now`. Returns when to call this again if nothing
-    /// changes.
-    pub(in crate::lifecycle) fn update(&mut self, now: Instant) -> Option<Instant> {
-        if self.peers.as_ref()?.take_changes() {
-            self.settles = Some(now + SETTLE);
-            self.count();
-        } else if self.settles.is_some_and(|settles| now >= settles) {
-            self.settles = None;
-            self.count();
-        }
-        self.settles
-    }
-
     /// Watches the peers in `directory`, to which the record of this daemon may have moved.
-    pub(in crate::lifecycle) fn renew_watch(&mut self, directory: &Path, now: Instant) {
+    pub(super) fn renew_watch(&mut self, directory: &Path, now: Instant) {
         if self.peers.as_mut().is_some_and(|peers| peers.renew_watch(directory)) {
             // Changes before the new watch were not reported.
             self.settles = Some(now + SETTLE);
@@ -95,7 +77,7 @@ impl Share {
 
     /// Leaves this share to the other daemons, because nothing is mounted any more. Files that are
     /// still open are served with little memory.
-    pub(in crate::lifecycle) fn leave(&mut self) {
+    pub(super) fn leave(&mut self) {
         if let Some(peers) = self.peers.take() {
             self._closed_last = Some(peers.stop());
             self.set(cache::LEAST.min(self.total));
@@ -118,6 +100,19 @@ impl Share {
         if thread::Builder::new().name("budget".into()).spawn(move || budget.apply()).is_err() {
             self.budget.apply();
         }
+    }
+}
+
+impl Service for BudgetShare {
+    fn update(&mut self, now: Instant) -> Option<Instant> {
+        if self.peers.as_ref()?.take_changes() {
+            self.settles = Some(now + SETTLE);
+            self.count();
+        } else if self.settles.is_some_and(|settles| now >= settles) {
+            self.settles = None;
+            self.count();
+        }
+        self.settles
     }
 }
 

@@ -17,7 +17,6 @@ use crate::vfs::Tree;
 
 use super::mounted::Mounted;
 
-/// The direct reads of one mount.
 pub(super) struct DirectReads {
     tree: Arc<dyn Tree>,
     mount: Arc<Mounted>,
@@ -41,12 +40,10 @@ enum Progress {
 }
 
 impl DirectReads {
-    /// Direct reads of files of `tree`, which are mounted as `mount`.
     pub(super) fn new(tree: Arc<dyn Tree>, mount: Arc<Mounted>, stats: Arc<Stats>) -> Self {
         Self { tree, mount, stats, progress: Progress::NotAsked, state: None, has_failed: false }
     }
 
-    /// Whether a process has asked.
     pub(super) fn was_asked(&self) -> bool {
         !matches!(self.progress, Progress::NotAsked)
     }

@@ -37,7 +37,6 @@ pub struct Lifetime {
     pub detaches_on_signal: bool,
 }
 
-/// What the daemon must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum Step {
     /// Serve, and check again when something happens, or at this time if there is one.
@@ -50,20 +49,16 @@ pub(in crate::lifecycle) enum Step {
     Exit,
 }
 
-/// What holds the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) struct Holders {
-    /// Whether a process holds a lease.
     pub(in crate::lifecycle) by_process: bool,
     /// Whether the mount stays until it is unmounted, even without leases.
     pub(in crate::lifecycle) until_unmount: bool,
 }
 
-/// When one mount ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::lifecycle) struct EndPolicy {
     lifetime: Lifetime,
-    /// Grace period if the user sets none.
     default_grace: Duration,
     /// When the daemon was first asked to end.
     end_requested: Option<Instant>,
@@ -81,7 +76,6 @@ pub(in crate::lifecycle) struct EndPolicy {
 }
 
 impl EndPolicy {
-    /// The policy of a mount made at `now`.
     pub(in crate::lifecycle) fn new(lifetime: Lifetime, now: Instant) -> Self {
         Self {
             lifetime,
@@ -102,7 +96,6 @@ impl EndPolicy {
         self.default_grace = DEFAULT_GRACE.min(kill_wait.saturating_mul(2) / 3);
     }
 
-    /// Grace period: how long to serve after SIGTERM.
     pub(in crate::lifecycle) fn grace(&self) -> Duration {
         self.lifetime.grace.unwrap_or(self.default_grace)
     }
@@ -127,12 +120,10 @@ impl EndPolicy {
         self.end_requested.get_or_insert(now);
     }
 
-    /// Notes that the daemon must end at once.
     pub(in crate::lifecycle) fn request_end_now(&mut self) {
         self.end_now = true;
     }
 
-    /// Notes that the mount was unmounted.
     pub(in crate::lifecycle) fn note_unmounted(&mut self) {
         self.is_unmounted = true;
     }

@@ -34,10 +34,7 @@ pub(super) mod archive_cache;
 pub(super) mod budget_share;
 pub(super) mod clone_fd;
 mod direct_reads;
-mod disconnected;
 pub(super) mod end_policy;
-mod idle;
-pub(super) mod kill_wait;
 pub(super) mod launcher;
 mod log_file;
 mod mounted;
@@ -46,25 +43,23 @@ pub(super) mod opening;
 #[cfg(test)]
 mod proof;
 mod release;
-mod report;
+pub(super) mod report;
 pub(super) mod session;
 pub(super) mod signals;
 pub(super) mod slurm_end;
-pub(super) mod snapshot;
 mod stage;
 mod start;
 
 use archive_cache::ArchiveCachePolicy;
-use budget_share::Share;
+use budget_share::BudgetShare;
 use direct_reads::DirectReads;
 use end_policy::{EndPolicy, Holders, Step, UNMOUNT_RETRY_INTERVAL};
-use kill_wait::KillWait;
-use mounted::{Mounted, unmount_on_panic};
+use mounted::{DetachedRecord, Mounted, unmount_on_panic};
 use name_readahead::NameReadahead;
 use release::Release;
 use report::Report;
 use signals::{SessionEnd, WakeSources};
-use slurm_end::Script;
+use slurm_end::{KillWait, Script};
 use stage::Staging;
 use start::Opened;
 
@@ -75,15 +70,10 @@ struct Daemon {
     mount: Arc<Mounted>,
     leases: Leases,
     policy: EndPolicy,
-    release: Release,
-    share: Share,
-    archive_cache: ArchiveCachePolicy,
-    /// Goes on as long as the daemon serves.
-    _staging: Option<Staging>,
+    services: Services,
     /// The FUSE connection, if archives are at URLs, until the mount is unmounted.
     remote: Option<OwnedFd>,
     direct: DirectReads,
-    name_readahead: NameReadahead,
     wakes: WakeSources,
     /// The process that it was started for. In a Slurm step this is the batch script.
     script: Option<ProcessId>,
@@ -95,19 +85,47 @@ struct Daemon {
     stats: Arc<Stats>,
     failure_log: Arc<FailureLog>,
     report: Report,
-    /// Whether a process that waited for the end has received the summary.
-    has_reported: bool,
     /// When to touch the record file again.
     refresh_at: Instant,
-    /// When to record that the mount is served although it is unmounted.
-    detached_at: Option<Instant>,
 }
 
-/// How long after the unmount the mount counts as still served. Usually the kernel ends the
-/// connection at once.
-const DETACHED_AFTER: Duration = Duration::from_millis(300);
+/// Work that the daemon does beside serving, from time to time.
+trait Service {
+    /// Does what is due at `now`, without waiting. Returns when to call this again if nothing wakes
+    /// the daemon before that time.
+    fn update(&mut self, now: Instant) -> Option<Instant>;
+}
 
-/// How often to touch it: cleaners of /tmp remove files that are days old.
+struct Services {
+    budget: BudgetShare,
+    release: Release,
+    archive_cache: ArchiveCachePolicy,
+    name_readahead: NameReadahead,
+    detached: DetachedRecord,
+    /// Goes on as long as the daemon serves.
+    _staging: Option<Staging>,
+}
+
+impl Services {
+    /// Updates all services. Returns when to do that again.
+    fn update(&mut self, now: Instant) -> Option<Instant> {
+        let all: [&mut dyn Service; 5] = [
+            &mut self.budget,
+            &mut self.release,
+            &mut self.archive_cache,
+            &mut self.name_readahead,
+            &mut self.detached,
+        ];
+        all.into_iter().filter_map(|service| service.update(now)).min()
+    }
+
+    /// What else wakes the daemon.
+    fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
+        [self.budget.watched(), self.name_readahead.watched()].into_iter().flatten()
+    }
+}
+
+/// How often to touch the record file: cleaners of /tmp remove files that are days old.
 const REFRESH: Duration = Duration::from_secs(3600);
 
 /// How long the end of a mount waits until failed requests are logged.
@@ -141,10 +159,12 @@ impl Daemon {
     ) -> Result<Self> {
         unmount_on_panic(Arc::downgrade(&mount));
         let shape = shape(plan.threads);
-        let share = match plan.cache_bytes {
-            Some(_) => Share::whole(cache_bytes, budget, Arc::clone(&stats)),
-            None => Share::join(cache_bytes, budget, Arc::clone(&stats), mount.peers()),
+        // A budget that the user sets is not shared.
+        let peers = match plan.cache_bytes {
+            Some(_) => None,
+            None => mount.peers(),
         };
+        let budget = BudgetShare::join(cache_bytes, budget, Arc::clone(&stats), peers);
         let release = Release::new(&tree, &stats, plan.cache_idle, session_end.waker()?);
         let wake = session_end.waker()?;
         let archives = plan.archives.iter().map(|path| path.display().to_string()).collect();
@@ -174,17 +194,22 @@ impl Daemon {
             Some(_) => KillWait::default(),
             None => KillWait::look_up(wake),
         };
+        let detached = DetachedRecord::new(Arc::clone(&mount));
+        let services = Services {
+            budget,
+            release,
+            archive_cache,
+            name_readahead,
+            detached,
+            _staging: staging,
+        };
         Ok(Self {
             mount,
             leases,
             policy,
-            release,
-            share,
-            archive_cache,
-            _staging: staging,
+            services,
             remote,
             direct,
-            name_readahead,
             wakes,
             script: None,
             kill_wait,
@@ -193,9 +218,7 @@ impl Daemon {
             stats,
             failure_log,
             report,
-            has_reported: false,
             refresh_at: Instant::now() + REFRESH,
-            detached_at: None,
         })
     }
 
@@ -235,7 +258,7 @@ impl Daemon {
                 report: &self.report,
                 stats: &self.stats,
                 direct: &mut self.direct,
-                name_readahead: &mut self.name_readahead,
+                name_readahead: &mut self.services.name_readahead,
             };
             self.leases.answer_requests(self.policy.lingers(), &mut answers);
             while let Some((client, request)) = self.leases.take_unmount_request() {
@@ -246,29 +269,17 @@ impl Daemon {
                 until_unmount: self.leases.stays_until_unmount(),
             };
             let now = Instant::now();
-            let refresh = self.refresh(now);
-            // Done in every round: a change that is not read would end every wait at once.
-            let share = self.share.update(now);
             // A new holder may not have sent its first request.
             let uses = self.stats.uses().saturating_add(self.leases.lease_requests_granted());
             match self.policy.next(now, holders, uses) {
-                Step::Serve(until) => {
-                    let release = self.release.update(now);
-                    let archive_cache = self.archive_cache.update(now);
-                    let names = self.name_readahead.update(now);
-                    let detached = self.record_as_detached(now);
-                    let until = [until, share, release, archive_cache, names, refresh, detached];
-                    let until = until.into_iter().flatten().min();
-                    let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
-                    self.wait(limit)?;
-                }
+                Step::Serve(until) => self.wait_until(until)?,
                 Step::UnmountIfIdle => match self.unmount_if_idle() {
                     Ok(()) => self.policy.note_unmounted(),
                     Err(_) => self.policy.note_in_use(now),
                 },
                 // A mount that another process put over this one is not ours to unmount.
                 Step::Unmount if self.mount.is_covered() => {
-                    self.wait(Some(UNMOUNT_RETRY_INTERVAL))?;
+                    self.wait_until(Some(now + UNMOUNT_RETRY_INTERVAL))?;
                 }
                 Step::Unmount => {
                     self.unmount();
@@ -278,7 +289,7 @@ impl Daemon {
                 Step::Exit => {
                     self.unmount();
                     self.mount.clear_up();
-                    self.report.finish(self.has_reported);
+                    self.report.finish();
                     return Ok(());
                 }
             }
@@ -295,20 +306,10 @@ impl Daemon {
                 log::warn!("{error}");
             }
             if let Some(directory) = self.mount.record_directory() {
-                self.share.renew_watch(&directory, now);
+                self.services.budget.renew_watch(&directory, now);
             }
         }
         self.mount.is_attached().then_some(self.refresh_at)
-    }
-
-    /// Records that the mount is served although it is unmounted, if it is time; returns when to do
-    /// so.
-    fn record_as_detached(&mut self, now: Instant) -> Option<Instant> {
-        if self.detached_at.is_some_and(|time| now >= time) {
-            self.detached_at = None;
-            self.mount.record_as_detached();
-        }
-        self.detached_at
     }
 
     /// Unmounts for another process, unless others hold the mount or it is in use, and sends the
@@ -340,18 +341,18 @@ impl Daemon {
 
     /// Unmounts, unless another process uses the mount.
     fn unmount_if_idle(&mut self) -> Result<()> {
-        self.name_readahead.stop();
+        self.services.name_readahead.stop();
         self.mount.unmount_if_idle()
     }
 
     fn unmount(&mut self) {
         if let Some(connection) = self.remote.take() {
-            disconnected::end_requests_after(connection);
+            session::end_server_requests_after(connection);
         }
-        self.name_readahead.stop();
+        self.services.name_readahead.stop();
         self.leases.admit_none();
         // First, because the kernel takes some time to free the watch of the peers.
-        self.share.leave();
+        self.services.budget.leave();
         // When `run` has detached a private mount and waits, only the directory is left to remove.
         // If `run` was killed, the directory stays until the last process of the namespace ends:
         // the paths of its files lead through it.
@@ -359,8 +360,10 @@ impl Daemon {
             self.mount.clear_up();
         }
         self.failure_log.finish(FAILURE_LOG_LIMIT);
-        self.has_reported |= self.leases.close(&self.report.write().summary());
-        self.detached_at = Some(Instant::now() + DETACHED_AFTER);
+        if self.leases.close(&self.report.write().summary()) {
+            self.report.note_received();
+        }
+        self.services.detached.note_unmounted();
     }
 
     /// Ends the daemon after its session: nothing is mounted any more, or the kernel gave up.
@@ -368,7 +371,7 @@ impl Daemon {
         self.mount.clear_up();
         self.await_leavers();
         self.unmount();
-        self.report.finish(self.has_reported);
+        self.report.finish();
         let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
         outcome.map_err(|error| {
             Error::io(
@@ -393,14 +396,16 @@ impl Daemon {
         }
     }
 
-    /// Waits until something happens, at most `limit`.
-    fn wait(&self, limit: Option<Duration>) -> Result<()> {
+    /// Does what else is due, then waits until something happens, at most until `until`.
+    fn wait_until(&mut self, until: Option<Instant>) -> Result<()> {
+        let now = Instant::now();
+        let until = [until, self.refresh(now), self.services.update(now)].into_iter().flatten();
+        let limit = until.min().map(|until| until.saturating_duration_since(Instant::now()));
         let poll_interval = self.leases.needs_timer().then_some(ASK_AGAIN);
         let mut watched = self.leases.watched();
         watched.extend(self.wakes.watched());
         watched.push(PollFd::new(&self.mounts, PollFlags::PRI));
-        watched.extend(self.share.watched());
-        watched.extend(self.name_readahead.watched());
+        watched.extend(self.services.watched());
         wait(&mut watched, [limit, poll_interval].into_iter().flatten().min())
             .map_err(|error| error.within(self.mount.mount_point().display()))
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
+use super::Service;
 use crate::direct::State;
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
@@ -36,6 +37,10 @@ pub(in crate::lifecycle) struct Mounted {
 
 /// Descriptors kept for unmounting: the mount table, or fusermount with its pipes.
 const RESERVE: usize = 8;
+
+/// How long after the unmount the mount counts as still served. Usually the kernel ends the
+/// connection at once.
+const DETACHED_AFTER: Duration = Duration::from_millis(300);
 
 /// How long a panic waits until other threads release the lock of the parts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -102,7 +107,6 @@ impl Mounted {
         Self { mount_point, parts: Mutex::new(Some(parts)), removed, detached }
     }
 
-    /// Mount point.
     pub(in crate::lifecycle) fn mount_point(&self) -> &Path {
         &self.mount_point
     }
@@ -128,14 +132,12 @@ impl Mounted {
         }
     }
 
-    /// The archives as its record names them; `None` if it has no record.
     pub(in crate::lifecycle) fn archives(&self) -> Option<Vec<PathBuf>> {
         let parts = self.parts.lock();
         let (_, record) = parts.as_ref()?.lock.as_ref()?;
         Some(record.archives.clone())
     }
 
-    /// The directory of its record; `None` if it has no record.
     pub(in crate::lifecycle) fn record_directory(&self) -> Option<PathBuf> {
         let parts = self.parts.lock();
         let (lock, _) = parts.as_ref()?.lock.as_ref()?;
@@ -147,7 +149,6 @@ impl Mounted {
         self.parts.lock().as_ref()?.attached.as_ref()?.entry().device_number()
     }
 
-    /// Ends direct reads for good.
     pub(in crate::lifecycle) fn end_direct_reads(&self) {
         if let Some(parts) = &*self.parts.lock() {
             parts.direct.as_deref().map(State::end);
@@ -197,7 +198,6 @@ impl Mounted {
         Ok(())
     }
 
-    /// Whether this process mounted it.
     pub(in crate::lifecycle) fn is_attached(&self) -> bool {
         self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some())
     }
@@ -213,7 +213,7 @@ impl Mounted {
 
     /// Records that the mount is still served although this process has unmounted it, so that
     /// `archfs list` shows it. Does nothing the second time.
-    pub(in crate::lifecycle) fn record_as_detached(&self) {
+    fn record_as_detached(&self) {
         let Some(record) = self.removed.lock().take() else { return };
         // The directory is removed, and a mount in another namespace takes no part of a budget.
         let record = Record { creates_directory: false, job: None, ..record };
@@ -221,6 +221,33 @@ impl Mounted {
             Ok(lock) => *self.detached.lock() = Some(lock),
             Err(error) => log::info!("{}: {error}", self.mount_point.display()),
         }
+    }
+}
+
+/// Records, a moment after the unmount, that a mount is still served.
+pub(super) struct DetachedRecord {
+    mount: Arc<Mounted>,
+    /// When to write the record; `None` before the unmount, and after it was written.
+    due: Option<Instant>,
+}
+
+impl DetachedRecord {
+    pub(super) fn new(mount: Arc<Mounted>) -> Self {
+        Self { mount, due: None }
+    }
+
+    pub(super) fn note_unmounted(&mut self) {
+        self.due = Some(Instant::now() + DETACHED_AFTER);
+    }
+}
+
+impl Service for DetachedRecord {
+    fn update(&mut self, now: Instant) -> Option<Instant> {
+        if self.due.is_some_and(|due| now >= due) {
+            self.due = None;
+            self.mount.record_as_detached();
+        }
+        self.due
     }
 }
 

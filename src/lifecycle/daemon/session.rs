@@ -1,4 +1,4 @@
-//! Starts the threads that answer the kernel.
+//! Starts the threads that answer the kernel, and ends what they wait for.
 //!
 //! This is a fuser session over a connection that `attach` made. The answers come from `fuse`.
 //! Invariant: fuser neither mounts nor unmounts here; its own code for that is never reached.
@@ -8,13 +8,16 @@ use std::io;
 use std::thread::{self, JoinHandle};
 
 use fuser::{Config, Session, SessionACL};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{ArchiveFilesystem, SessionShape};
 use crate::lifecycle::daemon::signals::SessionEnd;
 use crate::lifecycle::daemon::{address_space, clone_fd};
+use crate::remote;
 use crate::sync::Mutex;
 use crate::units::format_size;
 
@@ -100,4 +103,21 @@ fn has_descriptors_for(threads: usize) -> bool {
     let open = fs::read_dir("/proc/self/fd").map_or(usize::MAX, Iterator::count);
     let needed = open.saturating_add(descriptors(threads));
     u64::try_from(needed).is_ok_and(|needed| needed <= limit)
+}
+
+/// Ends all requests to servers when the kernel ends `connection`, a duplicate of the FUSE
+/// connection: when the mount is unmounted and its last file is closed. A thread that reads from a
+/// server that is down would notice that only after a minute, and the daemon would stay as long.
+///
+/// Call it when the mount is unmounted: each request of the kernel wakes the thread.
+pub(super) fn end_server_requests_after(connection: OwnedFd) {
+    let watch = move || {
+        // Without a request, poll(2) reports only that the connection has ended (EPOLLERR).
+        let mut watched = [PollFd::new(&connection, PollFlags::empty())];
+        while let Err(Errno::INTR) = poll(&mut watched, None) {}
+        remote::end();
+    };
+    if let Err(error) = thread::Builder::new().name("connection".into()).spawn(watch) {
+        log::warn!("cannot watch the connection to the kernel: {error}");
+    }
 }

@@ -30,6 +30,7 @@ use signal_hook::flag;
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::os::kernel_file;
+pub(in crate::lifecycle) use crate::os::raw_signals::ENDING;
 use crate::os::raw_signals::{self, Mask};
 use crate::os::signal_receiver::SignalReceiver;
 
@@ -51,9 +52,6 @@ const OTHERS: [i32; 12] = [
     libc::SIGPWR,
 ];
 
-/// Signals that ask archfs to end.
-pub(in crate::lifecycle) const ENDING: [i32; 3] = [SIGTERM, SIGHUP, SIGINT];
-
 /// Signals that say in a Slurm job whether it ends (`slurm_end`).
 const SENT_BY_SLURM: [i32; 4] = [SIGTERM, SIGHUP, SIGINT, SIGCONT];
 
@@ -62,13 +60,10 @@ const SENT_BY_SLURM: [i32; 4] = [SIGTERM, SIGHUP, SIGINT, SIGCONT];
 pub(in crate::lifecycle) struct WakeEvents {
     /// Number of signals that asked for an end within the grace period.
     pub(in crate::lifecycle) end_requests: usize,
-    /// Whether a signal asked for an end at once.
     pub(in crate::lifecycle) end_now: bool,
-    /// Whether the session has ended.
     pub(in crate::lifecycle) session_ended: bool,
 }
 
-/// The reading ends of the pipes.
 #[derive(Debug)]
 pub(in crate::lifecycle) struct WakeSources {
     received: SignalReceiver,
@@ -136,13 +131,11 @@ pub fn receive_in_order() {
 pub(in crate::lifecycle) struct IgnoredNow(u64);
 
 impl IgnoredNow {
-    /// Reads them from /proc.
     pub(in crate::lifecycle) fn read() -> Self {
         let mask = kernel_file::own_status("SigIgn");
         Self(mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0))
     }
 
-    /// Whether `signal` is ignored.
     pub(in crate::lifecycle) fn has(self, signal: i32) -> bool {
         signal.checked_sub(1).is_some_and(|bit| self.0 >> bit & 1 == 1)
     }
@@ -182,7 +175,6 @@ pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, Sess
 }
 
 impl WakeSources {
-    /// The descriptors to poll.
     pub(in crate::lifecycle) fn watched(&self) -> [PollFd<'_>; 2] {
         [self.received.watched(), PollFd::new(&self.pipe, PollFlags::IN)]
     }
@@ -224,7 +216,6 @@ impl SessionEnd {
         })
     }
 
-    /// Wakes the daemon.
     pub(in crate::lifecycle) fn notify(mut self) {
         // Nothing reads this any more if the daemon is exiting.
         let _ = self.0.write_all(&[SESSION_ENDED]);

@@ -90,11 +90,9 @@ pub(in crate::lifecycle) fn archives(
     Ok(Archives { files, staging: Some(staging) })
 }
 
-/// Archives to read into the page cache.
 #[derive(Default)]
 pub(in crate::lifecycle) struct Preload {
     files: Vec<Arc<FileStorage>>,
-    /// Bytes to read at most.
     most: u64,
 }
 
@@ -245,7 +243,6 @@ fn kept_copy(
     None
 }
 
-/// Waits until the copy is complete.
 fn wait(copy: &NearCopy, directory: &Path, progress: &Progress) -> Result<()> {
     progress.begin(format!("copying to {}", directory.display()));
     progress.expect(copy.counts().total);

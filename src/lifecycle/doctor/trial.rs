@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::mount_parents::{MountParent, MountParentState, unused_name};
+use super::resources::{MountParent, MountParentState, unused_name};
 use crate::error::{Error, Kind, Result, reason};
 use crate::log::{Label, parse_line};
 use crate::os::own_program;
@@ -35,46 +35,41 @@ const BLOCK: usize = 512;
 
 /// The arguments of this program for each step.
 #[derive(Clone, Copy)]
-pub struct Steps {
+pub(crate) struct Steps {
     /// Mounts an archive at a mount point until the process with this id ends.
-    pub mount: fn(&Path, &Path, i32) -> Vec<OsString>,
+    pub(crate) mount: fn(&Path, &Path, i32) -> Vec<OsString>,
     /// Checks the mount at a mount point, as `check_mount` does.
-    pub check: fn(&Path) -> Vec<OsString>,
+    pub(crate) check: fn(&Path) -> Vec<OsString>,
     /// Unmounts a mount point.
-    pub unmount: fn(&Path) -> Vec<OsString>,
+    pub(crate) unmount: fn(&Path) -> Vec<OsString>,
     /// Mounts an archive at a mount point while it runs the command in the last argument.
-    pub run: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
+    pub(crate) run: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
     /// Like `run`, but only the command sees the mount.
-    pub run_private: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
+    pub(crate) run_private: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
     /// Enters a namespace, as `check_namespace` does.
-    pub namespace: fn() -> Vec<OsString>,
+    pub(crate) namespace: fn() -> Vec<OsString>,
 }
 
 /// The results of the trial.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trial {
-    /// `archfs mount`.
-    pub mount: Tried,
-    /// `archfs run`.
-    pub run: Tried,
-    /// `archfs run --private`.
-    pub run_private: Tried,
+pub(crate) struct Trial {
+    pub(crate) mount: Tried,
+    pub(crate) run: Tried,
+    pub(crate) run_private: Tried,
     /// Only entering a namespace.
-    pub namespace: Tried,
+    pub(crate) namespace: Tried,
 }
 
 /// The result of one attempt.
-pub type Tried = std::result::Result<(), Failure>;
+pub(crate) type Tried = std::result::Result<(), Failure>;
 
 /// Why an attempt failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The error.
-    pub said: String,
-    /// The hint.
-    pub hint: Option<String>,
+pub(crate) struct Failure {
+    /// The error that archfs printed, and its hint.
+    pub(crate) said: String,
+    pub(crate) hint: Option<String>,
     /// Whether the process could not be started, so that the result is unknown.
-    pub is_unknown: bool,
+    pub(crate) is_unknown: bool,
 }
 
 impl Failure {
@@ -85,7 +80,7 @@ impl Failure {
 
 impl Trial {
     /// Makes all attempts in the first of `parents` in which a directory can be created.
-    pub fn hold(parents: &[MountParent], steps: &Steps) -> Self {
+    pub(crate) fn hold(parents: &[MountParent], steps: &Steps) -> Self {
         let namespace = attempt(&(steps.namespace)());
         let setup = match Setup::create_in_first(parents) {
             Ok(setup) => setup,
@@ -105,8 +100,13 @@ impl Trial {
         }
     }
 
+    /// Whether some way to mount works.
+    pub(crate) fn works(&self) -> bool {
+        self.mount.is_ok() || self.run.is_ok() || self.run_private.is_ok()
+    }
+
     /// Whether all processes could be started, so that a failure shows a problem of the node.
-    pub fn is_known(&self) -> bool {
+    pub(super) fn is_known(&self) -> bool {
         let all = [&self.mount, &self.run, &self.run_private, &self.namespace];
         !all.into_iter().any(|tried| tried.as_ref().is_err_and(|failure| failure.is_unknown))
     }
@@ -213,7 +213,7 @@ fn is_option(name: &OsStr) -> bool {
 ///
 /// # Errors
 /// `Io`; `Corrupt` if the names or the bytes are not those of the archive.
-pub fn check_mount(mount_point: &Path) -> Result<()> {
+pub(crate) fn check_mount(mount_point: &Path) -> Result<()> {
     let failed = |path: &Path, action: &str, error| {
         Error::io(format!("{}: mounted, but cannot be {action}", path.display()), error)
     };

@@ -15,13 +15,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::geteuid;
 
 use super::lock::{LockWait, MountLock};
-use super::record_directory::RecordDirectory;
-use super::record_file::{
-    RECORD_SUFFIX, SOCKET_SUFFIX, is_named, private_prefix, record_name_of_socket,
-    retry_if_interrupted,
+use super::record::{
+    RECORD_SUFFIX, is_named, private_prefix, record_name_of_socket, retry_if_interrupted,
 };
-use super::record_snapshot::RecordSnapshot;
-use super::state::{MountState, mount_state, mounted_at};
+use super::state::{MountState, RecordSnapshot, mount_state, mounted_at};
 use crate::direct;
 use crate::error::{Kind, Result};
 use crate::lifecycle::mount::PROBE_TIMEOUT;
@@ -30,6 +27,7 @@ use crate::lifecycle::mount::detach::Detach;
 use crate::lifecycle::mount::owned_directory;
 use crate::os::mountinfo::MountEntry;
 use crate::os::probe;
+use crate::os::record_directory::{RecordDirectory, SOCKET_SUFFIX};
 
 /// The file whose flock(2) is held while a socket of another process is removed. It ends as sockets
 /// do, so that one that was left behind is removed like them.

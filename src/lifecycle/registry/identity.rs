@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::record::{self, Record};
-use super::record_directory::in_record_directory;
-use super::record_file::SOCKET_SUFFIX;
+use super::record::{Record, boot};
 use crate::batch_job;
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::os::memory;
 use crate::os::process::ProcessId;
+use crate::os::record_directory::{RecordDirectory, SOCKET_SUFFIX, node};
 use crate::remote;
 use crate::url;
 use crate::vfs::ViewOptions;
@@ -28,7 +27,7 @@ pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -
         mount: None,
         creates_directory: false,
         is_ending: false,
-        node: record::node(),
+        node: node(),
         job: plan.cache_bytes.is_none().then(memory::job),
         identity: identity(plan),
         archives: real_paths(plan),
@@ -68,9 +67,9 @@ pub fn at_read_socket<T>(
 ) -> Result<T> {
     let job = batch_job::current().map(|(_, id)| id).unwrap_or_default();
     // Nodes may share /tmp.
-    let key = [&job, env!("CARGO_PKG_VERSION"), &record::boot(), &identity(plan)].join(" ");
+    let key = [&job, env!("CARGO_PKG_VERSION"), &boot(), &identity(plan)].join(" ");
     let name = format!("read-{:016x}{SOCKET_SUFFIX}", xxh3_64(key.as_bytes()));
-    in_record_directory(|directory| create(&directory.join(&name)))
+    RecordDirectory::try_each_parent(|directory| create(&directory.join(&name)))
 }
 
 /// Like `identity`, but equal on all nodes that have the archives at the same paths. Nodes number

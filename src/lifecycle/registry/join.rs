@@ -15,22 +15,33 @@
 
 use std::path::Path;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::clean_up;
-use super::identity::first_record;
-use super::join_wait::{JoinWait, STATE_POLL_INTERVAL};
-use super::lease::Client;
-use super::lease_request::{JOIN_ANSWER_TIMEOUT, LeaseAnswer, ask_for_lease};
+use super::identity::{first_record, identity, real_paths};
+use super::lease::{Client, HoldAnswer};
 use super::lock::MountLock;
 use super::record::Record;
-use super::state::{MountState, mount_state};
+use super::state::{MountState, RecordSnapshot, mount_state, mount_state_within};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
 use crate::lifecycle::mount::owned_directory;
 use crate::lifecycle::slurm::JobStep;
+use crate::os::mountinfo::MountEntry;
 
-/// The result of asking for a mount.
+/// How long a daemon that has mounted may take to answer.
+const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often to check a state again if no connection reports its changes.
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long a mount that is ending may take to free its mount point while no daemon answers. A
+/// daemon that answers ends within its grace period, which the user may set to any length.
+const SILENT_END_TIMEOUT: Duration = Duration::from_secs(30);
+
+const EXPLAIN_AFTER: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 pub(in crate::lifecycle) enum JoinOutcome {
     /// A lease on the requested mount, which is live.
@@ -135,4 +146,254 @@ fn check_outlasts(mount_point: &Path, client: &mut Client) -> Result<bool> {
     Err(Error::new(Kind::Busy, context).with_hint(
         "use another mount point, for example one with $SLURM_JOB_ID in its name, or `archfs run --private`",
     ))
+}
+
+enum LeaseAnswer {
+    /// It grants one on the mount that the record describes.
+    Granted(Client, Record),
+    /// It is about to unmount, and then closes this connection.
+    Refused(Client),
+    /// No daemon listens, it was killed or closed the connection, or its record cannot be read.
+    NoAnswer,
+}
+
+/// Asks the daemon of `snapshot` for a lease, if it mounts what `plan` says.
+///
+/// All daemons of a mount point listen at the same path, and a process that detaches a stale mount
+/// holds the lock while the file still has the record of the killed daemon. So the record counts
+/// only if it is read while a daemon is connected. A daemon keeps the lock from before it listens
+/// until it grants no more leases. If it grants this one, the record is its own.
+///
+/// A daemon that has not mounted yet may take as long as it needs; `on_starting` is called from
+/// time to time.
+fn ask_for_lease(
+    mount_point: &Path,
+    entry: Option<&MountEntry>,
+    snapshot: &RecordSnapshot,
+    plan: &MountPlan,
+    on_starting: &mut dyn FnMut(),
+) -> Result<LeaseAnswer> {
+    let Some(mut client) = snapshot.connect() else {
+        return Ok(LeaseAnswer::NoAnswer);
+    };
+    let Some(record) = snapshot.read_again() else {
+        return Ok(LeaseAnswer::NoAnswer);
+    };
+    check_same(mount_point, entry, &record, plan)?;
+    let mut deadline = None;
+    let mut keeps_waiting = || {
+        match mount_state_within(mount_point, Duration::ZERO) {
+            Ok(MountState::Starting(_)) => {
+                on_starting();
+                deadline = None;
+                true
+            }
+            // The daemon was killed, so it will not answer.
+            Ok(MountState::Stale(_)) => false,
+            _ => {
+                Instant::now()
+                    < *deadline.get_or_insert_with(|| Instant::now() + JOIN_ANSWER_TIMEOUT)
+            }
+        }
+    };
+    match client.hold_while(&mut keeps_waiting) {
+        Ok(HoldAnswer::Granted) => Ok(LeaseAnswer::Granted(client, record)),
+        Ok(HoldAnswer::Refused) => Ok(LeaseAnswer::Refused(client)),
+        Ok(HoldAnswer::Closed) => Ok(LeaseAnswer::NoAnswer),
+        Err(error) if error.kind() == Kind::TimedOut => match mount_state(mount_point)? {
+            MountState::Stale(_) => Ok(LeaseAnswer::NoAnswer),
+            _ => Err(error
+                .within(mount_point.display())
+                .with_hint("run `archfs list` to see its daemon")),
+        },
+        Err(error) => Err(error.within(mount_point.display())),
+    }
+}
+
+/// Checks that the mount that `record` describes shows what `plan` asks for.
+fn check_same(
+    mount_point: &Path,
+    entry: Option<&MountEntry>,
+    record: &Record,
+    plan: &MountPlan,
+) -> Result<()> {
+    if record.identity == identity(plan) {
+        return Ok(());
+    }
+    let described = entry.map_or_else(
+        || {
+            format!(
+                "{} (fuse.archfs)",
+                record.archives.first().map_or(Path::new("?"), |p| p).display()
+            )
+        },
+        MountEntry::describe,
+    );
+    let path = mount_point.display();
+    if record.archives == real_paths(plan) {
+        let context = format!(
+            "{path}: {described} is mounted here with other options, or has changed since it was mounted"
+        );
+        return Err(Error::new(Kind::Busy, context).with_hint(
+            "to share it, give the same --subdir, --offset, --nested, --partial, --allow-changes and -o",
+        ));
+    }
+    let context = format!("{path}: {described} is mounted here");
+    Err(Error::new(Kind::Busy, context)
+        .with_hint("choose another mount point, or unmount that first"))
+}
+
+/// The wait of a process that joins a mount point, for other processes to mount or unmount there.
+/// It adds up over several waits.
+#[derive(Debug)]
+struct JoinWait<'a> {
+    mount_point: &'a Path,
+    /// When it first waited for another process to mount.
+    starting_since: Option<Instant>,
+    /// How long it has waited for the end of previous mounts.
+    ending: Duration,
+    /// The part of that since a daemon last answered.
+    unanswered: Duration,
+    has_explained: bool,
+}
+
+impl<'a> JoinWait<'a> {
+    fn new(mount_point: &'a Path) -> Self {
+        Self {
+            mount_point,
+            starting_since: None,
+            ending: Duration::ZERO,
+            unanswered: Duration::ZERO,
+            has_explained: false,
+        }
+    }
+
+    /// Waits before a mount that is ending is checked again. `client` is the connection to its
+    /// daemon, which has just refused a lease, and closes the connection when it has unmounted.
+    fn wait_for_end_of(&mut self, mut client: Client) -> Result<()> {
+        let since = Instant::now();
+        client.wait_until_closed(EXPLAIN_AFTER)?;
+        self.note_ending(since.elapsed(), Daemon::Answers);
+        self.wait_for_end()
+    }
+
+    /// Waits before a mount that is ending is checked again, if its daemon does not answer.
+    fn wait_for_end(&mut self) -> Result<()> {
+        thread::sleep(STATE_POLL_INTERVAL);
+        self.note_ending(STATE_POLL_INTERVAL, Daemon::IsSilent);
+        if self.unanswered >= SILENT_END_TIMEOUT {
+            let path = self.mount_point.display();
+            let context = format!("{path}: the previous mount was not unmounted in time");
+            return Err(Error::new(Kind::TimedOut, context)
+                .with_hint("run `archfs list` to see its daemon"));
+        }
+        if self.ending >= EXPLAIN_AFTER {
+            self.explain("waiting until the previous mount is unmounted");
+        }
+        Ok(())
+    }
+
+    fn note_ending(&mut self, time: Duration, daemon: Daemon) {
+        self.ending += time;
+        self.unanswered = match daemon {
+            Daemon::Answers => Duration::ZERO,
+            Daemon::IsSilent => self.unanswered + time,
+        };
+    }
+
+    fn wait_for_start(&mut self) {
+        self.explain_start();
+        thread::sleep(STATE_POLL_INTERVAL);
+    }
+
+    /// Explains the wait for a mount that is starting, once it has taken a while.
+    fn explain_start(&mut self) {
+        let since = *self.starting_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= EXPLAIN_AFTER {
+            self.explain("waiting for another process to mount here");
+        }
+    }
+
+    fn explain(&mut self, text: &str) {
+        if !self.has_explained {
+            self.has_explained = true;
+            log::warn!("{}: {text}", self.mount_point.display());
+        }
+    }
+}
+
+/// Whether the daemon of a mount that is ending answered during a wait.
+#[derive(Clone, Copy)]
+enum Daemon {
+    Answers,
+    IsSilent,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    fn plan(mount_point: PathBuf) -> MountPlan {
+        MountPlan::without_options("/a.sqfs".into(), mount_point)
+    }
+
+    fn ask(plan: &MountPlan, snapshot: &RecordSnapshot) -> Result<LeaseAnswer> {
+        ask_for_lease(&plan.mount_point, None, snapshot, plan, &mut || {})
+    }
+
+    fn snapshot(plan: &MountPlan) -> RecordSnapshot {
+        RecordSnapshot::of(&plan.mount_point, geteuid().as_raw()).unwrap()
+    }
+
+    #[test]
+    fn the_record_of_a_killed_daemon_refuses_no_other_archive() {
+        let work = tempfile::tempdir().unwrap();
+        let plan = plan(work.path().join("mount"));
+        let other = Record {
+            identity: "other".to_owned(),
+            ..first_record(&plan.mount_point, &plan).unwrap()
+        };
+        let lock = MountLock::try_acquire(&other).unwrap().unwrap();
+        let snapshot = snapshot(&plan);
+        assert!(snapshot.was_locked, "a process detaches the stale mount");
+        assert!(matches!(ask(&plan, &snapshot), Ok(LeaseAnswer::NoAnswer)));
+        let _listener = lock.listen().unwrap();
+        assert_eq!(ask(&plan, &snapshot).map(|_| ()).unwrap_err().kind(), Kind::Busy);
+        lock.remove();
+    }
+
+    #[test]
+    fn compares_with_the_record_of_the_daemon_that_is_connected() {
+        let work = tempfile::tempdir().unwrap();
+        let plan = plan(work.path().join("mount"));
+        let same = first_record(&plan.mount_point, &plan).unwrap();
+        let lock = MountLock::try_acquire(&same).unwrap().unwrap();
+        let snapshot = snapshot(&plan);
+        // Another process mounts another archive before this one connects. The daemon has exited
+        // before it answers, so that this test never waits.
+        lock.write(&Record { identity: "other".to_owned(), ..same }).unwrap();
+        let listener = lock.listen().unwrap();
+        let asked = thread::scope(|scope| {
+            scope.spawn(|| drop(listener.accept().unwrap()));
+            ask(&plan, &snapshot)
+        });
+        assert_eq!(asked.map(|_| ()).unwrap_err().kind(), Kind::Busy);
+        lock.remove();
+    }
+
+    #[test]
+    fn only_a_daemon_that_does_not_answer_is_given_up() {
+        let mut waiting = JoinWait::new(Path::new("/mnt"));
+        for _ in 0..100 {
+            waiting.note_ending(Duration::from_secs(1), Daemon::Answers);
+            waiting.note_ending(STATE_POLL_INTERVAL, Daemon::IsSilent);
+        }
+        assert!(waiting.unanswered < SILENT_END_TIMEOUT && waiting.ending > SILENT_END_TIMEOUT);
+        waiting.note_ending(SILENT_END_TIMEOUT, Daemon::IsSilent);
+        assert!(waiting.unanswered >= SILENT_END_TIMEOUT);
+    }
 }

@@ -22,14 +22,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::owner_only_file;
-use super::record::Record;
-use super::record_directory::RecordDirectory;
-use super::record_file::{
-    is_named, private_record_name, read_record, record_name, retry_if_interrupted, socket_name,
+use super::record::{
+    Record, is_named, private_record_name, read_record, record_name, retry_if_interrupted,
+    socket_name,
 };
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::attach;
+use crate::os::record_directory::{RecordDirectory, chmod_0600, open_0600};
 
 /// How often to retry a lock that another process holds.
 pub(in crate::lifecycle) const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -137,11 +136,8 @@ impl MountLock {
     ) -> io::Result<LockAttempt> {
         let path = record_directory.join(name);
         let mut options = File::options();
-        let opened = owner_only_file::open_0600(
-            &path,
-            options.read(true).write(true).create(first_record.is_some()),
-        );
-        let file = match opened {
+        options.read(true).write(true).create(first_record.is_some());
+        let file = match open_0600(&path, &mut options) {
             Err(error) if error.kind() == ErrorKind::NotFound && first_record.is_none() => {
                 return Ok(LockAttempt::Gone);
             }
@@ -165,7 +161,6 @@ impl MountLock {
         Ok(LockAttempt::Locked(lock))
     }
 
-    /// `file` is the locked file `name` in `record_directory`.
     fn of_locked(file: File, name: String, record_directory: RecordDirectory) -> Self {
         let _tmpfiles_lock = record_directory.lock_against_tmpfiles();
         Self { file, name, record_directory, _tmpfiles_lock }
@@ -182,7 +177,6 @@ impl MountLock {
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
     }
 
-    /// A duplicate of the lock, for another process.
     pub(in crate::lifecycle) fn duplicate(&self) -> Result<OwnedFd> {
         attach::duplicate(self)
     }
@@ -201,7 +195,6 @@ impl MountLock {
         self.file.metadata().and_then(|found| found.modified()).ok()
     }
 
-    /// Replaces the record in the file.
     pub(in crate::lifecycle) fn write(&self, record: &Record) -> Result<()> {
         self.store(record)
             .map_err(|error| Error::io(format!("{}: cannot write", self.path().display()), error))
@@ -213,7 +206,6 @@ impl MountLock {
         self.file.set_len(text.len().try_into().unwrap_or(u64::MAX))
     }
 
-    /// The directory of the record file.
     pub(in crate::lifecycle) fn record_directory(&self) -> &Path {
         self.record_directory.path()
     }
@@ -223,7 +215,7 @@ impl MountLock {
         let socket = self.socket();
         let _ = fs::remove_file(&socket);
         let listening = UnixListener::bind(&socket).and_then(|listener| {
-            owner_only_file::chmod_0600(&socket)?;
+            chmod_0600(&socket)?;
             Ok(listener)
         });
         listening.map_err(|error| Error::io(format!("{}: cannot listen", socket.display()), error))
@@ -257,7 +249,6 @@ impl MountLock {
         self.record_directory.remove_if_empty();
     }
 
-    /// The path of the record file.
     pub(super) fn path(&self) -> PathBuf {
         self.record_directory.join(&self.name)
     }
@@ -273,7 +264,6 @@ impl AsFd for MountLock {
     }
 }
 
-/// The result of `MountLock::wait_for`.
 #[derive(Debug)]
 pub(in crate::lifecycle) enum LockWait {
     Locked(MountLock),
@@ -283,7 +273,6 @@ pub(in crate::lifecycle) enum LockWait {
     TimedOut,
 }
 
-/// The result of one attempt to lock a record file.
 enum LockAttempt {
     Locked(MountLock),
     /// Another process holds the lock.
@@ -300,7 +289,7 @@ fn unlockable(path: &Path, error: io::Error) -> Error {
 mod tests {
     use rustix::process::geteuid;
 
-    use super::super::record_snapshot::RecordSnapshot;
+    use super::super::state::RecordSnapshot;
     use super::*;
 
     fn acquire(mount_point: &Path) -> Option<MountLock> {

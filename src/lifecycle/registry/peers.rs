@@ -11,9 +11,8 @@ use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 use super::lock::MountLock;
-use super::record::Record;
-use super::record_file::RECORD_SUFFIX;
-use super::record_snapshot::RecordSnapshot;
+use super::record::{RECORD_SUFFIX, Record};
+use super::state::RecordSnapshot;
 use crate::error::{Error, Result};
 use crate::os::process::ProcessId;
 
@@ -25,7 +24,6 @@ const WATCHED: WatchFlags =
 #[derive(Debug)]
 pub(in crate::lifecycle) struct Peers {
     job: String,
-    /// The directory of the record of this daemon.
     directory: PathBuf,
     changes: OwnedFd,
     /// The watch descriptor of the directory in `changes`.

@@ -1,21 +1,31 @@
-//! The content of a record file.
+//! A record file: its name, and its content, which describes a mount.
+//!
+//! Each mount point has a record file, `KEY.mount`, and the socket of its daemon, `KEY.socket`. The
+//! files of a private mount, and of one that is unmounted but still served, are named
+//! `KEY-PROCESS`.
 //!
 //! The text has one key and value per line. It is updated in place, because the file is also the
 //! lock of the mount point. The last line is a checksum, so a reader that sees half an update can
 //! tell and retry. Values that change have a fixed width, so an update needs no space on a full
 //! file system.
 
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-#[cfg(test)]
-use std::path::Path;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
-use rustix::system::uname;
-use xxhash_rust::xxh3::xxh3_64;
+use rustix::io::Errno;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::os::kernel_file;
 use crate::os::mountinfo::{self, MountId};
 use crate::os::process::ProcessId;
+use crate::os::record_directory::{SOCKET_SUFFIX, node};
+
+pub(super) const RECORD_SUFFIX: &str = ".mount";
+
+/// The maximum size of a record in bytes, enough for some 100,000 archives.
+const RECORD_SIZE_MAX: u64 = 32 << 20;
 
 /// The first line. It changes with the format, so versions of archfs with different formats do not
 /// read each other's records.
@@ -69,7 +79,6 @@ impl Record {
         }
     }
 
-    /// The text for the record file.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mount = match &self.mount {
             Some(MountId { id, device }) => format!("{id} {device}"),
@@ -131,16 +140,75 @@ impl Record {
     }
 }
 
-/// The name of this node.
-pub(in crate::lifecycle) fn node() -> String {
-    let name = uname().nodename().to_string_lossy().into_owned();
-    name.split_whitespace().collect()
-}
-
 /// The kernel's id of the current boot of this node.
 pub(super) fn boot() -> String {
     let boot = kernel_file::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     boot.trim().to_owned()
+}
+
+/// The key of a mount point: a digest of its path, the mount namespace and the boot of the node.
+/// The same path is another directory in a container, and nodes may share /tmp.
+fn key(mount_point: &Path) -> String {
+    let mut digest = Xxh3::new();
+    let namespace = fs::read_link("/proc/self/ns/mnt").unwrap_or_default();
+    for part in [mount_point.as_os_str(), namespace.as_os_str(), boot().as_ref()] {
+        digest.update(part.as_encoded_bytes());
+        digest.update(b"\0");
+    }
+    format!("{:032x}", digest.digest128())
+}
+
+pub(super) fn record_name(mount_point: &Path) -> String {
+    key(mount_point) + RECORD_SUFFIX
+}
+
+pub(super) fn private_record_name(record: &Record) -> String {
+    format!("{}{}{RECORD_SUFFIX}", private_prefix(&record.mount_point), record.process)
+}
+
+/// Whether the record file `record_name` is not the lock of a mount point.
+pub(super) fn is_private(record_name: &str) -> bool {
+    record_name.contains('-')
+}
+
+/// The prefix of the names of the record files of private mounts at `mount_point`.
+pub(super) fn private_prefix(mount_point: &Path) -> String {
+    key(mount_point) + "-"
+}
+
+pub(super) fn socket_name(record_name: &str) -> String {
+    record_name.strip_suffix(RECORD_SUFFIX).unwrap_or(record_name).to_owned() + SOCKET_SUFFIX
+}
+
+pub(super) fn record_name_of_socket(socket_name: &str) -> String {
+    socket_name.strip_suffix(SOCKET_SUFFIX).unwrap_or(socket_name).to_owned() + RECORD_SUFFIX
+}
+
+/// The record in `file`; `None` if it is being written, or its writer was killed.
+pub(super) fn read_record(file: &File) -> Option<Record> {
+    let len = file.metadata().ok()?.len();
+    let mut text = vec![0; usize::try_from(len.min(RECORD_SIZE_MAX)).ok()?];
+    file.read_exact_at(&mut text, 0).ok()?;
+    Record::decode(&text)
+}
+
+pub(super) fn retry_if_interrupted(
+    mut call: impl FnMut() -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Whether `path` still names `file`.
+pub(super) fn is_named(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

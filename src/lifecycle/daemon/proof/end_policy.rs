@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::lifecycle::daemon::end_policy::{
     EndPolicy, Holders, Lifetime, Step, UNMOUNT_RETRY_INTERVAL,
 };
-use crate::lifecycle::daemon::proof::search::{Model, explore};
+use crate::lifecycle::daemon::proof::{Model, explore};
 
 /// How long each world lasts, steps of time. `ARCHFS_MODEL_TIME` makes it longer.
 const END: u32 = 5;

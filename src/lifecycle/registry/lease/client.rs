@@ -24,7 +24,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// doubles after each check. Most answers take less, even those of a daemon that is mounting.
 const READ_TIMEOUT_FIRST: Duration = Duration::from_millis(20);
 
-/// The longest timeout of a read.
 const READ_TIMEOUT_MAX: Duration = Duration::from_millis(250);
 
 /// The timeout of the last read: a socket does not accept zero.
@@ -50,7 +49,6 @@ pub(in crate::lifecycle) enum MountFate {
     Stays,
 }
 
-/// The answer to a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum HoldAnswer {
     Granted,
@@ -60,21 +58,16 @@ pub(in crate::lifecycle) enum HoldAnswer {
     Closed,
 }
 
-/// How far a daemon is with direct reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) enum Prepared {
-    /// Processes can read directly.
     Ready,
-    /// It is making the table.
     NotYet,
-    /// No file of the mount can be read directly.
     Never,
     /// It does not know the request.
     Unknown,
 }
 
 impl Client {
-    /// Connects to the daemon that listens at `socket`.
     pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(|error| {
             Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
@@ -84,12 +77,10 @@ impl Client {
         Ok(Self::new(stream, daemon))
     }
 
-    /// The process at the other end, if it is known.
     pub(in crate::lifecycle) fn daemon(&self) -> Option<ProcessId> {
         self.daemon
     }
 
-    /// A client on `stream`, with `daemon` at its other end.
     pub(in crate::lifecycle) fn new(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
         Self { stream: BufReader::new(stream), daemon }
     }
@@ -321,7 +312,6 @@ impl AsFd for Client {
     }
 }
 
-/// Whether `error` is that the daemon has closed the connection.
 fn is_closed(error: &Error) -> bool {
     use std::error::Error as _;
     let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());

@@ -19,7 +19,6 @@ const READ_SIZE: usize = 160;
 pub(in crate::lifecycle) struct ClientId(u64);
 
 impl ClientId {
-    /// The id of the next client.
     pub(super) fn next(self) -> Self {
         Self(self.0 + 1)
     }
@@ -95,7 +94,6 @@ impl Connection {
         self.is_open &= self.stream.write_all(line.as_bytes()).is_ok();
     }
 
-    /// The same, with descriptors.
     pub(super) fn send_with(&mut self, line: &str, descriptors: &[BorrowedFd<'_>]) {
         if descriptors.is_empty() {
             return self.send(line);

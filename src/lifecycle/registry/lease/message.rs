@@ -16,8 +16,6 @@ use crate::units::processes;
 /// several.
 pub(super) const PENDING_INPUT_MAX: usize = 10 << 10;
 
-/// A request from a client.
-///
 /// `Hold` and `Leave` take and return the lease of this connection. `Watch` and `Unwatch` take and
 /// return the lease of another process, which has no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,17 +32,13 @@ pub(super) enum Request {
     Unwatch(ProcessId),
     /// Keep the mount until `Unmount`, even without leases.
     KeepUntilUnmount,
-    /// Report the holders.
     Status,
-    /// Report the statistics so far.
     Stats,
     /// Pass what the library of `run --direct` needs (`crate::direct`).
     Direct,
-    /// Unmount.
     Unmount(UnmountRequest),
 }
 
-/// A request to unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::lifecycle) struct UnmountRequest {
     /// Whether to unmount a mount that is in use.
@@ -69,14 +63,11 @@ pub(in crate::lifecycle) enum UnmountAnswer {
     Busy(String),
 }
 
-/// The answer of a daemon to any other request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Done.
     Done,
     /// The daemon is about to unmount; it closes the connection when it has.
     Ending,
-    /// The process in the request does not exist.
     NoProcess,
     /// The mount stays: it has other holders, or stays until it is unmounted explicitly.
     Held,
@@ -223,7 +214,6 @@ pub(in crate::lifecycle) struct Status {
     pub(in crate::lifecycle) staged: Option<StageCounts>,
 }
 
-/// A process that holds a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::lifecycle) struct HolderStatus {
     pub(in crate::lifecycle) pid: i32,

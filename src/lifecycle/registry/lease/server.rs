@@ -47,18 +47,15 @@ pub(in crate::lifecycle) struct Leases {
 /// Which clients get a lease. It only becomes stricter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Admission {
-    /// All clients.
     #[default]
     Open,
     /// Clients that have a lease, for example for a process that they start.
     HoldersOnly,
-    /// None.
     Closed,
 }
 
 /// Answers requests that are not about leases.
 pub(in crate::lifecycle) trait Responder {
-    /// The statistics, as JSON on one line.
     fn stats(&self) -> String;
 
     /// How much is copied to this node; `None` without a copy.
@@ -68,7 +65,6 @@ pub(in crate::lifecycle) trait Responder {
     fn direct(&mut self) -> DirectAnswer<'_>;
 }
 
-/// A process that serves no mount.
 impl Responder for () {
     fn stats(&self) -> String {
         String::new()
@@ -120,7 +116,6 @@ impl Leases {
         }
     }
 
-    /// Keeps the mount until it is unmounted explicitly, even without leases.
     pub(in crate::lifecycle) fn keep_until_unmount(&mut self) {
         self.until_unmount = true;
     }
@@ -130,7 +125,6 @@ impl Leases {
         self.until_unmount
     }
 
-    /// Whether any client or process has a lease.
     pub(in crate::lifecycle) fn has_lease(&self) -> bool {
         !self.processes.is_empty()
             || self.clients.iter().any(|client| client.lease == LeaseState::Held)
@@ -164,7 +158,6 @@ impl Leases {
         self.admission = self.admission.max(Admission::HoldersOnly);
     }
 
-    /// Grants no lease from now on.
     pub(in crate::lifecycle) fn admit_none(&mut self) {
         self.admission = Admission::Closed;
     }
@@ -336,7 +329,6 @@ impl Leases {
         (!self.pending_unmounts.is_empty()).then(|| self.pending_unmounts.remove(0))
     }
 
-    /// Answers a request to unmount.
     pub(in crate::lifecycle) fn answer_unmount(
         &mut self,
         client: ClientId,
@@ -382,7 +374,6 @@ impl Leases {
         clients.filter(|client| client.process().is_none()).count()
     }
 
-    /// Replaces the listener.
     pub(in crate::lifecycle) fn listen_at(&mut self, listener: UnixListener) -> Result<()> {
         listener.set_nonblocking(true).map_err(failed)?;
         self.listener = Some(listener);

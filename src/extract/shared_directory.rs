@@ -1,19 +1,21 @@
-//! The directory of extracted files, private to this user, and what is in it.
+//! A directory of extracted files that processes share, and the record by which `gc` finds it.
 //!
 //! Invariant: other users cannot replace it, or anything that leads to it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock, renameat};
 use rustix::process::geteuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::registry::{extraction_record, node, open_0600};
 use crate::os::directory::Directory;
+use crate::os::record_directory::{RecordDirectory, node, open_0600};
 
 /// The files, once all of them are there.
 const FILES: &str = "files";
@@ -28,14 +30,17 @@ const EXTRACTING: &str = "extracting";
 /// locks of one node may not count on another one.
 const HOLDERS: &str = "holders-";
 
+/// The end of the names of records.
+const RECORD_SUFFIX: &str = ".extracted";
+
 /// A directory in which only this user and root can replace what archfs creates.
 #[derive(Clone, Debug)]
-pub(in crate::lifecycle) struct SafeParent(Directory);
+pub(crate) struct SafeParent(Directory);
 
 impl SafeParent {
     /// Checks `parent`. In a user namespace the owners of directories are unknown, so check before
     /// this process enters one.
-    pub(in crate::lifecycle) fn check(parent: &Path) -> Result<Self> {
+    pub(crate) fn check(parent: &Path) -> Result<Self> {
         let opened = Directory::open(parent).map_err(|error| cannot_extract_to(parent, error))?;
         let Some(untrusted) = opened.first_untrusted() else { return Ok(Self(opened)) };
         let (shown, untrusted) = (parent.display(), untrusted.display());
@@ -52,13 +57,13 @@ fn cannot_extract_to(directory: &Path, error: io::Error) -> Error {
 
 /// A directory for extracted files.
 #[derive(Clone, Debug)]
-pub(super) struct ExtractedDirectory {
+pub(super) struct SharedDirectory {
     parent: Directory,
     directory: Directory,
     path: PathBuf,
 }
 
-impl ExtractedDirectory {
+impl SharedDirectory {
     /// The directory `name` in `parent`, created if it is missing.
     ///
     /// Fails with `Io` if it cannot be created; `Busy` if it is not for this user alone.
@@ -150,7 +155,7 @@ impl ExtractedDirectory {
     /// Removes the directory if it holds nothing but the lock `holders`, which the caller has.
     pub(super) fn remove_empty(&self, holders: File) {
         // Before another process can take the lock, and write a record of its own.
-        extraction_record::remove(&self.path);
+        remove_record(&self.path);
         let _ = self.directory.remove_file(holders_name().as_ref());
         // It is not empty if another process wants to extract to it.
         let _ = self.parent.remove_directory(self.path.file_name().unwrap_or_default());
@@ -192,13 +197,13 @@ fn remove_tree(path: &Path) -> io::Result<()> {
 
 /// Removes the directories without holders that killed processes of this user have left on this
 /// node. Returns the directories that were removed, and the errors.
-pub(in crate::lifecycle) fn remove_ended() -> (Vec<PathBuf>, Vec<Error>) {
+pub(crate) fn remove_ended() -> (Vec<PathBuf>, Vec<Error>) {
     let (mut removed, mut errors) = (Vec::new(), Vec::new());
-    for path in extraction_record::all() {
-        let Some(directory) = ExtractedDirectory::existing(&path) else {
+    for path in recorded() {
+        let Some(directory) = SharedDirectory::existing(&path) else {
             // Somebody else removed it, or it was never created.
             if fs::symlink_metadata(&path).is_err() {
-                extraction_record::remove(&path);
+                remove_record(&path);
             }
             continue;
         };
@@ -213,6 +218,51 @@ pub(in crate::lifecycle) fn remove_ended() -> (Vec<PathBuf>, Vec<Error>) {
         }
     }
     (removed, errors)
+}
+
+/// Records `directory`, which this process holds, in a file with the name of the node and the path.
+pub(super) fn write_record(directory: &Path) -> Result<()> {
+    let name = record_name(directory);
+    if RecordDirectory::containing(&name).is_some() {
+        return Ok(());
+    }
+    let content = [node().as_bytes(), b"\n", directory.as_os_str().as_bytes()].concat();
+    RecordDirectory::try_each_parent(|record_directory| {
+        let path = record_directory.join(&name);
+        let mut file = open_0600(&path, File::options().write(true).create(true).truncate(true))?;
+        file.write_all(&content)
+    })
+}
+
+/// The directories of this user on this node that were recorded.
+fn recorded() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for record_directory in RecordDirectory::all() {
+        for name in record_directory.names(RECORD_SUFFIX) {
+            let content = fs::read(record_directory.join(&name)).unwrap_or_default();
+            let Some(end) = content.iter().position(|&byte| byte == b'\n') else { continue };
+            let (recorded, path) = content.split_at(end);
+            if recorded == node().as_bytes() {
+                found.push(PathBuf::from(OsString::from_vec(path[1..].to_vec())));
+            }
+        }
+    }
+    found
+}
+
+/// Removes the record of `directory`, which is gone.
+fn remove_record(directory: &Path) {
+    let name = record_name(directory);
+    while let Some(record_directory) = RecordDirectory::containing(&name) {
+        if fs::remove_file(record_directory.join(&name)).is_err() {
+            return;
+        }
+        record_directory.remove_if_empty();
+    }
+}
+
+fn record_name(directory: &Path) -> String {
+    format!("{:016x}{RECORD_SUFFIX}", xxh3_64(directory.as_os_str().as_bytes()))
 }
 
 #[cfg(test)]
@@ -237,12 +287,12 @@ mod tests {
     fn another_node_is_found_by_its_lock() {
         let work = tempfile::tempdir().unwrap();
         fs::set_permissions(work.path(), Permissions::from_mode(0o700)).unwrap();
-        let directory = ExtractedDirectory::existing(work.path()).unwrap();
+        let directory = SharedDirectory::existing(work.path()).unwrap();
         directory.holders(true).unwrap();
         assert_eq!(directory.other_node(), None);
         fs::write(work.path().join("holders-elsewhere"), "").unwrap();
         assert_eq!(directory.other_node().as_deref(), Some("elsewhere"));
         fs::set_permissions(work.path(), Permissions::from_mode(0o750)).unwrap();
-        assert!(ExtractedDirectory::existing(work.path()).is_none(), "open to a group");
+        assert!(SharedDirectory::existing(work.path()).is_none(), "open to a group");
     }
 }

@@ -10,19 +10,30 @@
 //! its files.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, ErrorKind};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
+use rustix::system::uname;
 
-use super::record_file::SOCKET_SUFFIX;
+use super::directory::{Directory, parent_of};
+use super::path_walk;
 use crate::error::{Error, Kind, Result};
-use crate::os::directory::{Directory, parent_of};
-use crate::os::path_walk;
+
+/// The end of the names of sockets in it.
+pub(crate) const SOCKET_SUFFIX: &str = ".socket";
+
+/// The mode of files in it. A umask may deny permissions to the owner, for example 0577. Then only
+/// the process that creates a file has it open, and others could neither read a record nor lock it.
+const FILE_MODE: u32 = 0o600;
+
+/// The size in bytes of the file that tests whether a directory can be written: one block of most
+/// file systems, and more than most records.
+const TEST_SIZE: usize = 4096;
 
 /// Parent directories that are the same in every job and shell of a node.
 const PARENTS: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -32,19 +43,19 @@ const ATTEMPTS: usize = 8;
 
 /// A directory of record files: `archfs-UID`, with or without a suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct RecordDirectory {
+pub(crate) struct RecordDirectory {
     path: PathBuf,
 }
 
 impl RecordDirectory {
     /// All existing directories of user `uid`, in order of preference.
-    pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
+    pub(crate) fn all_of(uid: u32) -> Vec<Self> {
         Self::all_in(&parents(uid), uid)
     }
 
     /// The existing directories of this user that do not depend on the environment, and `own`,
     /// which has the record of this process. Unlike the others, they are on no network file system.
-    pub(super) fn all_on_node(own: Option<&Path>) -> Vec<Self> {
+    pub(crate) fn all_on_node(own: Option<&Path>) -> Vec<Self> {
         let mut all = Self::all_in(&node_parents(own_uid()), own_uid());
         if let Some(own) = own.filter(|own| all.iter().all(|known| known.path != *own)) {
             all.push(Self { path: own.to_owned() });
@@ -53,7 +64,7 @@ impl RecordDirectory {
     }
 
     /// All existing directories of this user.
-    pub(super) fn all() -> Vec<Self> {
+    pub(crate) fn all() -> Vec<Self> {
         Self::all_of(own_uid())
     }
 
@@ -70,12 +81,12 @@ impl RecordDirectory {
     }
 
     /// The directory of this user that contains the file `name`, if any.
-    pub(super) fn containing(name: &str) -> Option<Self> {
+    pub(crate) fn containing(name: &str) -> Option<Self> {
         Self::containing_of(own_uid(), name)
     }
 
     /// The directory of user `uid` that contains the file `name`, if any.
-    pub(super) fn containing_of(uid: u32, name: &str) -> Option<Self> {
+    pub(crate) fn containing_of(uid: u32, name: &str) -> Option<Self> {
         Self::containing_in(&parents(uid), uid, name)
     }
 
@@ -90,7 +101,7 @@ impl RecordDirectory {
 
     /// Calls `create` with the record directory in one parent after the other, until it succeeds.
     /// Creates the record directory if the parent has none.
-    pub(super) fn try_each_parent<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
+    pub(crate) fn try_each_parent<T>(create: impl FnMut(&Self) -> io::Result<T>) -> Result<T> {
         Self::try_each_of(&parents(own_uid()), create)
     }
 
@@ -125,18 +136,34 @@ impl RecordDirectory {
         ))
     }
 
+    /// Writes a file to the record directory and removes it; returns the path of the directory.
+    ///
+    /// Fails with `Io` if no directory can be written to, for example because the file systems are
+    /// full.
+    pub(crate) fn check_writable() -> Result<PathBuf> {
+        Self::try_each_parent(|record_directory| {
+            let file =
+                tempfile::Builder::new().prefix("probe-").tempfile_in(&record_directory.path);
+            let written = file.and_then(|mut file| file.write_all(&[0; TEST_SIZE]));
+            record_directory.remove_if_empty();
+            // Drops the name of the test file from the error.
+            written.map_err(|error| error.kind())?;
+            Ok(record_directory.path.clone())
+        })
+    }
+
     /// Its path.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The path of the file `name` in it.
-    pub(super) fn join(&self, name: &str) -> PathBuf {
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
     /// The names of all files in it that end in `suffix`.
-    pub(super) fn names(&self, suffix: &str) -> Vec<String> {
+    pub(crate) fn names(&self, suffix: &str) -> Vec<String> {
         let entries = fs::read_dir(&self.path).into_iter().flatten();
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         names.filter(|name| name.ends_with(suffix)).collect()
@@ -145,24 +172,48 @@ impl RecordDirectory {
     /// Keeps systemd-tmpfiles from removing old files in it while the result is open: it skips
     /// directories that another process has locked (tmpfiles.d(5), "Age"). `None` if it cannot be
     /// locked.
-    pub(super) fn lock_against_tmpfiles(&self) -> Option<File> {
+    pub(crate) fn lock_against_tmpfiles(&self) -> Option<File> {
         let directory = File::open(&self.path).ok()?;
         flock(&directory, FlockOperation::NonBlockingLockShared).ok()?;
         Some(directory)
     }
 
     /// Removes the directory if it is empty.
-    pub(super) fn remove_if_empty(&self) {
+    pub(crate) fn remove_if_empty(&self) {
         let _ = fs::remove_dir(&self.path);
     }
 }
 
-/// Calls `create` with the path of this user's record directory in one parent after the other,
-/// until it succeeds. For files that only this user may write and that outlast a mount.
-pub(in crate::lifecycle) fn in_record_directory<T>(
-    mut create: impl FnMut(&Path) -> io::Result<T>,
-) -> Result<T> {
-    RecordDirectory::try_each_parent(|record_directory| create(record_directory.path()))
+/// The name of this node. Nodes may share a record directory.
+pub(crate) fn node() -> String {
+    let name = uname().nodename().to_string_lossy().into_owned();
+    name.split_whitespace().collect()
+}
+
+/// Opens or creates the file `path`, as `options` say, in a directory that is closed to others,
+/// with mode 0600 whatever the umask is.
+pub(crate) fn open_0600(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let file = match options.mode(FILE_MODE).open(path) {
+        // The process that created it has not set its mode yet, or was killed before it could.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let found = fs::symlink_metadata(path)?;
+            if !found.is_file() || found.uid() != geteuid().as_raw() {
+                return Err(error);
+            }
+            chmod_0600(path)?;
+            options.open(path)?
+        }
+        opened => opened?,
+    };
+    if file.metadata()?.mode() & FILE_MODE != FILE_MODE {
+        file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+    }
+    Ok(file)
+}
+
+/// Sets the mode of the file or socket `path`, in a directory that is closed to others, to 0600.
+pub(crate) fn chmod_0600(path: &Path) -> io::Result<()> {
+    fs::set_permissions(path, Permissions::from_mode(FILE_MODE))
 }
 
 fn own_uid() -> u32 {
@@ -250,7 +301,7 @@ fn find_or_create(parent: &Path) -> io::Result<PathBuf> {
     }
     let other = tempfile::Builder::new()
         .prefix(&format!("{}-", usual_name(uid)))
-        .permissions(fs::Permissions::from_mode(0o700))
+        .permissions(Permissions::from_mode(0o700))
         .tempdir_in(parent)?
         .keep();
     log::info!("{}: {refused}; using {}", usual.display(), other.display());
@@ -271,8 +322,6 @@ fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use rustix::io::Errno;
 
     use super::*;
@@ -296,7 +345,7 @@ mod tests {
         assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
         assert_eq!(directories(&parents), std::slice::from_ref(&usual));
         // As if created under another umask.
-        fs::set_permissions(&usual, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::set_permissions(&usual, Permissions::from_mode(0o600)).unwrap();
         assert_eq!(create(&parents).unwrap(), usual);
         assert_eq!(fs::metadata(&usual).unwrap().mode() & 0o7777, 0o700);
     }
@@ -313,7 +362,7 @@ mod tests {
         assert_eq!(directories(&parents), std::slice::from_ref(&other));
         fs::remove_file(&usual).unwrap();
         fs::create_dir(&usual).unwrap();
-        fs::set_permissions(&usual, fs::Permissions::from_mode(0o750)).unwrap();
+        fs::set_permissions(&usual, Permissions::from_mode(0o750)).unwrap();
         assert_eq!(create(&parents).unwrap(), other, "open to a group");
     }
 
@@ -342,7 +391,7 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(work.path()).unwrap();
         for (mode, is_usable) in [(0o700, true), (0o1777, true), (0o777, false)] {
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             assert_eq!(check_trusted(&path, own_uid()).is_ok(), is_usable, "{mode:o}");
         }
     }
@@ -376,5 +425,21 @@ mod tests {
         let missing = [PathBuf::from("/nonexistent/parent")];
         let error = create(&missing).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/parent/archfs-"), "{error}");
+    }
+
+    #[test]
+    fn opens_a_file_that_a_umask_has_closed_to_its_owner() {
+        let work = tempfile::tempdir().unwrap();
+        let path = work.path().join("file");
+        for closed in [0, 0o200, 0o400, 0o600] {
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(closed)).unwrap();
+            open_0600(&path, File::options().create(true).append(true)).unwrap();
+            let mode = fs::symlink_metadata(&path).unwrap().mode();
+            assert_eq!(mode & 0o7777, FILE_MODE, "{closed:o}");
+            fs::remove_file(&path).unwrap();
+        }
+        let created = open_0600(&path, File::options().write(true).create_new(true)).unwrap();
+        assert_eq!(created.metadata().unwrap().mode() & 0o7777, FILE_MODE);
     }
 }

@@ -6,22 +6,31 @@
 //! inodes into the kernel with one request, for about a seventh of the time per name. So after
 //! some lookups archfs lists all directories once.
 //!
-//! `lister` does that in another process. If the daemon listed its own mount and were killed while
-//! it waits for its own answer, it could not exit (`launcher`).
+//! Another process does that (`read_names`). If the daemon listed its own mount and were killed
+//! while it waits for its own answer, it could not exit (`launcher`).
 //!
 //! Invariants: at most one process lists at a time. It ends before the daemon unmounts, when the
-//! daemon ends, or shortly after. Names are read ahead only if memory for all of them is free.
+//! daemon ends, or shortly after. Names are read ahead only if memory for all of them is free. The
+//! process opens only directories on the given device, one at a time, so it reads nothing but the
+//! mount itself.
 
-use std::io::{ErrorKind, Read};
+use std::ffi::{CStr, CString, OsStr};
+use std::io::{self, ErrorKind, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, RawDir, fadvise, fstat, open, statat};
 
+use super::Service;
 use super::mounted::Mounted;
 use crate::os::memory;
 use crate::os::own_program;
@@ -29,8 +38,6 @@ use crate::os::process::ProcessId;
 use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
-
-pub(in crate::lifecycle) mod lister;
 
 /// Names are read ahead after lookups of this part of them. One listing of all costs about as much
 /// as lookups of a seventh.
@@ -50,19 +57,21 @@ const MEMORY_PART: u64 = 4;
 const INTERVAL: Duration = Duration::from_secs(60);
 const INTERVAL_FACTOR: u32 = 20;
 
+/// Bytes of one part of a listing. Since Linux 6.13 one request may fill all of it.
+const PART_BYTES: usize = 64 << 10;
+
 /// How long an unmount waits until a listing ends by itself, and then until it is killed.
 const END_LIMIT: Duration = Duration::from_millis(100);
 
-/// Reads the names of one mount ahead.
 pub(super) struct NameReadahead {
     mount: Arc<Mounted>,
     stats: Arc<Stats>,
     /// The number of inodes, nearly that of names.
     names: u64,
-    state: State,
+    state: ReadaheadState,
 }
 
-enum State {
+enum ReadaheadState {
     /// Waits until there were enough lookups.
     Watching,
     Listing(Listing),
@@ -90,7 +99,7 @@ impl NameReadahead {
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let is_possible = is_wanted && inodes > LOOKUPS_MIN && mount.is_attached();
-        let mut readahead = Self { mount, stats, names: inodes, state: State::Off };
+        let mut readahead = Self { mount, stats, names: inodes, state: ReadaheadState::Off };
         if is_possible {
             readahead.stats.connect_lookup_alarm(Box::new(wake));
             readahead.watch();
@@ -98,63 +107,38 @@ impl NameReadahead {
         readahead
     }
 
-    /// What to wait for while a process lists.
+    /// The descriptor to poll while a process lists.
     pub(super) fn watched(&self) -> Option<PollFd<'_>> {
         match &self.state {
-            State::Listing(listing) => Some(PollFd::new(&listing.connection, PollFlags::IN)),
-            _ => None,
-        }
-    }
-
-    /// Starts a listing or ends one, if that is due at `now`. Returns when to call this again.
-    pub(super) fn update(&mut self, now: Instant) -> Option<Instant> {
-        match &mut self.state {
-            State::Watching if !self.stats.lookup_alarm_is_set() => self.begin(now),
-            State::Listing(listing) => {
-                if let Poll::Ready(names) = listing.result() {
-                    let took = listing.started.elapsed();
-                    let time = format_duration(took);
-                    match names {
-                        Some(names) => {
-                            log::info!("read {} ahead in {time}", counted(names, "name"));
-                        }
-                        None => log::info!("stopped reading names ahead after {time}"),
-                    }
-                    let pause = INTERVAL.max(took.saturating_mul(INTERVAL_FACTOR));
-                    self.state = State::Pausing(listing.started + pause);
-                }
+            ReadaheadState::Listing(listing) => {
+                Some(PollFd::new(&listing.connection, PollFlags::IN))
             }
-            State::Pausing(until) if now >= *until => self.watch(),
-            State::Watching | State::Pausing(_) | State::Off => {}
-        }
-        match self.state {
-            State::Pausing(until) => Some(until),
             _ => None,
         }
     }
 
     /// Starts a listing without waiting for lookups, if there was none yet.
     pub(super) fn begin_now(&mut self) {
-        if matches!(self.state, State::Watching) {
+        if matches!(self.state, ReadaheadState::Watching) {
             self.begin(Instant::now());
         }
     }
 
     /// Ends a listing that is under way, so that it does not keep the mount busy.
     pub(super) fn stop(&mut self) {
-        if let State::Listing(listing) = &mut self.state {
+        if let ReadaheadState::Listing(listing) = &mut self.state {
             listing.stop();
-            self.state = State::Pausing(Instant::now() + INTERVAL);
+            self.state = ReadaheadState::Pausing(Instant::now() + INTERVAL);
         }
     }
 
     fn watch(&mut self) {
         self.stats.set_lookup_alarm(lookups_before(self.names));
-        self.state = State::Watching;
+        self.state = ReadaheadState::Watching;
     }
 
     fn begin(&mut self, now: Instant) {
-        self.state = State::Pausing(now + INTERVAL);
+        self.state = ReadaheadState::Pausing(now + INTERVAL);
         let needed = self.names.saturating_mul(NAME_BYTES);
         if let Some(left) = memory::headroom()
             && needed > left.bytes / MEMORY_PART
@@ -165,11 +149,39 @@ impl NameReadahead {
             return;
         }
         match Listing::start(&self.mount) {
-            Ok(listing) => self.state = State::Listing(listing),
+            Ok(listing) => self.state = ReadaheadState::Listing(listing),
             Err(error) => {
                 log::info!("not reading names ahead: {error}");
-                self.state = State::Off;
+                self.state = ReadaheadState::Off;
             }
+        }
+    }
+}
+
+impl Service for NameReadahead {
+    fn update(&mut self, now: Instant) -> Option<Instant> {
+        match &mut self.state {
+            ReadaheadState::Watching if !self.stats.lookup_alarm_is_set() => self.begin(now),
+            ReadaheadState::Listing(listing) => {
+                if let Poll::Ready(names) = listing.result() {
+                    let took = listing.started.elapsed();
+                    let time = format_duration(took);
+                    match names {
+                        Some(names) => {
+                            log::info!("read {} ahead in {time}", counted(names, "name"));
+                        }
+                        None => log::info!("stopped reading names ahead after {time}"),
+                    }
+                    let pause = INTERVAL.max(took.saturating_mul(INTERVAL_FACTOR));
+                    self.state = ReadaheadState::Pausing(listing.started + pause);
+                }
+            }
+            ReadaheadState::Pausing(until) if now >= *until => self.watch(),
+            ReadaheadState::Watching | ReadaheadState::Pausing(_) | ReadaheadState::Off => {}
+        }
+        match self.state {
+            ReadaheadState::Pausing(until) => Some(until),
+            _ => None,
         }
     }
 }
@@ -181,7 +193,7 @@ impl Drop for NameReadahead {
 }
 
 impl Listing {
-    fn start(mount: &Mounted) -> std::io::Result<Self> {
+    fn start(mount: &Mounted) -> io::Result<Self> {
         let device = mount.device_number().ok_or(ErrorKind::NotFound)?;
         let (connection, theirs) = UnixStream::pair()?;
         connection.set_nonblocking(true)?;
@@ -229,7 +241,87 @@ impl Listing {
     }
 }
 
-/// After how many lookups all `names` are read.
 fn lookups_before(names: u64) -> u64 {
     (names / LOOKED_UP_PART).max(LOOKUPS_MIN)
+}
+
+/// Lists everything below `mount_point`, as long as that is on `device` and the other end of
+/// standard input is open. Writes the number of names to standard input, which is a socket.
+pub fn read_names(mount_point: &Path, device: u64) -> io::Result<()> {
+    let daemon = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut lister =
+        Lister { daemon, device, buffer: vec![MaybeUninit::uninit(); PART_BYTES], names: 0 };
+    let mut pending = vec![mount_point.to_owned()];
+    while let Some(directory) = pending.pop() {
+        if !lister.list(&directory, &mut pending)? {
+            return Ok(());
+        }
+    }
+    lister.daemon.write_all(&lister.names.to_ne_bytes())
+}
+
+/// Lists directories so that the kernel has their names and inodes.
+///
+/// The kernel asks for attributes with a listing (READDIRPLUS) at the start of a directory, and
+/// later only if the names that it got were used (FUSE_READDIRPLUS_AUTO). So this asks for the
+/// attributes of one name after each part of a listing. They are there already, so no request
+/// follows.
+struct Lister {
+    daemon: UnixStream,
+    device: u64,
+    buffer: Vec<MaybeUninit<u8>>,
+    names: u64,
+}
+
+impl Lister {
+    /// Lists `directory`, and adds its subdirectories to `pending`. Returns whether to go on.
+    fn list(&mut self, directory: &Path, pending: &mut Vec<PathBuf>) -> io::Result<bool> {
+        // A faulty directory does not hide the others.
+        let Some(opened) = self.open(directory) else { return Ok(true) };
+        // Otherwise the kernel would answer from a listing that it has, which has no attributes.
+        let _ = fadvise(&opened, 0, None, Advice::DontNeed);
+        let mut last: Option<CString> = None;
+        let mut entries = RawDir::new(&opened, &mut self.buffer);
+        while let Some(entry) = entries.next() {
+            let Ok(entry) = entry else { return Ok(true) };
+            let (name, kind) = (entry.file_name(), entry.file_type());
+            let is_dot = matches!(name.to_bytes(), b"." | b"..");
+            if !is_dot {
+                self.names = self.names.saturating_add(1);
+                if kind == FileType::Directory {
+                    pending.push(directory.join(OsStr::from_bytes(name.to_bytes())));
+                }
+                // Any name will do.
+                if last.is_none() {
+                    last = Some(name.to_owned());
+                }
+            }
+            if entries.is_buffer_empty() {
+                if let Some(name) = last.take() {
+                    let _ = use_name(&opened, &name);
+                }
+                if has_ended(&self.daemon) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn open(&self, directory: &Path) -> Option<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = open(directory, flags, Mode::empty()).ok()?;
+        (fstat(&opened).ok()?.st_dev == self.device).then_some(opened)
+    }
+}
+
+fn use_name(directory: &OwnedFd, name: &CStr) -> rustix::io::Result<()> {
+    statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|_| ())
+}
+
+/// Whether the daemon has ended or wants this to end.
+fn has_ended(daemon: &UnixStream) -> bool {
+    let mut watched = [PollFd::new(daemon, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut watched, Some(&at_once)), Ok(1..))
 }

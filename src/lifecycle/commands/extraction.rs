@@ -1,15 +1,10 @@
-//! Extracts archives to a directory, once for all processes that hold it.
+//! Extracts archives for `run --or-extract`, once for all processes that hold the files.
 
+use std::path::Path;
 use std::time::Instant;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::retry_on_intr;
-
-use super::directory::{ExtractedDirectory, SafeParent};
-use super::hold::Hold;
-use super::keeper;
 use crate::error::{Error, Kind, Result};
-use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
+use crate::extract::{self, Existing, ExtractOptions, Extracted, Hold, LeftOut, SafeParent};
 use crate::formats::{self, OpenOptions};
 use crate::lifecycle::daemon::opening;
 use crate::lifecycle::{MountPlan, registry};
@@ -20,16 +15,32 @@ use crate::vfs::{Finding, Location, Severity};
 
 /// A hold on the files of `plan`, in a directory below `parent`. Extracts them if no other process
 /// has. `show` displays waits for other processes, `watch` the extraction.
-pub(in crate::lifecycle) fn obtain(
+pub(super) fn obtain(
     plan: &MountPlan,
     parent: &SafeParent,
     show: Show<'_>,
     watch: Watch<'_>,
 ) -> Result<Hold> {
-    let name = registry::name_on_all_nodes(plan);
-    let hold = Hold::take(&|| ExtractedDirectory::create(parent, &name), show)?;
-    match extract_once(plan, &hold, show, watch) {
-        Ok(()) => Ok(hold),
+    let hold = Hold::take_in(parent, &registry::name_on_all_nodes(plan), show)?;
+    let shown = hold.path().display().to_string();
+    let mut start = Instant::now();
+    let extracted = hold.extract_once(show, |part| {
+        start = Instant::now();
+        let progress = Arc::new(Progress::default());
+        let watched = watch(&progress);
+        let extracted = extract(plan, part, &shown, &progress)?;
+        drop(watched);
+        report(plan, &extracted)?;
+        Ok(extracted)
+    });
+    match extracted {
+        Ok(Some(Extracted { counts, .. })) => {
+            let (files, bytes) = (counted(counts.files, "file"), format_size(counts.bytes));
+            let time = format_duration(start.elapsed());
+            crate::log::note(format_args!("{shown}: extracted {files}, {bytes}, in {time}"));
+            Ok(hold)
+        }
+        Ok(None) => Ok(hold),
         Err(error) => {
             if let Err(error) = hold.end() {
                 crate::log::error(&error);
@@ -39,40 +50,7 @@ pub(in crate::lifecycle) fn obtain(
     }
 }
 
-fn extract_once(plan: &MountPlan, hold: &Hold, show: Show<'_>, watch: Watch<'_>) -> Result<()> {
-    let directory = hold.directory();
-    let shown = directory.path().display();
-    let failed = |error| Error::io(format!("{shown}: cannot extract"), error);
-    let extracting = directory.extracting().map_err(failed)?;
-    let waiting = show(&format!("waiting until another process has extracted to {shown}"));
-    retry_on_intr(|| flock(&extracting, FlockOperation::LockExclusive))
-        .map_err(|errno| failed(errno.into()))?;
-    drop(waiting);
-    if directory.has_files() {
-        log::info!("{shown}: sharing the files that another process extracted");
-        return Ok(());
-    }
-    keeper::start(directory).map_err(|error| error.within(directory.path().display()))?;
-    // A process that was killed may have left a part.
-    directory.remove_part().map_err(failed)?;
-    let start = Instant::now();
-    let progress = Arc::new(Progress::default());
-    let watched = watch(&progress);
-    let extracted = extract(plan, directory, &progress)?;
-    drop(watched);
-    report(plan, &extracted)?;
-    directory.complete().map_err(failed)?;
-    let (files, bytes) = (counted(extracted.counts.files, "file"), extracted.counts.bytes);
-    let (bytes, time) = (format_size(bytes), format_duration(start.elapsed()));
-    crate::log::note(format_args!("{shown}: extracted {files}, {bytes}, in {time}"));
-    Ok(())
-}
-
-fn extract(
-    plan: &MountPlan,
-    directory: &ExtractedDirectory,
-    progress: &Progress,
-) -> Result<Extracted> {
+fn extract(plan: &MountPlan, part: &Path, shown: &str, progress: &Progress) -> Result<Extracted> {
     let options = OpenOptions { reads_all: true, ..opening::options(plan) };
     let tree = formats::open(&plan.archives, &options, progress)?;
     let tree = opening::view(plan, tree)?;
@@ -83,8 +61,7 @@ fn extract(
         // A signal ends this process, and the keeper removes the files.
         interrupt: &AtomicBool::new(false),
     };
-    extract::extract(tree.as_ref(), &directory.part(), options, progress)
-        .map_err(|error| error.within(directory.path().display()))
+    extract::extract(tree.as_ref(), part, options, progress).map_err(|error| error.within(shown))
 }
 
 /// Fails if a file is missing, unless the user wants what is left of a damaged archive.
