@@ -65,12 +65,12 @@ pub fn largest_within(left: u64) -> u64 {
 
 /// The fraction of its capacity that a cache may use: `now` of `whole` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Fraction {
     now: u64,
     whole: u64,
 }
 
-impl Part {
+impl Fraction {
     /// `now` of `whole` bytes.
     pub fn new(now: u64, whole: u64) -> Self {
         Self { now, whole }
@@ -85,18 +85,18 @@ impl Part {
 
 /// An owner of caches that can be resized while in use.
 pub trait Resize: Send + Sync {
-    /// Resizes its caches to this part of their original capacity.
-    fn resize(&self, part: Part);
+    /// Resizes its caches to this fraction of their original capacity.
+    fn resize(&self, fraction: Fraction);
 }
 
 /// The caches of a mount, which are resized together.
 #[derive(Clone, Default)]
 pub struct Budget {
     /// Guards the caches. Held while they are resized, so that the newest size is applied last. No
-    /// request takes it. `part` is locked within it.
+    /// request takes it. `newest` is locked within it.
     members: Arc<Mutex<Vec<Weak<dyn Resize>>>>,
     /// Guards the newest size; `None` while the caches have their original size.
-    part: Arc<Mutex<Option<Part>>>,
+    newest: Arc<Mutex<Option<Fraction>>>,
 }
 
 impl Budget {
@@ -108,22 +108,22 @@ impl Budget {
     /// Sets the size: `now` of the `whole` bytes that the caches were created with. `apply` makes
     /// it effective.
     pub fn set(&self, now: u64, whole: u64) {
-        *self.part.lock() = Some(Part { now, whole });
+        *self.newest.lock() = Some(Fraction { now, whole });
     }
 
     /// Resizes all caches to the newest size. Takes time if much memory is freed.
     pub fn apply(&self) {
         let members = self.members.lock();
-        let part = *self.part.lock();
-        if let Some(part) = part {
-            members.iter().filter_map(Weak::upgrade).for_each(|member| member.resize(part));
+        let newest = *self.newest.lock();
+        if let Some(newest) = newest {
+            members.iter().filter_map(Weak::upgrade).for_each(|member| member.resize(newest));
         }
     }
 }
 
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Budget({:?})", *self.part.lock())
+        write!(f, "Budget({:?})", *self.newest.lock())
     }
 }
 
@@ -133,11 +133,11 @@ mod tests {
     use crate::os::memory::Bound;
 
     #[test]
-    fn a_part_of_any_capacity_neither_overflows_nor_divides_by_zero() {
-        assert_eq!(Part { now: 1, whole: 8 }.of(80), 10);
-        assert_eq!(Part { now: u64::MAX, whole: u64::MAX }.of(u64::MAX), u64::MAX);
-        assert_eq!(Part { now: u64::MAX, whole: 0 }.of(2), u64::MAX);
-        assert_eq!(Part { now: 0, whole: 7 }.of(100), 0);
+    fn a_fraction_of_any_capacity_neither_overflows_nor_divides_by_zero() {
+        assert_eq!(Fraction { now: 1, whole: 8 }.of(80), 10);
+        assert_eq!(Fraction { now: u64::MAX, whole: u64::MAX }.of(u64::MAX), u64::MAX);
+        assert_eq!(Fraction { now: u64::MAX, whole: 0 }.of(2), u64::MAX);
+        assert_eq!(Fraction { now: 0, whole: 7 }.of(100), 0);
     }
 
     #[test]

@@ -16,37 +16,34 @@
 //! dropped. A load in progress lands in its old shard, which keeps nothing if it is no longer used.
 //! A reader that misses in the meantime loads the block a second time.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 // Not the model checker's atomics: each would multiply the interleavings the models explore.
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lru::LruCache;
 
 use crate::error::Result;
 use crate::os::processors;
 use crate::stats::{CacheCounts, CacheKind, LoadClock, Stats};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Condvar, Mutex};
 
 mod archive_order;
-mod block;
 mod budget;
-mod inflight;
+mod memory;
 #[cfg(all(test, feature = "model"))]
 mod model;
-mod permits;
 mod readahead;
-mod room;
-mod shard;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 pub use archive_order::ArchiveOrder;
-pub use block::{Block, BlockPool, BlockPools};
-pub use budget::{Budget, LEAST, Part, Resize, default_bytes, largest_within, reduced_to_fit};
-pub use permits::Permit;
+pub use budget::{Budget, Fraction, LEAST, Resize, default_bytes, largest_within, reduced_to_fit};
+pub use memory::{Block, BlockPool, BlockPools, Evict, MemoryLimit, Permit};
 pub use readahead::Readahead;
-pub use room::{Evict, Room};
 pub use workers::{Fetch, Request, Workers};
-
-use inflight::Flight;
-use shard::Shard;
 
 /// A value that a cache can hold: cheap to clone, with a weight in bytes.
 pub trait Cached: Clone {
@@ -88,6 +85,9 @@ pub struct Cache<K, V> {
 /// Values evicted per lock acquisition while the cache shrinks.
 const EVICTED_AT_ONCE: usize = 64;
 
+/// Memory of an entry in addition to its value, in bytes: list node, table slot, reference counts.
+const ENTRY_OVERHEAD: u64 = 128;
+
 type Shards<K, V> = Arc<[Mutex<Shard<K, V>>]>;
 
 /// What a lookup has to do after a miss.
@@ -116,10 +116,10 @@ impl<K: Copy + Eq + Hash, V: Cached> Cache<K, V> {
         Self { hasher, shards, used, next_eviction, capacity, heaviest }
     }
 
-    /// Limits the cache to `part` of the capacity it was created with. Values that no longer fit
-    /// are dropped a few at a time, so that no reader waits long.
-    pub fn resize(&self, part: Part) {
-        let capacity = part.of(self.capacity);
+    /// Limits the cache to `fraction` of the capacity it was created with. Values that no longer
+    /// fit are dropped a few at a time, so that no reader waits long.
+    pub fn resize(&self, fraction: Fraction) {
+        let capacity = fraction.of(self.capacity);
         let used = shards_that_fit(capacity, self.heaviest).clamp(1, self.shards.len());
         // A reader that still picks a shard by the old count either finds nothing there or leaves a
         // value behind, which is evicted in turn.
@@ -257,7 +257,7 @@ impl<K: Copy + Eq + Hash, V: Cached> Leader<'_, K, V> {
         let evicted = self.shard.lock().land(self.key, value.clone(), decoding);
         // Freed here, outside the lock.
         drop(evicted);
-        self.flight.land(value.clone());
+        self.flight.end(Outcome::Landed(value.clone()));
         value
     }
 }
@@ -265,182 +265,148 @@ impl<K: Copy + Eq + Hash, V: Cached> Leader<'_, K, V> {
 impl<K: Copy + Eq + Hash, V: Cached> Drop for Leader<'_, K, V> {
     fn drop(&mut self) {
         if !self.landed {
-            self.shard.lock().abandon(&self.key);
-            self.flight.abandon();
+            self.shard.lock().flights.remove(&self.key);
+            self.flight.end(Outcome::Abandoned);
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Barrier;
-    use std::thread;
+/// Cached values with LRU eviction by weight, and the loads in progress. It takes no locks: the
+/// cache holds the lock, and frees evicted values after unlocking. The weights of all entries add
+/// up to `weight`, which is at most `capacity`.
+struct Shard<K, V> {
+    entries: LruCache<K, V>,
+    flights: HashMap<K, Arc<Flight<V>>>,
+    weight: u64,
+    capacity: u64,
+    counts: CacheCounts,
+}
 
-    use super::*;
-    use crate::error::Error;
-    use crate::sync::{AtomicU64, Ordering};
-
-    fn block(byte: u8, len: usize) -> Arc<[u8]> {
-        vec![byte; len].into()
+impl<K: Copy + Eq + Hash, V: Cached> Shard<K, V> {
+    fn new(capacity: u64) -> Self {
+        Self {
+            entries: LruCache::unbounded(),
+            flights: HashMap::new(),
+            weight: 0,
+            capacity,
+            counts: CacheCounts::default(),
+        }
     }
 
-    #[test]
-    fn loads_a_block_once_however_many_readers_wait() {
-        const READERS: usize = 32;
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
-        let loads = AtomicU64::new(0);
-        let start = Barrier::new(READERS);
-        thread::scope(|scope| {
-            for _ in 0..READERS {
-                scope.spawn(|| {
-                    start.wait();
-                    for key in 0..64 {
-                        let value = cache.get_or_load(key, || {
-                            loads.fetch_add(1, Ordering::Relaxed);
-                            thread::yield_now();
-                            Ok(block(key as u8, 100))
-                        });
-                        assert_eq!(value.unwrap()[..], [key as u8; 100]);
-                    }
-                });
+    fn get(&mut self, key: &K) -> Option<V> {
+        let value = self.entries.get(key).cloned()?;
+        self.counts.hits += 1;
+        Some(value)
+    }
+
+    /// Joins the load of `key` in progress, or leads a new one.
+    fn board(&mut self, key: K) -> Turn<V> {
+        if let Some(flight) = self.flights.get(&key) {
+            self.counts.waits += 1;
+            return Turn::Wait(Arc::clone(flight));
+        }
+        self.counts.loads += 1;
+        let flight = Arc::new(Flight::new());
+        self.flights.insert(key, Arc::clone(&flight));
+        Turn::Lead(flight)
+    }
+
+    /// Ends the load of `key`, which decoded for `decoding`, with a value; returns the evicted
+    /// values for the caller to free.
+    fn land(&mut self, key: K, value: V, decoding: Duration) -> Vec<V> {
+        self.flights.remove(&key);
+        self.counts.decode_ns += u64::try_from(decoding.as_nanos()).unwrap_or(u64::MAX);
+        self.counts.loaded_bytes += value.decoded_len();
+        let weight = value.weight().saturating_add(ENTRY_OVERHEAD);
+        if weight > self.capacity || value.is_used_up() {
+            return Vec::new();
+        }
+        let mut evicted = self.evict_down_to(self.capacity - weight, usize::MAX);
+        self.weight += weight;
+        if let Some(replaced) = self.entries.put(key, value) {
+            self.weight -= replaced.weight().saturating_add(ENTRY_OVERHEAD);
+            evicted.push(replaced);
+        }
+        evicted
+    }
+
+    /// Changes the capacity to `capacity` bytes; returns up to `most` evicted values for the caller
+    /// to free. Call it until it returns none.
+    fn resize(&mut self, capacity: u64, most: usize) -> Vec<V> {
+        let evicted = self.evict_down_to(capacity, most);
+        // Until all are evicted, an insert evicts no more than it needs itself.
+        self.capacity = capacity.max(self.weight);
+        evicted
+    }
+
+    /// Removes up to `most` values, until the others weigh at most `weight`; the caller frees them.
+    fn evict_down_to(&mut self, weight: u64, most: usize) -> Vec<V> {
+        let mut evicted = Vec::new();
+        while self.weight > weight && evicted.len() < most {
+            let Some(oldest) = self.evict() else { break };
+            evicted.push(oldest);
+        }
+        evicted
+    }
+
+    /// Removes the least recently used value; the caller frees it.
+    fn evict(&mut self) -> Option<V> {
+        let (_, oldest) = self.entries.pop_lru()?;
+        self.weight -= oldest.weight().saturating_add(ENTRY_OVERHEAD);
+        self.counts.evictions += 1;
+        Some(oldest)
+    }
+
+    /// Removes the value of `key`; the caller frees it.
+    fn remove(&mut self, key: &K) -> Option<V> {
+        let removed = self.entries.pop(key)?;
+        self.weight -= removed.weight().saturating_add(ENTRY_OVERHEAD);
+        Some(removed)
+    }
+
+    /// Removes all values; the caller frees them.
+    fn clear(&mut self) -> LruCache<K, V> {
+        self.weight = 0;
+        std::mem::replace(&mut self.entries, LruCache::unbounded())
+    }
+
+    fn counts(&self) -> CacheCounts {
+        CacheCounts { held_bytes: self.weight, ..self.counts }
+    }
+}
+
+/// One load in progress, and its waiters. It ends exactly once, and all waiters wake up then.
+struct Flight<V> {
+    /// Guards the outcome. No other lock is held while this one is taken.
+    outcome: Mutex<Outcome<V>>,
+    ended: Condvar,
+}
+
+enum Outcome<V> {
+    Pending,
+    Landed(V),
+    Abandoned,
+}
+
+impl<V: Clone> Flight<V> {
+    fn new() -> Self {
+        Self { outcome: Mutex::new(Outcome::Pending), ended: Condvar::new() }
+    }
+
+    /// Waits for the value. `None` if the leader failed.
+    fn wait(&self) -> Option<V> {
+        let mut outcome = self.outcome.lock();
+        loop {
+            match &*outcome {
+                Outcome::Landed(value) => return Some(value.clone()),
+                Outcome::Abandoned => return None,
+                Outcome::Pending => self.ended.wait(&mut outcome),
             }
-        });
-        assert_eq!(loads.into_inner(), 64);
-        let counts = cache.counts();
-        assert_eq!((counts.loads, counts.loaded_bytes), (64, 6400));
-        assert_eq!(counts.hits + counts.loads + counts.waits, 64 * READERS as u64);
-    }
-
-    #[test]
-    fn does_not_cache_errors() {
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
-        assert!(cache.get_or_load(1, || Err(Error::corrupt("first"))).is_err());
-        assert_eq!(cache.get_or_load(1, || Ok(block(7, 1))).unwrap()[..], [7]);
-    }
-
-    /// > A reader that waited for the same block retries by itself, and also gets an error while
-    /// > the fault lasts.
-    #[test]
-    fn wakes_the_waiters_of_a_leader_that_fails_or_unwinds() {
-        for unwinds in [false, true] {
-            let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
-            let tries = AtomicU64::new(0);
-            let leading = Barrier::new(2);
-            thread::scope(|scope| {
-                let first = scope.spawn(|| {
-                    cache.get_or_load(1, || {
-                        leading.wait();
-                        // Until the other reader waits on the flight.
-                        while cache.counts().waits == 0 {
-                            thread::yield_now();
-                        }
-                        assert!(!unwinds, "the leader unwinds");
-                        Err(Error::corrupt("the leader fails"))
-                    })
-                });
-                let second = scope.spawn(|| {
-                    leading.wait();
-                    cache.get_or_load(1, || {
-                        tries.fetch_add(1, Ordering::Relaxed);
-                        Ok(block(9, 1))
-                    })
-                });
-                assert!(first.join().map_or(true, |outcome| outcome.is_err()));
-                assert_eq!(second.join().unwrap().unwrap()[..], [9]);
-            });
-            assert_eq!(tries.into_inner(), 1);
         }
     }
 
-    #[test]
-    fn stays_within_its_budget_and_evicts_the_least_recently_used_first() {
-        // One shard: capacity for eight of the heaviest values.
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(8 * 1024, 1024);
-        let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
-        for key in 0..8 {
-            load(key).unwrap();
-        }
-        load(0).unwrap();
-        load(100).unwrap();
-        let loaded_bytes = 9 * (1024 - 128);
-        let held_bytes = 8 * 1024;
-        let counts = cache.counts();
-        assert_eq!((counts.hits, counts.loads, counts.waits, counts.evictions), (1, 9, 0, 1));
-        assert_eq!((counts.loaded_bytes, counts.held_bytes), (loaded_bytes, held_bytes));
-        load(0).unwrap();
-        assert_eq!(cache.counts().hits, 2, "0 was used after 1 and stays");
-        load(1).unwrap();
-        assert_eq!(cache.counts().loads, 10, "1 was the least recently used");
-    }
-
-    #[test]
-    fn shrinks_and_grows_while_in_use() {
-        // Eight shards of 128 KiB; an eighth of the capacity is one.
-        let cache: Cache<u64, Arc<[u8]>> = Cache::with_processors(1 << 20, 16 << 10, 4);
-        assert_eq!(cache.shards.len(), 8);
-        let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
-        let fill = || (0..2000).for_each(|key| assert_eq!(load(key).unwrap()[0], key as u8));
-        let held = || cache.counts().held_bytes;
-        fill();
-        assert!(held() > 900 << 10, "{}", held());
-        for (eighths, shards) in [(1, 1), (3, 3), (8, 8), (0, 1), (4, 4)] {
-            cache.resize(Part::new(eighths, 8));
-            assert_eq!(cache.used.load(Ordering::Relaxed), shards);
-            assert!(held() <= eighths << 17, "{}", held());
-            fill();
-            let most = eighths << 17;
-            assert!(held() <= most && held() >= most / 10 * 8, "{} of {most}", held());
-        }
-    }
-
-    #[test]
-    fn a_smaller_cache_keeps_the_most_recently_used_and_a_larger_one_all() {
-        // One shard throughout: capacity for eight of the heaviest values.
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(8 * 1024, 1024);
-        let load = |key: u64| cache.get_or_load(key, || Ok(block(key as u8, 1024 - 128)));
-        (0..8).for_each(|key| _ = load(key).unwrap());
-        load(0).unwrap();
-        cache.resize(Part::new(1, 4));
-        assert_eq!((cache.counts().held_bytes, cache.counts().evictions), (2048, 6));
-        cache.resize(Part::new(1, 1));
-        [0, 7].into_iter().for_each(|key| _ = load(key).unwrap());
-        assert_eq!(cache.counts().loads, 8, "both are still there");
-    }
-
-    #[test]
-    fn a_load_in_progress_lands_even_if_its_shard_is_no_longer_used() {
-        let cache: Cache<u64, Arc<[u8]>> = Cache::with_processors(1 << 20, 16 << 10, 4);
-        for key in 0..64 {
-            let load = || {
-                cache.resize(Part::new(1, 8));
-                Ok(block(7, 1000))
-            };
-            assert_eq!(cache.get_or_load(key, load).unwrap()[0], 7);
-            assert!(cache.counts().held_bytes <= 1 << 17);
-            cache.resize(Part::new(1, 1));
-        }
-        cache.resize(Part::new(0, 1));
-        assert_eq!(cache.counts().held_bytes, 0);
-    }
-
-    #[test]
-    fn reports_its_counts_even_after_it_was_dropped() {
-        let stats = Stats::default();
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(1 << 20, 1 << 10);
-        cache.report_to(&stats, CacheKind::Metadata);
-        cache.get_or_load(1, || Ok(block(1, 10))).unwrap();
-        cache.get_or_load(1, || Ok(block(1, 10))).unwrap();
-        drop(cache);
-        let totals = stats.totals();
-        assert_eq!((totals.metadata.hits, totals.metadata.loads), (1, 1));
-        assert_eq!(totals.data, CacheCounts::default());
-    }
-
-    #[test]
-    fn hands_out_a_value_too_heavy_to_keep() {
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(100, 100);
-        assert_eq!(cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(), 1000);
-        assert_eq!(cache.get_or_load(1, || Ok(block(1, 1000))).unwrap().len(), 1000);
-        assert_eq!(cache.counts().loads, 2);
+    fn end(&self, outcome: Outcome<V>) {
+        *self.outcome.lock() = outcome;
+        self.ended.notify_all();
     }
 }

@@ -23,8 +23,7 @@ impl Cached for Loaded {
     }
 }
 
-/// Memory of an entry in addition to its value, in bytes (`shard`).
-const OVERHEAD: u64 = 128;
+const OVERHEAD: u64 = ENTRY_OVERHEAD;
 
 type Values = Cache<u8, Loaded>;
 
@@ -175,7 +174,7 @@ fn readers_get_the_right_value_during_eviction_removal_and_clear() {
             Box::new(move || (0..3).for_each(|key| removed.remove(&key))),
             Box::new(move || cleared.clear()),
             Box::new(move || {
-                [1, 2].into_iter().for_each(|half| resized.resize(Part::new(half, 2)));
+                [1, 2].into_iter().for_each(|half| resized.resize(Fraction::new(half, 2)));
             }),
         ]);
         let counts = cache.counts();

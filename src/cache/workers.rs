@@ -14,7 +14,6 @@ use crate::os::processors;
 use crate::sync::{Arc, Condvar, Mutex, Weak, thread};
 
 #[cfg(all(test, feature = "model"))]
-#[path = "workers_model.rs"]
 mod model;
 
 /// Requests the queue can hold.

@@ -18,7 +18,7 @@ use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, CompressedTar, SavedIndexOptions, Tar, TarOptions};
 use super::zip::{self, LargeMembers, Zip, ZipOptions};
 use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
-use crate::cache::Room;
+use crate::cache::MemoryLimit;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::storage::{FileRange, FileStorage, Metered, Storage};
@@ -63,7 +63,7 @@ impl Memory {
         let kinds = if archives > 1 || options.recursive { 2 } else { 1 };
         let chunk_bytes = options.cache_bytes.checked_div(kinds).unwrap_or(0);
         let images = length(archives.max(1));
-        let room = Room::new(options.cache_bytes);
+        let room = MemoryLimit::new(options.cache_bytes);
         let resized = Arc::downgrade(&room);
         options.budget.add(resized);
         let shared = Shared::new(Arc::clone(&room));
@@ -74,7 +74,7 @@ impl Memory {
         let mut chunks = Vec::new();
         for level in 0..levels {
             let bytes = first.checked_shr(level).unwrap_or(0);
-            let own_room = if level == 0 { Arc::clone(&room) } else { Room::new(bytes) };
+            let own_room = if level == 0 { Arc::clone(&room) } else { MemoryLimit::new(bytes) };
             let cache = ChunkCache::within(own_room, bytes, CHUNK_MAX, Arc::clone(&workers));
             cache.report_to(&options.stats);
             let cache = Arc::new(cache);

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::{ControlFlow, Range};
 
 use crate::error::Result;
-use crate::os::page_aligned::PageAligned;
+use crate::os::heap::PageAligned;
 use crate::sync::Arc;
 
 mod attr;

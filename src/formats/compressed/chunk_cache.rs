@@ -1,7 +1,7 @@
 //! The cache of decoded chunks, shared by all compressed archives of a mount.
 //!
-//! `cache::Room` bounds the memory of chunks and of decoding together: a mount has many threads,
-//! and a chunk of xz may have 64 MiB. `cache` decides which chunks to evict.
+//! `cache::MemoryLimit` bounds the memory of chunks and of decoding together: a mount has many
+//! threads, and a chunk of xz may have 64 MiB. `cache` decides which chunks to evict.
 
 use std::ops::Range;
 // Not the model checker's atomic, which cannot be static.
@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicU32;
 use super::buffers::Buffers;
 use super::spool_limit::SpoolLimit;
 use crate::cache::{
-    Budget, Cache, Cached, Fetch, Part, Permit, Readahead, Request, Resize, Room, Workers,
-    largest_within,
+    Budget, Cache, Cached, Fetch, Fraction, MemoryLimit, Permit, Readahead, Request, Resize,
+    Workers, largest_within,
 };
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
@@ -76,7 +76,7 @@ pub(crate) struct ChunkCache {
     /// Initial and current capacity, bytes.
     initial_capacity: u64,
     capacity: AtomicU64,
-    room: Arc<Room>,
+    room: Arc<MemoryLimit>,
     buffers: Arc<Buffers>,
     /// Limit of the temporary files of all archives.
     spool_limit: Arc<SpoolLimit>,
@@ -100,12 +100,12 @@ impl ChunkCache {
     /// ahead.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn new(capacity: u64, chunk_max: u64, workers: Arc<Workers>) -> Self {
-        Self::within(Room::new(capacity), capacity, chunk_max, workers)
+        Self::within(MemoryLimit::new(capacity), capacity, chunk_max, workers)
     }
 
     /// The same, in a `room` shared with other caches.
     pub(crate) fn within(
-        room: Arc<Room>,
+        room: Arc<MemoryLimit>,
         capacity: u64,
         chunk_max: u64,
         workers: Arc<Workers>,
@@ -243,7 +243,7 @@ impl ChunkCache {
 }
 
 impl Resize for ChunkCache {
-    fn resize(&self, part: Part) {
+    fn resize(&self, part: Fraction) {
         let capacity = part.of(self.initial_capacity);
         self.capacity.store(capacity, Ordering::Relaxed);
         self.readahead.set_capacity(capacity);

@@ -12,11 +12,11 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use super::SquashFs;
-use super::blocklist::Extent;
+use super::blocks::DataBlock;
 use super::directory::Directory;
 use super::inode::{Body, InodeRef};
+use super::metadata::Table;
 use super::superblock;
-use super::table::Table;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::vfs::{Cookie, FileKind, Finding, Location};
@@ -331,8 +331,10 @@ impl Audit<'_, '_> {
         let (mut tally, mut unused) = (Tally::default(), 0_u64);
         for fragment in 0..fragment_count {
             let is_used = used.is_none_or(|used| used.has(fragment));
-            match self.image.fragments.entry(fragment) {
-                Ok(Extent::Uncompressed { start, len } | Extent::Compressed { start, len }) => {
+            match self.image.blocks.fragment(fragment) {
+                Ok(
+                    DataBlock::Uncompressed { start, len } | DataBlock::Compressed { start, len },
+                ) => {
                     let end = start.saturating_add(u64::from(len));
                     if start < first || end > bytes_used {
                         tally.add(|| {
@@ -344,12 +346,12 @@ impl Audit<'_, '_> {
                         });
                     }
                 }
-                Ok(Extent::Hole) if is_used => tally.add(|| {
+                Ok(DataBlock::Hole) if is_used => tally.add(|| {
                     let message =
                         format!("fragment table: fragment {fragment} is a block of 0 bytes");
                     Finding::damage(Location::Archive, message)
                 }),
-                Ok(Extent::Hole) => {}
+                Ok(DataBlock::Hole) => {}
                 Err(error) => {
                     tally.add(|| {
                         Finding::from_error(Location::Archive, &error.within("fragment table"))

@@ -13,13 +13,11 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::Shared;
-use super::block_ranges::{BlockRange, BlockRanges};
-use super::blocklist::Extent;
-use crate::cache::{ArchiveOrder, Block, BlockPool, Cache, Part, Permit, Room};
+use super::blocks::{BlockRange, BlockRanges, DataBlock};
+use crate::cache::{ArchiveOrder, Block, BlockPool, Cache, MemoryLimit, Permit};
 use crate::codecs::Codec;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
-use crate::stats::{CacheKind, Stats};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{AfterReply, ReadBytes, Scratch};
@@ -35,14 +33,15 @@ thread_local! {
 
 /// The contents of all files of an image.
 pub(super) struct Data {
-    storage: Arc<dyn Storage>,
+    pub(super) storage: Arc<dyn Storage>,
     codec: Codec,
+    /// Size of a block, decompressed bytes.
     block_size: u32,
     pool: Arc<BlockPool>,
     /// Limits the blocks in the cache, and those being decompressed or read, of all images
     /// together.
-    room: Arc<Room>,
-    cache: Arc<Cache<Extent, Arc<Block>>>,
+    limit: Arc<MemoryLimit>,
+    pub(super) cache: Arc<Cache<DataBlock, Arc<Block>>>,
     /// Readers of many files in the order of their blocks.
     order: ArchiveOrder,
     /// Readers of many files in the order of the fragment blocks, which lie between the blocks of
@@ -61,43 +60,23 @@ impl Data {
     ) -> Self {
         let cache = Arc::new(Cache::new(capacity, u64::from(block_size)));
         let evicted = Arc::downgrade(&cache);
-        shared.room.add(evicted);
+        shared.limit.add(evicted);
         Self {
             storage,
             codec,
             block_size,
             pool: shared.pools.of(index(block_size)),
-            room: Arc::clone(&shared.room),
+            limit: Arc::clone(&shared.limit),
             cache,
             order: ArchiveOrder::default(),
             fragment_order: ArchiveOrder::default(),
         }
     }
 
-    /// The storage of the image.
-    pub(super) fn storage(&self) -> &dyn Storage {
-        self.storage.as_ref()
-    }
-
-    /// Registers the counters of its cache with `stats`.
-    pub(super) fn report_to(&self, stats: &Stats) {
-        self.cache.report_to(stats, CacheKind::Data);
-    }
-
-    /// Limits its cache to `part` of its capacity.
-    pub(super) fn resize(&self, part: Part) {
-        self.cache.resize(part);
-    }
-
     /// Frees all cached contents.
     pub(super) fn release(&self) {
         self.cache.clear();
         self.pool.release();
-    }
-
-    /// Size of a block, decompressed bytes.
-    fn block_size(&self) -> u64 {
-        u64::from(self.block_size)
     }
 
     /// The bytes of `ranges`, which are of one request.
@@ -126,14 +105,14 @@ impl Data {
                 continue;
             }
             let target = answer.get_mut(start..filled).unwrap_or_default();
-            if part.extent == Extent::Hole {
+            if part.block == DataBlock::Hole {
                 target.fill(0);
                 continue;
             }
-            self.read_ahead(&part, &ranges, part.extent.range());
+            self.read_ahead(&part, &ranges, part.block.range());
             let (block, is_used_up) = self.block(&part, &mut run, &ranges)?;
             if is_used_up {
-                served.add(part.extent.range());
+                served.add(part.block.range());
             }
             if target.len() == index(wanted) {
                 return Ok(ReadBytes::Shared(block, part.range));
@@ -148,7 +127,7 @@ impl Data {
     fn read_ahead(&self, part: &BlockRange, later: &BlockRanges<'_>, range: Range<u64>) {
         let ahead = if part.is_tail {
             // The files of a fragment block count as one.
-            let Range { start, end } = part.extent.range();
+            let Range { start, end } = part.block.range();
             self.fragment_order.observe(start, range, Some(end))
         } else {
             let end = later.is_past_blocks().then_some(range.end);
@@ -162,46 +141,41 @@ impl Data {
     /// Announces `ranges` to the storage. Returns false at the first one that is compressed.
     pub(super) fn announce(&self, mut ranges: BlockRanges<'_>) -> Result<bool> {
         while let Some(part) = ranges.next()? {
-            match part.extent {
-                Extent::Hole => {}
-                Extent::Uncompressed { .. } => {
-                    if let Some(mut image_range) = part.uncompressed()? {
-                        ranges.skip_uncompressed(&mut image_range)?;
-                        let len = image_range.end.saturating_sub(image_range.start);
-                        self.storage.will_need(image_range.start, len);
-                    }
-                }
-                Extent::Compressed { .. } => return Ok(false),
+            if let DataBlock::Compressed { .. } = part.block {
+                return Ok(false);
             }
+            self.announce_uncompressed(&part, &mut ranges)?;
         }
         Ok(true)
+    }
+
+    /// Announces `part`, if it is uncompressed, with the ranges after it that are contiguous.
+    fn announce_uncompressed(&self, part: &BlockRange, later: &mut BlockRanges<'_>) -> Result<()> {
+        if let Some(mut image_range) = part.uncompressed()? {
+            later.skip_uncompressed(&mut image_range)?;
+            let len = image_range.end.saturating_sub(image_range.start);
+            self.storage.will_need(image_range.start, len);
+        }
+        Ok(())
     }
 
     /// Loads the blocks of `ranges` into the cache or page cache.
     pub(super) fn fetch(&self, mut ranges: BlockRanges<'_>) -> Result<()> {
         let mut run = Run::new();
         while let Some(part) = ranges.next()? {
-            match part.extent {
-                Extent::Hole => {}
-                Extent::Uncompressed { .. } => {
-                    if let Some(mut image_range) = part.uncompressed()? {
-                        ranges.skip_uncompressed(&mut image_range)?;
-                        let len = image_range.end.saturating_sub(image_range.start);
-                        self.storage.will_need(image_range.start, len);
-                    }
-                }
-                Extent::Compressed { .. } => {
-                    let mut was_loaded = false;
-                    self.cache.get_or_load(part.extent, || {
-                        was_loaded = true;
-                        let permit = || self.room.ahead(self.block_size());
-                        let block = self.load(part.extent, &mut run, &ranges, permit)?;
-                        Ok(Arc::new(block.fitted()))
-                    })?;
-                    if was_loaded {
-                        self.room.entered();
-                    }
-                }
+            let DataBlock::Compressed { .. } = part.block else {
+                self.announce_uncompressed(&part, &mut ranges)?;
+                continue;
+            };
+            let mut was_loaded = false;
+            self.cache.get_or_load(part.block, || {
+                was_loaded = true;
+                let permit = || self.limit.ahead(self.block_size.into());
+                let block = self.load(part.block, &mut run, &ranges, permit)?;
+                Ok(Arc::new(block.fitted()))
+            })?;
+            if was_loaded {
+                self.limit.entered();
             }
         }
         Ok(())
@@ -218,19 +192,19 @@ impl Data {
     ) -> Result<(Arc<Block>, bool)> {
         let count = part.range.len();
         let (mut was_loaded, mut is_used_up) = (false, false);
-        let block = self.cache.get_or_load(part.extent, || {
+        let block = self.cache.get_or_load(part.block, || {
             was_loaded = true;
-            let permit = || Ok(self.room.wait(self.block_size()));
-            let block = self.load(part.extent, run, later, permit)?;
+            let permit = || Ok(self.limit.wait(self.block_size.into()));
+            let block = self.load(part.block, run, later, permit)?;
             is_used_up = block.hand_out(count);
             Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
         })?;
         part.check(block.bytes().len())?;
         if was_loaded {
-            self.room.entered();
+            self.limit.entered();
         } else if block.hand_out(count) {
             is_used_up = true;
-            self.cache.remove(&part.extent);
+            self.cache.remove(&part.block);
         }
         Ok((block, is_used_up))
     }
@@ -238,24 +212,19 @@ impl Data {
     /// Reads and decompresses a compressed block. `permit` gets the permit for its memory.
     fn load(
         &self,
-        extent: Extent,
+        stored: DataBlock,
         run: &mut Run,
         later: &BlockRanges<'_>,
         permit: impl FnOnce() -> Result<Permit>,
     ) -> Result<Block> {
-        let (start, len) = match extent {
-            Extent::Compressed { start, len } | Extent::Uncompressed { start, len } => (start, len),
-            Extent::Hole => (0, 0),
-        };
-        if len > self.block_size {
+        let Range { start, end } = stored.range();
+        let len = end.saturating_sub(start);
+        if len > u64::from(self.block_size) {
             let context =
                 format!("damaged data block: claims {len} bytes, limit {}", self.block_size);
-            return Err(
-                Error::corrupt(context).with_detail(format_args!("data block at {start:#x}"))
-            );
+            return Err(Error::corrupt(context).with_detail(stored.describe()));
         }
-        let end = start.saturating_add(u64::from(len));
-        let len_max = RUN_MAX.saturating_sub(u64::from(len));
+        let len_max = RUN_MAX.saturating_sub(len);
         let compressed =
             run.bytes(&*self.storage, start..end, || later.contiguous_end(end, len_max))?;
         // The permit is taken only now, because reading an image within an image also takes
@@ -266,7 +235,7 @@ impl Data {
             decoded.map_err(|error| {
                 error
                     .within("damaged data block")
-                    .with_detail(format_args!("data block at {start:#x}"))
+                    .with_detail(stored.describe())
                     .with_brief(format!("damaged data block ({})", self.codec.name()))
             })
         })?;
@@ -299,15 +268,15 @@ impl<'s> Served<'s> {
             return;
         }
         if range.start != self.range.end {
-            self.leave_drop();
+            self.drop_after_reply();
             self.range = range;
         } else {
             self.range.end = range.end;
         }
     }
 
-    /// Leaves it to the end of the request to drop `range`.
-    fn leave_drop(&mut self) {
+    /// Drops `range` once the reply is sent.
+    fn drop_after_reply(&mut self) {
         if let Some(storage) = self.storage
             && !self.range.is_empty()
         {
@@ -321,7 +290,7 @@ impl<'s> Served<'s> {
 
 impl Drop for Served<'_> {
     fn drop(&mut self) {
-        self.leave_drop();
+        self.drop_after_reply();
     }
 }
 

@@ -4,12 +4,11 @@
 
 use std::ops::ControlFlow;
 
-use super::blocklist::{BlockLists, Extent, FileRef};
+use super::blocks::{Blocks, DataBlock, FileRef};
 use super::directory::Directory;
 use super::inode::{Body, DirectoryBody, Inode, InodeRef};
-use super::metadata::{Cursor, Metadata, Position};
+use super::metadata::{Cursor, Metadata, Position, Table};
 use super::superblock::{self, Superblock};
-use super::table::Table;
 use super::xattr::Xattrs;
 use super::{Shared, SquashFs};
 use crate::codecs::Codec;
@@ -68,18 +67,18 @@ pub fn inode(data: &[u8]) {
         Body::Regular(body) => {
             assert!(body.size <= i64::MAX.unsigned_abs());
             assert_ne!(body.tail.map(|tail| tail.fragment), Some(u32::MAX), "a sentinel");
-            let lists = BlockLists::new(Arc::clone(&metadata), 4096, u64::MAX, MEMORY);
+            let lists = Blocks::new(Arc::clone(&metadata), 4096, u64::MAX, MEMORY);
             let Ok(count) = lists.count(&body) else { return };
             assert!(count <= 1 << 30);
             let mut expected = body.start;
             let file = FileRef { inode: reference, body, list: cursor };
-            let extents = lists.extents(file, 0);
+            let extents = lists.list(file, 0);
             let mut left = count;
-            let mut extents = extents.expect("the first word is not read yet");
-            while let Ok(Some(extent)) = extents.next() {
+            let mut list = extents.expect("the first word is not read yet");
+            while let Ok(Some(extent)) = list.next() {
                 left = left.checked_sub(1).expect("more words than the size demands");
-                if let Extent::Uncompressed { start, len } | Extent::Compressed { start, len } =
-                    extent
+                if let DataBlock::Uncompressed { start, len }
+                | DataBlock::Compressed { start, len } = extent
                 {
                     assert!(start == expected && len > 0, "a block that lies elsewhere");
                     expected = expected.saturating_add(u64::from(len));

@@ -9,16 +9,24 @@
 //! the block. archfs therefore keeps all tails, 16 bytes each, until it has read all inodes, and
 //! sorts them by block.
 
-use super::SquashFs;
-use super::blocklist::{Extent, FileRef};
+use super::blocks::{DataBlock, FileRef};
 use super::inode::{Body, Inode, InodeRef, RegularBody, Tail};
-use super::metadata::Cursor;
+use super::metadata::{Cursor, Position};
+use super::{SquashFs, superblock};
+use crate::codecs::Codec;
 use crate::error::Result;
-use crate::formats::bytes::{index, length};
+use crate::formats::bytes::{Reader, index, length};
 use crate::formats::info::{Costs, Fragments, Image, Info, Kinds, Layout, Shares, Sizes};
 use crate::formats::slow_reads::SlowReads;
 use crate::progress::Progress;
 use crate::units::format_size;
+
+/// Filters of xz, from the lowest bit on.
+const XZ_FILTERS: [&str; 6] = ["x86", "powerpc", "ia64", "arm", "armthumb", "sparc"];
+
+/// Algorithms of lzo by number.
+const LZO_ALGORITHMS: [&str; 5] =
+    ["lzo1x_1", "lzo1x_1_11", "lzo1x_1_12", "lzo1x_1_15", "lzo1x_999"];
 
 impl SquashFs {
     /// Describes the image.
@@ -50,12 +58,23 @@ impl SquashFs {
         let (mut compressed, mut others) = (0_u32, 0_u32);
         for fragment in samples {
             // Damage is reported when it is read.
-            match self.fragments.block(Tail { fragment, offset: 0 }).ok()? {
-                Extent::Compressed { .. } => compressed = compressed.saturating_add(1),
+            match self.blocks.fragment_of(Tail { fragment, offset: 0 }).ok()? {
+                DataBlock::Compressed { .. } => compressed = compressed.saturating_add(1),
                 _ => others = others.saturating_add(1),
             }
         }
         (compressed > others).then_some(slow)
+    }
+
+    /// The compressor options of the image as arguments of `mksquashfs`, if they are stored.
+    fn options(&self) -> Option<String> {
+        if !self.superblock.has_options {
+            return None;
+        }
+        let start = Position { block: length(superblock::SIZE), offset: 0 };
+        let mut cursor = self.metadata.cursor(start).ok()?;
+        let bytes = cursor.rest().ok()?;
+        options(self.superblock.codec, bytes).ok().flatten()
     }
 
     fn count_inodes(&self, progress: &Progress) -> Result<Info> {
@@ -163,15 +182,15 @@ impl<'i> Count<'i> {
     fn file(&mut self, reference: InodeRef, body: &RegularBody, list: &Cursor<'_>) -> Result<()> {
         let file = FileRef { inode: reference, body: *body, list: list.clone() };
         let block_size = u64::from(self.image.superblock.block_size);
-        let mut extents = self.image.lists.extents(file, 0)?;
+        let mut list = self.image.blocks.list(file, 0)?;
         let (mut left, mut decoded, mut uncompressed) = (body.size, 0_u64, 0_u64);
-        while let Some(extent) = extents.next()? {
+        while let Some(block) = list.next()? {
             let len = left.min(block_size);
             left = left.saturating_sub(len);
-            let sum = match extent {
-                Extent::Hole => &mut self.shares.holes,
-                Extent::Uncompressed { .. } => &mut uncompressed,
-                Extent::Compressed { .. } => &mut decoded,
+            let sum = match block {
+                DataBlock::Hole => &mut self.shares.holes,
+                DataBlock::Uncompressed { .. } => &mut uncompressed,
+                DataBlock::Compressed { .. } => &mut decoded,
             };
             *sum = sum.saturating_add(len);
         }
@@ -199,17 +218,17 @@ impl<'i> Count<'i> {
         ends.sort_unstable_by_key(|end| (end.fragment, end.offset, end.len));
         for group in ends.chunk_by(|a, b| a.fragment == b.fragment) {
             let Some(&End { fragment, .. }) = group.first() else { continue };
-            let extent = self.image.fragments.block(Tail { fragment, offset: 0 })?;
+            let extent = self.image.blocks.fragment_of(Tail { fragment, offset: 0 })?;
             let end = group.iter().map(|end| u64::from(end.offset).saturating_add(end.len.into()));
             let decoded = end.max().unwrap_or(0).min(block_size);
             let bytes = group.iter().fold(0, |sum: u64, end| sum.saturating_add(end.len.into()));
             let sum = match extent {
-                Extent::Compressed { .. } => {
+                DataBlock::Compressed { .. } => {
                     group.iter().for_each(|end| self.costs.add_to(index(end.file), decoded));
                     self.fragments.compressed = self.fragments.compressed.saturating_add(1);
                     &mut self.shares.compressed
                 }
-                Extent::Uncompressed { .. } | Extent::Hole => &mut self.shares.uncompressed,
+                DataBlock::Uncompressed { .. } | DataBlock::Hole => &mut self.shares.uncompressed,
             };
             *sum = sum.saturating_add(bytes);
             self.fragments.used = self.fragments.used.saturating_add(1);
@@ -239,4 +258,68 @@ fn all_but_longest(lens: impl Iterator<Item = u64>) -> u64 {
     let (sum, longest) =
         lens.fold((0_u64, 0), |(sum, longest), len| (sum.saturating_add(len), len.max(longest)));
     sum.saturating_sub(longest)
+}
+
+/// The options of a compressor, as some images store them in a metadata block after the superblock
+/// (squashfs_fs.h, and *_wrapper.c of squashfs-tools). They are for display only; decompression
+/// needs none of them. Invalid options are shown as none.
+fn options(codec: Codec, bytes: &[u8]) -> Result<Option<String>> {
+    let mut reader = Reader::new("compressor options", bytes);
+    Ok(match codec {
+        Codec::Zstd => Some(format!("level {}", reader.u32()?)),
+        Codec::Gzip => {
+            let (level, window) = (reader.u32()?, reader.u16()?);
+            Some(format!("level {level}, window {window}"))
+        }
+        Codec::Lz4 => {
+            let (_version, flags) = (reader.u32()?, reader.u32()?);
+            (flags & 1 != 0).then(|| "hc".to_owned())
+        }
+        Codec::Xz => {
+            let (dictionary, filters) = (reader.u32()?, reader.u32()?);
+            let mut text = format!("dict-size {dictionary}");
+            for (nth, name) in XZ_FILTERS.iter().enumerate() {
+                if filters.checked_shr(u32::try_from(nth).unwrap_or(0)).unwrap_or(0) & 1 != 0 {
+                    text.push_str(&format!(", {name}"));
+                }
+            }
+            Some(text)
+        }
+        Codec::Lzo => {
+            let (algorithm, level) = (reader.u32()?, reader.u32()?);
+            let name = LZO_ALGORITHMS.get(index(algorithm));
+            // Only this algorithm has levels.
+            name.map(|name| match algorithm {
+                4 => format!("{name}, level {level}"),
+                _ => (*name).to_owned(),
+            })
+        }
+        Codec::Lzma => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(codec: Codec, numbers: &[u32]) -> Option<String> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        options(codec, &bytes).ok().flatten()
+    }
+
+    #[test]
+    fn shows_options_as_they_are_given() {
+        for (codec, numbers, text) in [
+            (Codec::Zstd, &[19][..], Some("level 19")),
+            (Codec::Gzip, &[6, 15], Some("level 6, window 15")),
+            (Codec::Lz4, &[1, 1], Some("hc")),
+            (Codec::Lz4, &[1, 0], None),
+            (Codec::Xz, &[131_072, 5], Some("dict-size 131072, x86, ia64")),
+            (Codec::Lzo, &[4, 9], Some("lzo1x_999, level 9")),
+            (Codec::Lzo, &[77, 9], None),
+            (Codec::Zstd, &[], None),
+        ] {
+            assert_eq!(shown(codec, numbers).as_deref(), text, "{codec:?} {numbers:?}");
+        }
+    }
 }

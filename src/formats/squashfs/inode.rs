@@ -1,19 +1,49 @@
-//! Inodes: references to them, and the fourteen on-disk records (basic and extended forms of seven
+//! Inodes: their numbers, and the fourteen on-disk records (basic and extended forms of seven
 //! kinds; squashfs_fs.h).
 //!
-//! Invariant: a parsed inode holds no sentinel values; what is absent is `None`.
+//! Problem. A directory names an inode by its reference, the position of its record: 32 bits of
+//! block and 16 bits of offset. References are too large for inode numbers. An image of 60,000
+//! files has references above 2^34, and a program with a 32-bit st_ino gets EOVERFLOW.
+//!
+//! Idea. Each record also stores a number, from 1 to the number of inodes, and the export table
+//! maps it to the reference. archfs shows the stored numbers, as the kernel's SquashFS does. It
+//! keeps nothing in memory: it reads the table through the metadata cache.
+//!
+//! Stored numbers come from the archive and may be wrong. A stored number is shown only if the
+//! export table maps it to that same inode. No two inodes can therefore share a number. FUSE
+//! requires that the root has number 1. The root therefore swaps numbers with the inode whose
+//! stored number is 1, if the export table confirms the stored number of the root.
+//!
+//! If there is no export table, or it disagrees, the number is derived from the reference: block
+//! times 8 KiB (the size of a metadata block) plus offset. Without a table, these numbers fit in 32
+//! bits up to 512 KiB of inode table, about 100,000 files. All hard links of a file have the same
+//! reference, so they have the same number in both cases.
 
-use super::metadata::{Cursor, Metadata, Position};
-use crate::error::{Error, Result};
-use crate::formats::bytes::Reader;
-use crate::formats::limits::{FILE_SIZE_MAX, SYMLINK_MAX};
-use crate::vfs::FileKind;
+use super::SquashFs;
+use super::metadata::{Cursor, Metadata, Position, Table};
+use super::superblock::Superblock;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{Reader, length};
+use crate::formats::limits::{FILE_SIZE_MAX, SQUASHFS_METADATA_MAX, SYMLINK_MAX};
+use crate::storage::Storage;
+use crate::sync::Arc;
+use crate::vfs::{FileKind, Ino};
 
 /// Field value for no fragment, and for no extended attributes.
 const NONE: u32 = u32::MAX;
 
 /// The last inode type of the basic form.
 const LAST_BASIC: u16 = 7;
+
+/// First number derived from references if there is an export table, above all stored numbers.
+const ABOVE_STORED: u64 = 1 << 32;
+
+/// First number derived from references if there is none: after 0, which is invalid, and the root.
+const ABOVE_ROOT: u64 = 2;
+
+/// The number of all references past the end of a metadata block, where no record can be. Reading
+/// such an inode returns an error.
+const NOWHERE: u64 = 1 << 46;
 
 /// The position of an inode's record, in the form that directories store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +89,7 @@ impl InodeRef {
     }
 }
 
-/// A parsed inode.
+/// A parsed inode. It holds no sentinel values: what is absent is `None`.
 #[derive(Clone, Debug)]
 pub(super) struct Inode {
     /// The number stored in the record; 1 or more.
@@ -306,3 +336,198 @@ fn ipc(body: Body, cursor: &mut Cursor<'_>) -> Result<(u32, u32, Body)> {
     let nlink = u32::from_le_bytes(cursor.array()?);
     Ok((nlink, NONE, body))
 }
+
+/// The inode numbers of one image.
+pub(super) struct Numbers {
+    root: InodeRef,
+    /// The stored number of the root, if the export table maps it to the root.
+    root_number: Option<u32>,
+    /// The reference of each stored number.
+    exports: Option<Table<8>>,
+}
+
+impl Numbers {
+    /// The inode numbers of the image in `storage`, whose root is the inode at `root`.
+    pub(super) fn read(
+        metadata: &Arc<Metadata>,
+        storage: &dyn Storage,
+        superblock: &Superblock,
+        root: InodeRef,
+        inode: &Inode,
+    ) -> Result<Self> {
+        let (count, end) = (superblock.inode_count, superblock.bytes_used);
+        let exports = superblock.export_table.map(|start| {
+            let table = Table::read(metadata, storage, "export", start, count, end);
+            table.map(Some).or_else(|error| if error.is_damage() { Ok(None) } else { Err(error) })
+        });
+        let exports = exports.transpose()?.flatten();
+        Self { root, root_number: None, exports }.with_root_number(inode.number)
+    }
+
+    /// Sets `root_number`, if the root stores `stored`.
+    fn with_root_number(self, stored: u32) -> Result<Self> {
+        let root_number = match self.exported(stored) {
+            Ok(Some(found)) if found == self.root => Some(stored),
+            Err(error) if !error.is_damage() => return Err(error),
+            _ => None,
+        };
+        Ok(Self { root_number, ..self })
+    }
+
+    /// The reference of the root.
+    pub(super) fn root(&self) -> InodeRef {
+        self.root
+    }
+
+    /// The number of the inode at `reference`. `stored` is its number in a record or entry.
+    pub(super) fn ino(&self, reference: InodeRef, stored: u32) -> Result<Ino> {
+        if reference == self.root {
+            return Ok(Ino::ROOT);
+        }
+        match self.exported(stored) {
+            Ok(Some(found)) if found == reference => {
+                let shown = if stored == 1 { self.root_number } else { Some(stored) };
+                let ino = shown.and_then(|shown| Ino::new(u64::from(shown)));
+                Ok(ino.unwrap_or_else(|| self.derived_ino(reference)))
+            }
+            Err(error) if !error.is_damage() => Err(error),
+            _ => Ok(self.derived_ino(reference)),
+        }
+    }
+
+    /// The number of the inode whose record stores `stored`, if the export table has it.
+    pub(super) fn stored(&self, stored: u32) -> Result<Option<Ino>> {
+        match self.exported(stored)? {
+            Some(reference) => self.ino(reference, stored).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The reference of the inode with number `ino`.
+    ///
+    /// Fails with `NotFound` if no inode has this number; `Corrupt` or `Io` if the table cannot be
+    /// read.
+    pub(super) fn reference(&self, ino: Ino) -> Result<InodeRef> {
+        if ino == Ino::ROOT {
+            return Ok(self.root);
+        }
+        let number = ino.number();
+        let none = || Error::new(Kind::NotFound, format!("{number} is not an inode of this image"));
+        match number.checked_sub(self.derived_start()) {
+            Some(derived) => unpack(derived).ok_or_else(none),
+            None => {
+                let shown = u32::try_from(number).map_err(|_| none())?;
+                let stored = if Some(shown) == self.root_number { 1 } else { shown };
+                self.exported(stored)?.ok_or_else(none)
+            }
+        }
+    }
+
+    /// One more than the largest inode number, unless the archive contradicts itself.
+    pub(super) fn end(&self, inode_table_len: u64) -> u64 {
+        match &self.exports {
+            Some(exports) => u64::from(exports.count()).saturating_add(1),
+            None => inode_table_len.saturating_mul(block_len()).saturating_add(ABOVE_ROOT),
+        }
+    }
+
+    /// The reference of inode `stored` in the export table; `None` if it is not in the table.
+    fn exported(&self, stored: u32) -> Result<Option<InodeRef>> {
+        let Some(exports) = &self.exports else {
+            return Ok(None);
+        };
+        match stored.checked_sub(1).filter(|&record_index| record_index < exports.count()) {
+            Some(record_index) => {
+                let bytes = exports.record(record_index)?;
+                Ok(InodeRef::parse(u64::from_le_bytes(bytes)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The number derived from a reference.
+    fn derived_ino(&self, reference: InodeRef) -> Ino {
+        let number = self.derived_start().saturating_add(pack(reference));
+        Ino::new(number).unwrap_or(Ino::ROOT)
+    }
+
+    fn derived_start(&self) -> u64 {
+        if self.exports.is_some() { ABOVE_STORED } else { ABOVE_ROOT }
+    }
+}
+
+fn block_len() -> u64 {
+    length(SQUASHFS_METADATA_MAX)
+}
+
+fn pack(reference: InodeRef) -> u64 {
+    let offset = u64::from(reference.offset());
+    match offset < block_len() {
+        true => u64::from(reference.block()).saturating_mul(block_len()).saturating_add(offset),
+        false => NOWHERE,
+    }
+}
+
+fn unpack(number: u64) -> Option<InodeRef> {
+    if number == NOWHERE {
+        return Some(InodeRef::new(0, u16::MAX));
+    }
+    let block = u32::try_from(number.checked_div(block_len())?).ok()?;
+    let offset = u16::try_from(number.checked_rem(block_len())?).ok()?;
+    Some(InodeRef::new(block, offset))
+}
+
+impl SquashFs {
+    /// Calls `visit` for each inode in the order of the inode table, with the cursor after the
+    /// fixed part of its record. Returns the number of inodes. It visits no record twice, and never
+    /// more records than the superblock declares, so a scan takes time proportional to the table.
+    ///
+    /// Fails with `Corrupt` if the table cannot be read to its end; `Io`; the errors of `visit`.
+    pub(super) fn scan_inodes<'s>(
+        &'s self,
+        mut visit: impl FnMut(InodeRef, &Inode, &Cursor<'s>) -> Result<()>,
+    ) -> Result<u64> {
+        let Superblock { inode_table, directory_table, inode_count, .. } = self.superblock;
+        let start = Position { block: inode_table, offset: 0 };
+        let mut cursor = self.metadata.cursor(start)?;
+        let mut count: u64 = 0;
+        while let Some(Position { block, offset }) = cursor.position_before(directory_table)? {
+            if count >= u64::from(inode_count) {
+                return Err(Error::corrupt(format!("more than the {inode_count} announced")));
+            }
+            let block = u32::try_from(block.saturating_sub(inode_table));
+            let block = block.map_err(|_| Error::corrupt("larger than 4 GiB"))?;
+            let reference = InodeRef::new(block, offset);
+            let (inode, after_header) = self.inode(reference)?;
+            cursor = after_header;
+            visit(reference, &inode, &cursor)?;
+            self.skip_rest(&inode, &mut cursor)?;
+            count = count.saturating_add(1);
+        }
+        Ok(count)
+    }
+
+    /// Skips what follows the fixed part of an inode.
+    fn skip_rest(&self, inode: &Inode, cursor: &mut Cursor<'_>) -> Result<()> {
+        match &inode.body {
+            Body::Regular(body) => cursor.skip(self.blocks.count(body)?.saturating_mul(4)),
+            Body::Symlink { len } => {
+                let xattr = if inode.is_extended { 4 } else { 0 };
+                cursor.skip(u64::from(*len).saturating_add(xattr))
+            }
+            Body::Directory(body) => {
+                for _ in 0..body.index_count {
+                    let entry: [u8; 12] = cursor.array()?;
+                    let mut reader = Reader::new("directory index", &entry);
+                    let (_listing, _block, len) = (reader.u32()?, reader.u32()?, reader.u32()?);
+                    cursor.skip(u64::from(len).saturating_add(1))?;
+                }
+                Ok(())
+            }
+            Body::Device { .. } | Body::Fifo | Body::Socket => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

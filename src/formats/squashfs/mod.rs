@@ -1,52 +1,43 @@
 //! SquashFS 4.0, read in parallel: an image as a `Tree`.
 //!
 //! `superblock` holds the positions of the tables. `metadata` reads the compressed chains that they
-//! are stored in, and `table` finds records in them. `inode` and `directory` form the tree.
-//! `block_ranges` splits a read into blocks, which `blocklist` and `fragment` find. `data` reads
-//! and decompresses them. `tree` implements the operations of `vfs`.
+//! are stored in, and finds records in them. `inode` and `directory` form the tree. `blocks` splits
+//! a read into blocks and finds them; `data` reads and decompresses them. `tree` implements the
+//! operations of `vfs`.
 //!
 //! Invariant: opening reads the superblock and the position lists of tables, but no inode except
 //! the root. A mount costs the same for ten files as for ten million. Nothing of the tree is in
 //! memory except cached blocks.
 
-use crate::cache::{BlockPools, Budget, Part, Readahead, Resize, Room, Workers};
+use crate::cache::{BlockPools, Budget, Fraction, MemoryLimit, Readahead, Resize, Workers};
 use crate::error::{Error, Result};
-use crate::stats::Stats;
+use crate::stats::{CacheKind, Stats};
 use crate::storage::{FileRange, Storage};
 use crate::sync::{Arc, Weak};
 use crate::vfs::FileKind;
 
 mod audit;
-mod block_ranges;
-mod blocklist;
-mod compressor;
+mod blocks;
 mod data;
 mod directory;
-mod fragment;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod image;
 mod info;
 mod inode;
-mod inode_scan;
 mod metadata;
-mod numbers;
 mod superblock;
-mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
 mod xattr;
 
-use blocklist::BlockLists;
+use blocks::Blocks;
 use data::Data;
-use fragment::FragmentTable;
-use inode::{Inode, InodeRef};
-use metadata::Metadata;
-use numbers::Numbers;
+use inode::{Inode, InodeRef, Numbers};
+use metadata::{Metadata, Table};
 use superblock::Superblock;
-use table::Table;
 use xattr::Xattrs;
 
 /// Data is decoded ahead only if the cache has room for this many blocks.
@@ -59,19 +50,19 @@ pub(crate) struct Shared {
     /// Memory for blocks.
     pub(crate) pools: BlockPools,
     /// Limits the memory for blocks.
-    room: Arc<Room>,
+    limit: Arc<MemoryLimit>,
 }
 
 impl Shared {
-    pub(crate) fn new(room: Arc<Room>) -> Self {
-        Self { workers: Arc::default(), pools: BlockPools::default(), room }
+    pub(crate) fn new(limit: Arc<MemoryLimit>) -> Self {
+        Self { workers: Arc::default(), pools: BlockPools::default(), limit }
     }
 }
 
 #[cfg(any(test, fuzzing))]
 impl Default for Shared {
     fn default() -> Self {
-        Self::new(Room::new(u64::MAX))
+        Self::new(MemoryLimit::new(u64::MAX))
     }
 }
 
@@ -90,8 +81,7 @@ pub(crate) struct SquashFs {
     superblock: Superblock,
     numbers: Numbers,
     metadata: Arc<Metadata>,
-    lists: BlockLists,
-    fragments: FragmentTable,
+    blocks: Blocks,
     data: Data,
     /// The owners, which inodes name by index. At most 65,536, all kept in memory.
     ids: Box<[u32]>,
@@ -105,12 +95,12 @@ pub(crate) struct SquashFs {
 }
 
 impl Resize for SquashFs {
-    fn resize(&self, part: Part) {
-        let capacity = ahead_capacity(part.of(self.data_capacity), self.superblock.block_size);
+    fn resize(&self, fraction: Fraction) {
+        let capacity = ahead_capacity(fraction.of(self.data_capacity), self.superblock.block_size);
         self.readahead.set_capacity(capacity);
-        self.metadata.resize(part);
-        self.lists.resize(part);
-        self.data.resize(part);
+        self.metadata.cache.resize(fraction);
+        self.blocks.checkpoints.resize(fraction);
+        self.data.cache.resize(fraction);
     }
 }
 
@@ -154,10 +144,12 @@ impl SquashFs {
                 .with_detail(format_args!("{:#x}", superblock.root))
         })?;
         // Metadata gets a quarter. It is small, and a scan of file contents must not evict it.
-        let metadata_share = capacity / 4;
-        let codec = superblock.codec;
-        let metadata = Arc::new(Metadata::new(Arc::clone(&storage), codec, metadata_share));
-        let fragments = FragmentTable::read(&metadata, &*storage, &superblock)?;
+        let metadata_capacity = capacity / 4;
+        let rest = capacity.saturating_sub(metadata_capacity);
+        let data_capacity = rest.saturating_sub(rest / 16);
+        let Superblock { codec, block_size, .. } = superblock;
+        let metadata = Arc::new(Metadata::new(Arc::clone(&storage), codec, metadata_capacity));
+        let blocks = Blocks::read(&metadata, &*storage, &superblock, rest / 16)?;
         let id_count = u32::from(superblock.id_count);
         let ids = Table::<4>::read(&metadata, &*storage, "id", superblock.id_table, id_count, end)?;
         let ids = (0..id_count)
@@ -167,13 +159,8 @@ impl SquashFs {
             None => None,
             Some(table) => Some(Xattrs::read(&metadata, &*storage, table, end)?),
         };
-        let data_share = capacity.saturating_sub(metadata_share);
-        let block_size = superblock.block_size;
-        let words_max = superblock.words_max();
-        let lists = BlockLists::new(Arc::clone(&metadata), block_size, words_max, data_share / 16);
-        let data_share = data_share.saturating_sub(data_share / 16);
-        shared.room.set_aside(capacity.saturating_sub(data_share));
-        let data = Data::new(storage, codec, block_size, data_share, shared);
+        shared.limit.set_aside(capacity.saturating_sub(data_capacity));
+        let data = Data::new(storage, codec, block_size, data_capacity, shared);
         let (inode, _) = Inode::read(&metadata, superblock.inode_table, root)
             .map_err(|error| error.with_detail(root.describe(superblock.inode_table)))
             .map_err(|error| error.within("root directory"))?;
@@ -182,20 +169,19 @@ impl SquashFs {
             return Err(Error::corrupt(format!("the root is not a directory but {kind}")));
         }
         let numbers = Numbers::read(&metadata, &*whole, &superblock, root, &inode)?;
-        let readahead = Readahead::new(ahead_capacity(data_share, block_size));
+        let readahead = Readahead::new(ahead_capacity(data_capacity, block_size));
         Ok(Arc::new_cyclic(|weak_self| Self {
             name: name.to_owned(),
             whole,
             superblock,
             numbers,
             metadata,
-            lists,
-            fragments,
+            blocks,
             data,
             ids,
             xattrs,
             readahead,
-            data_capacity: data_share,
+            data_capacity,
             workers: Arc::clone(&shared.workers),
             weak_self: Weak::clone(weak_self),
         }))
@@ -203,14 +189,13 @@ impl SquashFs {
 
     /// Registers the counters of its caches with `stats`.
     pub(crate) fn report_to(&self, stats: &Stats) {
-        self.metadata.report_to(stats);
-        self.lists.report_to(stats);
-        self.data.report_to(stats);
+        self.metadata.cache.report_to(stats, CacheKind::Metadata);
+        self.blocks.checkpoints.report_to(stats, CacheKind::Metadata);
+        self.data.cache.report_to(stats, CacheKind::Data);
     }
 
     /// Lets `budget` resize its caches.
     pub(crate) fn draw_on(&self, budget: &Budget) {
-        let weak_self = Weak::clone(&self.weak_self);
-        budget.add(weak_self);
+        budget.add(Weak::<Self>::clone(&self.weak_self));
     }
 }

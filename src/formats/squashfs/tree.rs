@@ -4,8 +4,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::block_ranges::BlockRanges;
-use super::blocklist::{Extent, FileRef};
+use super::blocks::FileRef;
 use super::directory::{Directory, Entry, Found};
 use super::inode::{Body, Inode, InodeRef, RegularBody};
 use super::metadata::Cursor;
@@ -87,14 +86,14 @@ impl Tree for SquashFs {
         self.file(ino)
             .and_then(|file| {
                 self.read_ahead(&file, range.clone());
-                self.data.read(self.block_ranges(file, range)?, scratch)
+                self.data.read(self.blocks.ranges(file, range)?, scratch)
             })
             .map_err(self.with_location(ino))
     }
 
     fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
         self.file(ino)
-            .and_then(|file| self.lists.seek(file, offset, target))
+            .and_then(|file| self.blocks.seek(file, offset, target))
             .map_err(self.with_location(ino))
     }
 
@@ -149,7 +148,7 @@ impl Tree for SquashFs {
     }
 
     fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
-        if self.data.storage().position(0, 0).is_none() {
+        if self.data.storage.position(0, 0).is_none() {
             return Ok(());
         }
         let scanned = self.scan_inodes(|reference, inode, list| {
@@ -171,9 +170,9 @@ impl Tree for SquashFs {
     // The storage is not released here. If it is a file of another archive, that archive is another
     // tree of the mount and is released itself.
     fn release(&self) {
-        self.lists.release();
+        self.blocks.checkpoints.clear();
         self.data.release();
-        self.metadata.release();
+        self.metadata.cache.clear();
     }
 }
 
@@ -184,7 +183,7 @@ impl Fetch for SquashFs {
         };
         let outcome = InodeRef::parse(file).map(|reference| {
             let file = self.file_at(reference)?;
-            self.data.fetch(self.block_ranges(file, range)?)
+            self.data.fetch(self.blocks.ranges(file, range)?)
         });
         if let Some(Err(error)) = outcome {
             // A read of the block fails with the same error and reports it.
@@ -255,22 +254,18 @@ impl SquashFs {
         }
     }
 
-    fn block_ranges<'m>(&'m self, file: FileRef<'m>, range: Range<u64>) -> Result<BlockRanges<'m>> {
-        BlockRanges::new(&self.lists, &self.fragments, file, range)
-    }
-
     /// Where the bytes of `file` are in the storage, if its blocks are uncompressed and follow each
     /// other there. The tail may be elsewhere, in a fragment block.
     fn stored(&self, file: FileRef<'_>) -> Result<Option<StoredFile>> {
         let size = file.body.size;
-        let mut ranges = self.block_ranges(file, 0..size)?;
+        let mut ranges = self.blocks.ranges(file, 0..size)?;
         let Some(head) = ranges.next_uncompressed()? else { return Ok(None) };
         let tail = ranges.next_uncompressed()?;
         if ranges.remaining() > 0 {
             return Ok(None);
         }
         let position = |range: &Range<u64>| {
-            self.data.storage().position(range.start, range.end.saturating_sub(range.start))
+            self.data.storage.position(range.start, range.end.saturating_sub(range.start))
         };
         let head_len = head.end.saturating_sub(head.start);
         let Some(start) = position(&head) else { return Ok(None) };
@@ -288,12 +283,7 @@ impl SquashFs {
     fn data_start(&self, body: &RegularBody) -> Result<u64> {
         match body.tail {
             Some(tail) if body.size < u64::from(self.superblock.block_size) => {
-                match self.fragments.block(tail)? {
-                    Extent::Uncompressed { start, .. } | Extent::Compressed { start, .. } => {
-                        Ok(start)
-                    }
-                    Extent::Hole => Ok(0),
-                }
+                Ok(self.blocks.fragment_of(tail)?.range().start)
             }
             _ => Ok(body.start),
         }
@@ -316,7 +306,7 @@ impl SquashFs {
             start = range.end;
             // The storage reads uncompressed blocks by itself. A thread might ask for them only
             // when they have been served and dropped.
-            let ranges = self.block_ranges(file.clone(), range.clone());
+            let ranges = self.blocks.ranges(file.clone(), range.clone());
             if matches!(ranges.and_then(|ranges| self.data.announce(ranges)), Ok(true)) {
                 continue;
             }

@@ -7,8 +7,7 @@
 //! of its pairs, and their size for listxattr(2). A value shared by several inodes is stored once;
 //! the others store a reference to it ("out of line").
 
-use super::metadata::{Cursor, Metadata, Position};
-use super::table::Table;
+use super::metadata::{Cursor, Metadata, Position, Table};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};

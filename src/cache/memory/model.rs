@@ -10,11 +10,9 @@ use crate::sync::{Arc, AtomicU64, Ordering, thread};
 
 const ROOM: u64 = 100;
 
-fn nothing_to_evict(_: u64) {}
-
 /// Holds a permit for `bytes` while other threads run; `taken` is the sum of all permits.
-fn decode(permits: &Arc<Permits>, taken: &AtomicU64, bytes: u64) {
-    let permit = permits.wait(bytes, nothing_to_evict);
+fn decode(limit: &Arc<MemoryLimit>, taken: &AtomicU64, bytes: u64) {
+    let permit = limit.wait(bytes);
     let others = taken.fetch_add(bytes, Ordering::Relaxed);
     assert!(others == 0 || others + bytes <= ROOM, "{bytes} bytes beside {others}");
     taken.fetch_sub(bytes, Ordering::Relaxed);
@@ -22,16 +20,16 @@ fn decode(permits: &Arc<Permits>, taken: &AtomicU64, bytes: u64) {
 }
 
 fn all_decode(sizes: &'static [u64]) {
-    let (permits, taken) = (Permits::new(ROOM), Arc::new(AtomicU64::new(0)));
+    let (limit, taken) = (MemoryLimit::new(ROOM), Arc::new(AtomicU64::new(0)));
     let waits = |bytes: &u64| {
-        let (permits, taken, bytes) = (Arc::clone(&permits), Arc::clone(&taken), *bytes);
-        thread::spawn(move || decode(&permits, &taken, bytes))
+        let (limit, taken, bytes) = (Arc::clone(&limit), Arc::clone(&taken), *bytes);
+        thread::spawn(move || decode(&limit, &taken, bytes))
     };
     let threads: Vec<_> = sizes.iter().map(waits).collect();
     for thread in threads {
         thread.join().unwrap();
     }
-    let all = permits.now(10 * ROOM, nothing_to_evict);
+    let all = limit.now(10 * ROOM);
     assert!(all.is_some(), "all room was given back, and no thread waits");
 }
 
@@ -48,28 +46,25 @@ fn two_readers_get_their_permits_in_every_interleaving() {
 #[test]
 fn permits_are_granted_in_the_order_of_requests() {
     check(|| {
-        let permits = Permits::new(ROOM);
+        let limit = MemoryLimit::new(ROOM);
         let order = Arc::new(Mutex::new(Vec::new()));
-        let first = permits.wait(60, nothing_to_evict);
+        let first = limit.wait(60);
         let mut threads = Vec::new();
         // Smaller requests queue behind one that does not fit.
         for (count, bytes) in [(1, 300), (2, 10), (3, 20)] {
-            let (requested, order) = (Arc::clone(&permits), Arc::clone(&order));
+            let (requested, order) = (Arc::clone(&limit), Arc::clone(&order));
             threads.push(thread::spawn(move || {
-                let permit = requested.wait(bytes, nothing_to_evict);
+                let permit = requested.wait(bytes);
                 order.lock().push(bytes);
                 drop(permit);
             }));
             let waiting = |state: &State| state.next.wrapping_sub(state.serving);
-            while waiting(&permits.state.lock()) < count {
+            while waiting(&limit.state.lock()) < count {
                 thread::yield_now();
             }
         }
         assert!(order.lock().is_empty());
-        assert!(
-            permits.now(10, nothing_to_evict).is_none(),
-            "work that can wait does not overtake"
-        );
+        assert!(limit.now(10).is_none(), "work that can wait does not overtake");
         drop(first);
         for thread in threads {
             thread.join().unwrap();
@@ -84,13 +79,13 @@ fn permits_are_granted_in_the_order_of_requests() {
 #[test]
 fn a_reader_that_fits_does_not_wait_for_others() {
     check(|| {
-        let permits = Permits::new(ROOM);
+        let limit = MemoryLimit::new(ROOM);
         let with_permit = Arc::new((Mutex::new(0), Condvar::new()));
-        let first = permits.wait(60, nothing_to_evict);
+        let first = limit.wait(60);
         let waits = |bytes| {
-            let (permits, with_permit) = (Arc::clone(&permits), Arc::clone(&with_permit));
+            let (limit, with_permit) = (Arc::clone(&limit), Arc::clone(&with_permit));
             thread::spawn(move || {
-                let _permit = permits.wait(bytes, nothing_to_evict);
+                let _permit = limit.wait(bytes);
                 // Held until the other thread has a permit too.
                 let (count, changed) = &*with_permit;
                 let mut count = count.lock();
@@ -110,57 +105,70 @@ fn a_reader_that_fits_does_not_wait_for_others() {
 #[test]
 fn now_never_keeps_other_threads_from_their_permits() {
     check(|| {
-        let permits = Permits::new(ROOM);
+        let limit = MemoryLimit::new(ROOM);
         let ahead = |bytes| {
-            let permits = Arc::clone(&permits);
-            thread::spawn(move || drop(permits.now(bytes, nothing_to_evict)))
+            let limit = Arc::clone(&limit);
+            thread::spawn(move || drop(limit.now(bytes)))
         };
         let (first, second) = (ahead(90), ahead(40));
-        drop(permits.wait(50, nothing_to_evict));
-        drop(permits.wait(500, nothing_to_evict));
+        drop(limit.wait(50));
+        drop(limit.wait(500));
         first.join().unwrap();
         second.join().unwrap();
-        assert_eq!(permits.state.lock().taken, 0);
+        assert_eq!(limit.state.lock().taken, 0);
     });
 }
 
 /// Blocks with their permits, as in a cache.
-type Kept = Arc<Mutex<Vec<Arc<Permit>>>>;
+#[derive(Default)]
+struct Kept(Mutex<Vec<Arc<Permit>>>);
 
-/// Decodes a block, reads it and leaves it in the cache, as a reader does on a miss.
-fn miss(permits: &Arc<Permits>, kept: &Kept, bytes: u64, decoding: u64) {
-    let evict = |missing: u64| {
+impl Evict for Kept {
+    fn evict(&self, bytes: u64) -> u64 {
         let mut freed = 0;
-        while freed < missing {
-            let evicted = kept.lock().pop();
-            let Some(evicted) = evicted else { return };
+        while freed < bytes {
+            let evicted = self.0.lock().pop();
+            let Some(evicted) = evicted else { break };
             freed += evicted.bytes;
         }
-    };
-    let mut permit = permits.wait(bytes + decoding, evict);
+        freed
+    }
+}
+
+/// A limit, and the only cache under it.
+fn limited_cache() -> (Arc<MemoryLimit>, Arc<Kept>) {
+    let (limit, kept) = (MemoryLimit::new(ROOM), Arc::new(Kept::default()));
+    let cache: Arc<dyn Evict> = Arc::clone(&kept) as _;
+    limit.add(Arc::downgrade(&cache));
+    (limit, kept)
+}
+
+/// Decodes a block, reads it and leaves it in the cache, as a reader does on a miss.
+fn miss(limit: &Arc<MemoryLimit>, kept: &Kept, bytes: u64, decoding: u64) {
+    let mut permit = limit.wait(bytes + decoding);
     permit.shrink(bytes);
     let block = Arc::new(permit);
-    kept.lock().push(Arc::clone(&block));
-    permits.change();
+    kept.0.lock().push(Arc::clone(&block));
+    limit.entered();
     // The reader still holds the block, although other readers may evict it now.
     drop(block);
 }
 
 fn all_miss(readers: &'static [&'static [u64]]) {
-    let (permits, kept) = (Permits::new(ROOM), Kept::default());
+    let (limit, kept) = limited_cache();
     let read = |sizes: &&'static [u64]| {
-        let (permits, kept, sizes) = (Arc::clone(&permits), Arc::clone(&kept), *sizes);
+        let (limit, kept, sizes) = (Arc::clone(&limit), Arc::clone(&kept), *sizes);
         // Decoding takes twice the memory of the block.
-        thread::spawn(move || sizes.iter().for_each(|&bytes| miss(&permits, &kept, bytes, bytes)))
+        thread::spawn(move || sizes.iter().for_each(|&bytes| miss(&limit, &kept, bytes, bytes)))
     };
     let threads: Vec<_> = readers.iter().map(read).collect();
     for thread in threads {
         thread.join().unwrap();
     }
-    let sum: u64 = kept.lock().iter().map(|permit| permit.bytes).sum();
-    assert_eq!(permits.taken(), sum, "what is in the cache is all that is taken");
-    kept.lock().clear();
-    assert_eq!(permits.taken(), 0);
+    let sum: u64 = kept.0.lock().iter().map(|permit| permit.bytes).sum();
+    assert_eq!(limit.taken(), sum, "what is in the cache is all that is taken");
+    kept.0.lock().clear();
+    assert_eq!(limit.taken(), 0);
 }
 
 #[test]
@@ -173,11 +181,11 @@ fn readers_of_a_full_cache_evict_what_they_need_and_never_wait_forever() {
 fn a_queued_reader_gets_its_turn() {
     // There are too many interleavings to try them all.
     check(|| {
-        let (permits, kept) = (Permits::new(ROOM), Kept::default());
-        let (others, cache) = (Arc::clone(&permits), Arc::clone(&kept));
+        let (limit, kept) = limited_cache();
+        let (others, cache) = (Arc::clone(&limit), Arc::clone(&kept));
         let first = thread::spawn(move || miss(&others, &cache, 60, 0));
-        miss(&permits, &kept, 60, 0);
+        miss(&limit, &kept, 60, 0);
         first.join().unwrap();
-        assert_eq!(permits.taken(), 60, "the block that was decoded last");
+        assert_eq!(limit.taken(), 60, "the block that was decoded last");
     });
 }
