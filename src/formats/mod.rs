@@ -41,19 +41,19 @@ mod limits;
 mod opening;
 mod slow_reads;
 mod squashfs;
-mod stored_reads;
 mod tar;
 mod verify;
 mod zip;
 
 use opening::{Memory, Opening};
 
+pub use index::Acls;
 pub use info::{
     Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, MethodShare, READ_COST,
     Shares, Sizes, TarLayout, ZipLayout, info,
 };
 pub use inside::{Contents, contents};
-pub use tar::{Acls, IndexPolicy};
+pub use tar::IndexPolicy;
 pub use verify::verify;
 
 /// How to open archives.

@@ -1,6 +1,6 @@
 //! The tree of an archive of members (tar), made from all their headers and kept in a file or in
 //! memory. A scan adds `members` to a `NewTree`, and `build` makes the index. The rest reads it;
-//! `answers` are those to the requests of a `Tree`.
+//! `tree` answers the requests of a `Tree`.
 //!
 //! Node numbers start at the root, which is 0. The children of a directory have consecutive
 //! numbers, ascending by name, and higher than that of their directory. So no table of names is
@@ -21,7 +21,7 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX};
 use crate::vfs::{Finding, Name};
 
-mod answers;
+mod acl;
 mod attributes;
 mod blocks;
 mod build;
@@ -45,9 +45,11 @@ mod refused;
 mod sections;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod weight;
 
-pub(in crate::formats) use answers::ino_of;
+pub use acl::Acls;
+pub(in crate::formats) use acl::TEXT as ACL_TEXT;
 pub(in crate::formats) use blocks::Allowance;
 #[cfg(any(test, fuzzing))]
 pub(in crate::formats) use build::in_memory;
@@ -58,6 +60,7 @@ pub(in crate::formats) use key::{FileKey, Hash, Key, MAGIC};
 pub(in crate::formats) use maps::Map;
 pub(in crate::formats) use new_tree::NewTree;
 pub(in crate::formats) use node::{Content, Node};
+pub(in crate::formats) use tree::{IndexedTree, MemberReader, StoredReads};
 
 use blocks::Blocks;
 use node::NODE_LEN;
@@ -271,15 +274,15 @@ impl Index {
     }
 
     /// Adds the name of the index to an error. For damage, also adds a remedy.
-    pub(in crate::formats) fn name_error(&self, error: Error) -> Error {
-        match error.is_damage() {
+    pub(in crate::formats) fn named<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| match error.is_damage() {
             true => error
                 .within(&self.name)
                 .with_kind(ErrorKind::Corrupt)
                 .with_brief(format!("the index {} is damaged", self.name))
                 .with_hint("run `archfs index` again, and remount"),
             false => error.within(&self.name),
-        }
+        })
     }
 
     /// Drops the blocks that can be read again.

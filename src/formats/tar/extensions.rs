@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 
 use super::header::id_or_nobody;
-use super::sparse_records::SparseRecords;
-use super::{acl, pax};
+use super::pax;
+use super::sparse::SparseRecords;
 use crate::error::{Error, Result};
 use crate::formats::bytes::index;
+use crate::formats::index::ACL_TEXT;
 use crate::formats::index::members::Xattrs;
 use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use crate::vfs::Timestamp;
@@ -60,12 +61,12 @@ impl Extensions {
                 b"uid" => self.uid = number().map(owner_from),
                 b"gid" => self.gid = number().map(owner_from),
                 b"mtime" => self.modified = pax::time(value),
-                acl::TEXT if value.is_empty() => _ = self.xattrs.remove(keyword),
+                ACL_TEXT if value.is_empty() => _ = self.xattrs.remove(keyword),
                 // An ACL that is too long to keep becomes one that cannot be parsed.
-                acl::TEXT if value.len() > index(XATTR_VALUE_MAX) => {
+                ACL_TEXT if value.len() > index(XATTR_VALUE_MAX) => {
                     self.set_xattr(keyword.to_vec(), b"?".to_vec());
                 }
-                acl::TEXT => self.set_xattr(keyword.to_vec(), value.to_vec()),
+                ACL_TEXT => self.set_xattr(keyword.to_vec(), value.to_vec()),
                 _ => {
                     if let Some(name) = keyword.strip_prefix(b"SCHILY.xattr.") {
                         self.set_xattr(unescape_keyword(name), value.to_vec());

@@ -3,20 +3,20 @@
 //! They make checksums right, because a fuzzer would hardly ever hit them, and check invariants of
 //! what the parsers accept. `formats::fuzzing` walks the whole tree.
 
-use super::acl::Acls;
 use super::extensions::Extensions;
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header};
+use super::index_source::TarOptions;
 use super::member::Nesting;
 use super::open::Bytes;
-use super::options::TarOptions;
 use super::segments::Grain;
 use super::source::Windowed;
-use super::{Tar, pax, scan, sparse};
+use super::{Tar, TarMembers, pax, scan, sparse};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::formats::index::index_parts::{IndexParts, read, sealed};
-use crate::formats::index::{Allowance, FinishedTree, HeaderRun, IndexFile, in_memory};
-use crate::formats::stored_reads::StoredReads;
+use crate::formats::index::{
+    Acls, Allowance, FinishedTree, HeaderRun, IndexFile, StoredReads, in_memory,
+};
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
 use crate::sync::Arc;
@@ -139,9 +139,8 @@ fn tree_of(found: IndexFile) -> Tar {
     let storage = Arc::new(MemStorage::new(vec![7; len.min(1 << 16)]));
     let (name, index) = ("fuzz".to_owned(), found.index);
     let stored = StoredReads::new(Arc::<MemStorage>::clone(&storage));
-    let acls = Acls::Masked;
-    let (compressed, checks) = (None, None);
-    Tar { name, storage, compressed, index, is_saved: false, acls, stored, checks }
+    let members = TarMembers { compressed: None, is_saved: false, checks: None };
+    Tar { name, storage, index, acls: Acls::Masked, stored, members }
 }
 
 /// A whole archive: options (bit 0: show archives in it), then the archive, whose checksums are

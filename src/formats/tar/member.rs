@@ -6,7 +6,6 @@ use super::extensions::Extensions;
 use super::header::{BLOCK_LEN, Header, MemberType, padded};
 use super::source::{self, Source};
 use super::sparse::{self, Sparse};
-use super::step::{Skip, Step, header_at};
 use super::{HEAD, recognizes};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
@@ -30,6 +29,37 @@ pub(super) struct MemberHeader<'h> {
     pub(super) data: u64,
     /// All headers, up to the data.
     pub(super) headers: HeaderRun,
+}
+
+/// What a step along the chain of headers found.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// A member, added to the list.
+    Member,
+    /// A volume label or the like, or a member that cannot be shown, with the reason.
+    Skipped(Option<Skip>),
+    /// The end of the archive, at a point where a header could start.
+    End,
+    /// Zeros instead of a header.
+    Zeros,
+    /// Other data instead of a header.
+    Garbage,
+    /// A header that contradicts itself, with the reason. The path is empty if it is unknown.
+    Damaged { path: Vec<u8>, error: Error },
+    /// The archive ends before the data of this member does.
+    Truncated(Vec<u8>),
+}
+
+/// What is left out, and its path, if it has one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Skip {
+    pub(super) what: String,
+    pub(super) path: Option<Vec<u8>>,
+}
+
+/// The detail of an error in the header at `start`.
+pub(super) fn header_at(start: u64) -> String {
+    format!("header at {start:#x}")
 }
 
 /// Whether to recognize archives within an archive.

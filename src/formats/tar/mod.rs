@@ -1,28 +1,20 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, compressed or not.
 //!
-//! This file answers requests from an index. `open` and `compressed_tar` get the index: a saved
-//! one, or a new one from a scan (`index_source`, `saved_index`). In a scan, `chain` reads a header
-//! and its extensions (`header`, `pax`, `extensions`), and `member` decodes the member (`sparse`).
-//! `walk` goes from one to the next. `scan` and `segments` say where, for a stream `unpack`.
-//! `formats/index` makes a tree of the members.
+//! This file reads members with the help of an index. `open` gets the index: a saved one, or a new
+//! one from a scan (`index_source`, `saved_index`). In a scan, `chain` reads a header and its
+//! extensions (`header`, `pax`, `extensions`), goes from one to the next, and `member` decodes the
+//! member (`sparse`). `scan` and `segments` say where. `formats/index` makes a tree of the members.
 //!
-//! Invariants: opening reads headers, but not the data of large members. A read goes straight from
-//! the archive into the answer, with no lock and no copy in between.
+//! Invariant: opening reads headers, but not the data of large members.
 
 use std::ops::{ControlFlow, Range};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
-use crate::vfs::{
-    Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch, SeekTarget,
-    StoredFile, Totals, Tree, link_target,
-};
+use crate::vfs::{ReadBytes, Scratch};
 
-mod acl;
 mod chain;
-mod compressed_tar;
-mod empty;
 mod extensions;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
@@ -33,35 +25,30 @@ mod index_source;
 mod info;
 mod member;
 mod open;
-mod options;
 mod pax;
 mod saved_index;
 mod scan;
 mod segments;
 mod source;
 mod sparse;
-mod sparse_records;
-mod step;
-mod unpack;
-mod walk;
 
 #[cfg(test)]
 mod tests;
 
 use super::bytes::{index, length};
 use super::compressed::Compressed;
-use super::index::members::Segment;
-use super::index::{Content, Index, Map, NestedArchive, Node, NodeId, ino_of, notes};
-use super::stored_reads::StoredReads;
+use super::index::{
+    Content, IndexedTree, Map, MemberReader, NestedArchive, Node, NodeId, StoredReads, notes,
+};
+use super::slow_reads::SlowReads;
 use header::{BLOCK, Block, BlockKind};
 use header_checks::HeaderChecks;
+use index_source::OpenIndex;
 use open::Opened;
 
-pub use acl::Acls;
-pub(in crate::formats) use compressed_tar::CompressedTar;
-pub(in crate::formats) use open::Bytes;
-pub use options::IndexPolicy;
-pub(in crate::formats) use options::{SavedIndexOptions, TarOptions};
+pub use index_source::IndexPolicy;
+pub(in crate::formats) use index_source::{SavedIndexOptions, TarOptions};
+pub(in crate::formats) use open::{Bytes, CompressedTar};
 
 /// Bytes of a file that show whether it is a tar or another format: two blocks.
 pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
@@ -70,17 +57,14 @@ pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
 const TOGETHER_MAX: usize = 1 << 20;
 
 /// A tar archive.
-pub(crate) struct Tar {
-    /// Its name, for errors.
-    name: String,
-    storage: Arc<dyn Storage>,
+pub(in crate::formats) type Tar = IndexedTree<TarMembers>;
+
+/// Reads the members of a tar.
+pub(in crate::formats) struct TarMembers {
     /// The chunks of a compressed archive.
     compressed: Option<Arc<Compressed>>,
-    index: Index,
     /// Whether its index is saved.
     is_saved: bool,
-    acls: Acls,
-    stored: StoredReads,
     /// `None` if the index is of this very file.
     checks: Option<HeaderChecks>,
 }
@@ -100,18 +84,23 @@ impl Tar {
     /// `Io` if it cannot be read. `UnknownFormat` if a compressed file does not contain a tar.
     /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
-        let Opened { storage, compressed, index, checks, is_saved } =
-            open::open(name, bytes, options)?;
+        let Opened { storage, compressed, index } = open::open(name, bytes, options)?;
+        let OpenIndex { index, checks, is_saved } = index;
         notes::report(name, &index.notes, options.partial, options.logs_notes)
             .map_err(|error| error.within(name))?;
-        let (name, acls) = (name.to_owned(), options.acls);
-        let stored = StoredReads::new(Arc::clone(&storage));
-        Ok(Self { name, storage, compressed, index, is_saved, acls, stored, checks })
+        Ok(Self {
+            name: name.to_owned(),
+            stored: StoredReads::new(Arc::clone(&storage)),
+            storage,
+            index,
+            acls: options.acls,
+            members: TarMembers { compressed, is_saved, checks },
+        })
     }
 
     /// The format for a message.
     pub(crate) fn describe(&self) -> String {
-        match &self.compressed {
+        match &self.members.compressed {
             Some(storage) => format!("tar, {}", storage.container().name()),
             None => "tar, not compressed".to_owned(),
         }
@@ -127,30 +116,16 @@ impl Tar {
     /// Fails with `Io`, also if the index is of another version of the archive; `Corrupt`.
     pub(in crate::formats) fn nested_bytes(&self, nested: &NestedArchive) -> Result<FileRange> {
         let &NestedArchive { offset, len, headers, .. } = nested;
-        if let Some(checks) = &self.checks {
+        if let Some(checks) = &self.members.checks {
             let found = checks.read(self.storage.as_ref(), headers, offset);
             found.map_err(self.named())?;
         }
         FileRange::new(Arc::clone(&self.storage), offset)?.cut(len)
     }
 
-    fn attr_of(&self, id: NodeId, node: &Node) -> Result<Attr> {
-        let permissions = self.permissions(id, node)?;
-        Ok(Attr { permissions, ..self.index.attr(id, node)? })
-    }
-
-    /// The mode of a node, without the permissions that its ACL denies.
-    fn permissions(&self, id: NodeId, node: &Node) -> Result<u16> {
-        let mut permitted = node.permissions();
-        if self.acls.is_masked() {
-            self.index.xattrs_of(id, &mut |name, value| {
-                if acl::is_access(name) {
-                    permitted &= acl::mask(name, &self.index.value(value)?);
-                }
-                Ok(ControlFlow::Continue(()))
-            })?;
-        }
-        Ok(permitted)
+    /// The checks of the headers of node `id`, if they are still to be done.
+    fn unchecked(&self, id: NodeId) -> Option<&HeaderChecks> {
+        self.members.checks.as_ref().filter(|checks| !checks.is_done(id))
     }
 
     /// Reads `range` of a file that is stored from `start` on.
@@ -162,7 +137,7 @@ impl Tar {
         scratch: &'s mut Scratch,
     ) -> Result<&'s [u8]> {
         let len = index(range.end.saturating_sub(range.start));
-        let unchecked = self.checks.as_ref().filter(|checks| len > 0 && !checks.is_done(id));
+        let unchecked = self.unchecked(id).filter(|_| len > 0);
         let headers = node.headers();
         // The headers and the data with one read of the archive.
         let fits = headers.len().saturating_add(len) <= TOGETHER_MAX;
@@ -174,7 +149,7 @@ impl Tar {
         }
         let before = together.map_or(0, |_| headers.len());
         let (answer, after_reply) = scratch.parts(before.saturating_add(len));
-        match &self.compressed {
+        match &self.members.compressed {
             _ if len == 0 => {}
             // The storage of a compressed archive reads ahead by itself.
             Some(storage) => {
@@ -182,8 +157,7 @@ impl Tar {
                 storage.read_contents_at(answer, offset)?;
             }
             None => {
-                let file = (start, node.size);
-                self.stored.read(ino_of(id), file, range, (&mut *answer, after_reply))?;
+                self.stored.read(id, (start, node.size), range, (&mut *answer, after_reply))?;
             }
         }
         let (found, answer) = answer.split_at_checked(before).unwrap_or_default();
@@ -194,240 +168,79 @@ impl Tar {
         Ok(answer)
     }
 
-    /// Checks the headers of a sparse file, if that is still to be done.
-    fn check_sparse(&self, (id, node): (NodeId, &Node), map: &Map) -> Result<()> {
-        let Some(checks) = self.checks.as_ref().filter(|checks| !checks.is_done(id)) else {
-            return Ok(());
-        };
-        let start = self.data_start(map)?;
-        start.map_or(Ok(()), |start| checks.read(self.storage.as_ref(), node.headers(), start))?;
-        checks.done(id);
-        Ok(())
-    }
-
-    /// Where the data of a sparse file begin in the archive. `None` if it has none.
-    fn data_start(&self, map: &Map) -> Result<Option<u64>> {
-        let mut start = None;
-        self.segments(map, 0, &mut |first| {
-            start = Some(first.archive_offset);
-            Ok(ControlFlow::Break(()))
-        })?;
-        Ok(start)
-    }
-
-    /// Fills `answer` with the bytes of a sparse file from `offset`.
-    fn read_sparse(&self, map: &Map, offset: u64, answer: &mut [u8]) -> Result<()> {
+    /// Reads `range` of the sparse file with `map`.
+    fn read_sparse<'s>(
+        &self,
+        (id, node): (NodeId, &Node),
+        map: &Map,
+        range: Range<u64>,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [u8]> {
+        let answer = scratch.answer(index(range.end.saturating_sub(range.start)));
+        if let Some(checks) = self.unchecked(id) {
+            if let Some(start) = self.data_start(map)? {
+                checks.read(self.storage.as_ref(), node.headers(), start)?;
+            }
+            checks.done(id);
+        }
         answer.fill(0);
-        let end = offset.saturating_add(length(answer.len()));
-        self.segments(map, offset, &mut |segment| {
-            if segment.offset >= end {
+        self.segments(map, range.start, &mut |segment| {
+            if segment.offset >= range.end {
                 return Ok(ControlFlow::Break(()));
             }
-            let part_start = segment.offset.max(offset);
-            let part_end = segment.end().min(end);
-            let range =
-                index(part_start.saturating_sub(offset))..index(part_end.saturating_sub(offset));
+            let part_start = segment.offset.max(range.start);
+            let part_end = segment.end().min(range.end);
+            let within = index(part_start.saturating_sub(range.start))
+                ..index(part_end.saturating_sub(range.start));
             let skipped = part_start.saturating_sub(segment.offset);
             let archive_offset = segment.archive_offset.saturating_add(skipped);
-            self.storage
-                .read_contents_at(answer.get_mut(range).unwrap_or_default(), archive_offset)?;
+            let part = answer.get_mut(within).unwrap_or_default();
+            self.storage.read_contents_at(part, archive_offset)?;
             Ok(ControlFlow::Continue(()))
-        })
+        })?;
+        Ok(answer)
     }
 
-    /// Visits the segments of `map` that end after `offset`.
-    fn segments(
-        &self,
-        map: &Map,
-        offset: u64,
-        visit: &mut dyn FnMut(Segment) -> Result<ControlFlow<()>>,
-    ) -> Result<()> {
-        // Errors of `visit` are not errors of the index.
-        let mut failed = Ok(());
-        self.in_index(self.index.segments(map, offset, &mut |segment| {
-            visit(segment).unwrap_or_else(|error| {
-                failed = Err(error);
-                ControlFlow::Break(())
-            })
-        }))?;
-        failed
-    }
-
-    /// Adds the name of the index to an error.
-    fn in_index<T>(&self, outcome: Result<T>) -> Result<T> {
-        self.index.named(outcome)
-    }
-
-    /// Adds the name of the archive to an error.
-    fn named(&self) -> impl Fn(Error) -> Error + '_ {
-        |error| error.within(&self.name)
+    /// Whether a read decompresses many files. `compressed::first_pass` warns of archives that are
+    /// decompressed to a temporary file.
+    pub(crate) fn slow_reads(&self) -> Option<SlowReads> {
+        let chunks = length(self.members.compressed.as_ref()?.chunks()?);
+        let mean = self.storage.len().checked_div(chunks)?;
+        SlowReads::of_parts(mean, chunks, self.index.len().into())
     }
 }
 
-impl Tree for Tar {
-    fn attr(&self, ino: Ino) -> Result<Attr> {
-        let (id, node) = self.index.node_of(ino)?;
-        self.in_index(self.attr_of(id, &node))
-    }
-
-    fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Option<Attr>> {
-        let found = self.index.lookup(parent, name)?;
-        found.map(|(id, node)| self.in_index(self.attr_of(id, &node))).transpose()
-    }
-
-    fn read_dir(
-        &self,
-        ino: Ino,
-        cookie: Cookie,
-        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.index.read_dir(ino, cookie, visit)
-    }
-
-    fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        let target = self.index.read_link(ino)?;
-        link_target(target).map_err(|error| error.within(&self.name))
-    }
-
+impl MemberReader for TarMembers {
     fn read<'s>(
-        &self,
-        ino: Ino,
-        offset: u64,
-        size: u32,
+        tar: &Tar,
+        (id, node): (NodeId, &Node),
+        range: Range<u64>,
         scratch: &'s mut Scratch,
     ) -> Result<ReadBytes<'s>> {
-        let (id, node) = self.index.node_of(ino)?;
-        let end = offset.saturating_add(u64::from(size)).min(node.size);
-        let range = offset.min(end)..end;
         let answer = match node.content() {
-            Content::Stored { start } => self.read_stored((id, &node), start, range, scratch),
+            Content::Stored { start } => tar.read_stored((id, node), start, range, scratch),
             Content::Sparse { map } => {
-                let map = self.in_index(self.index.map(id, &node, map))?;
-                let answer = scratch.answer(index(end.saturating_sub(range.start)));
-                let checked = self.check_sparse((id, &node), &map);
-                checked.and_then(|()| self.read_sparse(&map, offset, answer)).map(|()| &*answer)
+                let map = tar.index.named(tar.index.map(id, node, map))?;
+                tar.read_sparse((id, node), &map, range, scratch)
             }
-            Content::Directory { .. } => Err(Error::new(Kind::IsADirectory, "is a directory")),
-            Content::AfterHeader { .. } | Content::Described { .. } => {
-                self.in_index(Err(Error::corrupt("a file of another format")))
-            }
-            _ => Err(Error::new(Kind::InvalidInput, "not a regular file")),
+            _ => tar.index.named(Err(Error::corrupt("a file of another format"))),
         };
-        answer.map(ReadBytes::Scratch).map_err(self.named())
+        answer.map(ReadBytes::Scratch)
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekTarget) -> Result<u64> {
-        let (id, node) = self.index.node_of(ino)?;
-        let past_end = || Error::new(Kind::PastEnd, format!("nothing after byte {offset}"));
-        let map = match node.content() {
-            Content::Stored { .. } | Content::Sparse { .. } if offset >= node.size => {
-                return Err(past_end());
-            }
-            Content::Stored { .. } => {
-                return Ok(if target == SeekTarget::Data { offset } else { node.size });
-            }
-            Content::Sparse { map } => self.in_index(self.index.map(id, &node, map))?,
-            _ => return Err(Error::new(Kind::InvalidInput, "not a regular file")),
-        };
-        // The first gap between segments. The end of the file counts as one.
-        let (mut data, mut hole) = (None, offset);
-        self.segments(&map, offset, &mut |segment| {
-            data = data.or(Some(segment.offset.max(offset)));
-            if target == SeekTarget::Data || segment.offset > hole {
-                return Ok(ControlFlow::Break(()));
-            }
-            hole = segment.end();
-            Ok(ControlFlow::Continue(()))
-        })?;
-        if target == SeekTarget::Data { data.ok_or_else(past_end) } else { Ok(hole) }
-    }
-
-    fn has_xattrs(&self) -> bool {
-        self.index.has_xattrs()
-    }
-
-    fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
-        let (id, _) = self.index.node_of(ino)?;
-        let mut list = Vec::new();
-        self.in_index(self.index.xattrs_of(id, &mut |name, _| {
-            if self.acls.shows(name) {
-                list.extend(name);
-                list.push(0);
-            }
-            Ok(ControlFlow::Continue(()))
-        }))?;
-        Ok(list)
-    }
-
-    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let (id, _) = self.index.node_of(ino)?;
-        let mut found = None;
-        self.in_index(self.index.xattrs_of(id, &mut |other, value| {
-            if other != name || !self.acls.shows(name) {
-                return Ok(ControlFlow::Continue(()));
-            }
-            found = Some(self.index.value(value)?);
-            Ok(ControlFlow::Break(()))
-        }))?;
-        found.ok_or_else(|| Error::new(Kind::NoAttribute, "no such attribute"))
-    }
-
-    fn totals(&self) -> Totals {
-        Totals {
-            bytes: self.storage.len(),
-            inodes: self.index.len().into(),
-            block_size: header::BLOCK_LEN.try_into().unwrap_or(512),
-        }
-    }
-
-    fn parent(&self, ino: Ino) -> Result<Option<Ino>> {
-        self.index.parent_of(ino).map(Some)
-    }
-
-    fn numbers_end(&self) -> u64 {
-        u64::from(self.index.len()).saturating_add(1)
-    }
-
-    fn data_offset(&self, ino: Ino) -> Result<u64> {
-        let (id, node) = self.index.node_of(ino)?;
+    fn stored_start(_tar: &Tar, _id: NodeId, node: &Node) -> Option<u64> {
         match node.content() {
-            Content::Stored { start } => Ok(start),
-            Content::Sparse { map } => {
-                let map = self.in_index(self.index.map(id, &node, map))?;
-                Ok(self.data_start(&map)?.unwrap_or(0))
-            }
-            _ => Ok(0),
+            Content::Stored { start } => Some(start),
+            _ => None,
         }
     }
 
-    fn stored_files(&self, visit: &mut dyn FnMut(Ino, StoredFile)) -> Result<()> {
-        if self.storage.position(0, 0).is_none() {
-            return Ok(());
-        }
-        if let Some(checks) = &self.checks {
+    fn allows_direct_reads(tar: &Tar) -> bool {
+        if let Some(checks) = &tar.members.checks {
             // Nothing would check the headers.
-            let what = format_args!("{}: no direct reads: {}", self.name, checks.doubt());
-            crate::log::warn(what, &checks.remedy(&self.name));
-            return Ok(());
+            let what = format_args!("{}: no direct reads: {}", tar.name, checks.doubt());
+            crate::log::warn(what, &checks.remedy(&tar.name));
         }
-        for id in 0..self.index.len() {
-            let node = self.in_index(self.index.node(id))?;
-            if let (FileKind::Regular, Content::Stored { start }) = (node.kind(), node.content())
-                && node.size > 0
-                && let Some(head) = self.storage.position(start, node.size)
-            {
-                visit(ino_of(id), StoredFile { size: node.size, head, tail: None });
-            }
-        }
-        Ok(())
-    }
-
-    fn audit(&self, found: &mut dyn FnMut(Finding)) {
-        self.index.findings.iter().cloned().for_each(found);
-    }
-
-    fn release(&self) {
-        self.index.release();
-        self.storage.release();
+        tar.members.checks.is_none()
     }
 }

@@ -28,9 +28,9 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::ErrorKind::NotFound;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -53,21 +53,14 @@ use crate::vfs::{Finding, Location};
 pub(super) const SAMPLES: usize = 16;
 
 /// The saved index of an archive, in any of the locations where it may be.
-pub(super) struct SavedIndex {
+pub(super) struct SavedIndex<'o> {
+    pub(super) archive: &'o FileStorage,
     locations: Vec<IndexLocation>,
-    /// Whether the user gave the path of the index.
-    is_named: bool,
+    /// Whether the user gave the path of the index, and so expects it there.
+    pub(super) is_named: bool,
     recursive: bool,
-    archive: PathBuf,
-    identity: Identity,
-    origin: Origin,
-}
-
-/// A new index to save.
-pub(super) struct New<'n> {
-    pub(super) finished: &'n FinishedTree,
-    pub(super) key: &'n Key,
-    pub(super) archive_len: u64,
+    /// Memory for blocks of indexes.
+    allowance: &'o Arc<Allowance>,
 }
 
 /// A saved index that can be used.
@@ -88,41 +81,44 @@ enum Requirement {
     File,
 }
 
-impl SavedIndex {
-    /// The index of `file`: only the one at the path `index`, if the user gave that.
-    pub(super) fn new(file: &FileStorage, index: Option<&Path>, recursive: bool) -> Self {
+impl<'o> SavedIndex<'o> {
+    /// The index of `archive`: only the one at the path `index`, if the user gave that.
+    pub(super) fn new(
+        archive: &'o FileStorage,
+        index: Option<&Path>,
+        recursive: bool,
+        allowance: &'o Arc<Allowance>,
+    ) -> Self {
         let locations = match index {
             Some(index) => vec![IndexLocation::named(index)],
-            None => IndexLocation::usual(file, recursive),
+            None => IndexLocation::usual(archive, recursive),
         };
-        let (archive, identity, origin) = (file.path().to_owned(), file.identity(), file.origin());
-        Self { locations, is_named: index.is_some(), recursive, archive, identity, origin }
+        Self { archive, locations, is_named: index.is_some(), recursive, allowance }
     }
 
-    /// The result of `fit` for the first saved index that can be trusted, and checks of headers if
-    /// it may be of another file. If there is none, logs why each of those found was rejected.
+    /// The first saved index that can be trusted and passes `check`, with what that returned, and
+    /// checks of headers if it may be of another file. If there is none, logs why each of those
+    /// found was rejected.
     pub(super) fn load<T>(
         &self,
-        archive: &FileStorage,
-        allowance: &Arc<Allowance>,
-        fit: impl Fn(IndexFile) -> Result<T>,
-    ) -> Option<(T, Option<HeaderChecks>)> {
+        check: impl Fn(&IndexFile) -> Result<T>,
+    ) -> Option<(T, IndexFile, Option<HeaderChecks>)> {
         let (mut rejected, mut doubtful) = (Vec::new(), None);
         let using = |index: &Path| {
-            let (archive, index) = (self.archive.display(), index.display());
+            let (archive, index) = (self.archive.path().display(), index.display());
             log::info!("{archive}: using the index {index}");
         };
         for location in &self.locations {
-            let found = self.load_from(location, archive, allowance);
-            let fit = |Usable { file, is_doubtful }| {
-                let (hash, nodes) = (file.hash, file.index.len());
-                let refusal = || Refusal::new(archive, self.recursive, &location.path, hash);
-                let checks = is_doubtful.then(|| HeaderChecks::new(refusal(), nodes));
-                Ok((fit(file)?, checks))
+            let with_checks = |Usable { file, is_doubtful }| {
+                let refusal =
+                    || Refusal::new(self.archive, self.recursive, &location.path, file.hash);
+                let checks = is_doubtful.then(|| HeaderChecks::new(refusal(), file.index.len()));
+                Ok((check(&file)?, file, checks))
             };
-            match found.and_then(|found| found.map(fit).transpose()) {
+            let found = self.load_from(location);
+            match found.and_then(|found| found.map(with_checks).transpose()) {
                 // This user may have one of this very file.
-                Ok(Some(found)) if found.1.is_some() && location.kind == LocationKind::Beside => {
+                Ok(Some(found)) if found.2.is_some() && location.kind == LocationKind::Beside => {
                     doubtful = Some((found, location));
                 }
                 Ok(Some(found)) => {
@@ -144,19 +140,16 @@ impl SavedIndex {
         None
     }
 
-    fn load_from(
-        &self,
-        location: &IndexLocation,
-        archive: &FileStorage,
-        allowance: &Arc<Allowance>,
-    ) -> Result<Option<Usable>> {
+    fn load_from(&self, location: &IndexLocation) -> Result<Option<Usable>> {
+        let archive = self.archive;
+        let (identity, origin) = (archive.identity(), archive.origin());
         if !self.can_be_identified() {
             return Ok(None);
         }
         let open = |file: FileStorage, requirement: Requirement| {
             let name = location.path.display().to_string();
-            let check = |key: &Key| self.check_key(archive, key, requirement);
-            let options = IndexOptions::new(&name, allowance);
+            let check = |key: &Key| self.check_key(key, requirement);
+            let options = IndexOptions::new(&name, self.allowance);
             let file = IndexFile::open(Arc::new(file), &options, &check)?;
             let is_doubtful = !self.is_of_this_file(&file.key);
             if is_doubtful && Refusal::is_noted(archive, self.recursive, file.hash) {
@@ -168,7 +161,7 @@ impl SavedIndex {
             let Some((file, changed)) = archive.fetched(&location.path)? else {
                 return Ok(None);
             };
-            return match changed.is_some_and(|changed| changed < self.identity.modified.0) {
+            return match changed.is_some_and(|changed| changed < identity.modified.0) {
                 true => stale("older than the archive; upload it after the archive"),
                 false => open(file, Requirement::Bytes),
             };
@@ -191,10 +184,8 @@ impl SavedIndex {
             return stale("it is on a FUSE file system of another user");
         }
         // The owner of the archive may also say what is in it, unless a daemon reports the owner.
-        let owner = Some(self.identity.owner)
-            .filter(|_| {
-                location.kind != LocationKind::Cached && !self.origin.is_served_by_process()
-            })
+        let owner = Some(identity.owner)
+            .filter(|_| location.kind != LocationKind::Cached && !origin.is_served_by_process())
             .filter(|owner| !trust::is_unmapped(*owner));
         if !trust::is_trusted(&found) && owner != Some(found.uid()) {
             return stale("it belongs to another user");
@@ -209,13 +200,14 @@ impl SavedIndex {
     }
 
     /// Fails unless `key` is that of the archive.
-    fn check_key(&self, archive: &FileStorage, key: &Key, requirement: Requirement) -> Result<()> {
+    fn check_key(&self, key: &Key, requirement: Requirement) -> Result<()> {
+        let (archive, identity) = (self.archive, self.archive.identity());
         let Key { recursive, len, modified, file, samples } = key;
         if *recursive != self.recursive {
             return stale("made with another choice of --nested");
         }
-        let is_version = requirement == Requirement::Bytes || *modified == self.identity.modified;
-        if *len != self.identity.len || !is_version {
+        let is_version = requirement == Requirement::Bytes || *modified == identity.modified;
+        if *len != identity.len || !is_version {
             return stale("the archive has changed since it was indexed");
         }
         if requirement == Requirement::File && *file != self.file_key() {
@@ -237,34 +229,28 @@ impl SavedIndex {
     /// Whether anything tells this version of the archive from others. Otherwise no index is saved
     /// or used.
     pub(super) fn can_be_identified(&self) -> bool {
-        self.origin.validator != Validator::None
+        self.archive.origin().validator != Validator::None
     }
 
     /// Whether an index with `key` was made of this version of this file.
     fn is_of_this_file(&self, key: &Key) -> bool {
-        let is_exact = self.origin.validator == Validator::Strong;
-        is_exact && (key.modified, key.file) == (self.identity.modified, self.file_key())
+        let is_exact = self.archive.origin().validator == Validator::Strong;
+        is_exact && (key.modified, key.file) == (self.archive.identity().modified, self.file_key())
     }
 
     fn file_key(&self) -> FileKey {
-        let Origin { file_system, changed, .. } = self.origin;
-        let Identity { inode: (_, inode), owner, .. } = self.identity;
+        let Origin { file_system, changed, .. } = self.archive.origin();
+        let Identity { inode: (_, inode), owner, .. } = self.archive.identity();
         FileKey { file_system, inode, changed, owner }
     }
 
     /// What is wrong with the saved indexes, if `new` and its `seek_points` are right. An index
     /// that would not be used gives only a note. One that would be used but differs is damage.
-    pub(super) fn compare(
-        &self,
-        archive: &FileStorage,
-        new: &Index,
-        seek_points: &[u8],
-        allowance: &Arc<Allowance>,
-    ) -> Vec<Finding> {
+    pub(super) fn compare(&self, new: &Index, seek_points: &[u8]) -> Vec<Finding> {
         let mut findings = Vec::new();
         for location in &self.locations {
             let shown = location.path.display();
-            let found = match self.load_from(location, archive, allowance) {
+            let found = match self.load_from(location) {
                 Ok(Some(usable)) => usable,
                 Ok(None) => continue,
                 Err(error) => {
@@ -288,7 +274,8 @@ impl SavedIndex {
     }
 
     /// The key of the archive as it is now, with samples of blocks at some of `offsets`.
-    pub(super) fn key(&self, archive: &dyn Storage, offsets: &[u64]) -> Result<Key> {
+    pub(super) fn key(&self, offsets: &[u64]) -> Result<Key> {
+        let archive = self.archive;
         let block = u64::try_from(BLOCK).unwrap_or(1);
         let step = offsets.len().div_ceil(SAMPLES).max(1);
         let last = archive.len().checked_sub(block);
@@ -297,16 +284,17 @@ impl SavedIndex {
             .filter(|offset| offset.checked_add(block).is_some_and(|end| end <= archive.len()))
             .map(|offset| Ok((offset, sample(archive, offset)?)))
             .collect::<Result<_>>()?;
-        let Identity { len, modified, .. } = self.identity;
+        let Identity { len, modified, .. } = archive.identity();
         Ok(Key { recursive: self.recursive, len, modified, file: self.file_key(), samples })
     }
 
-    /// Saves `new`, the index of `archive`, at the first path that can be written. Returns that
-    /// path and the file. `is_demanded` says that the user asked for it.
+    /// Saves the index of `finished` at the first path that can be written. Returns that path and
+    /// the file. `is_demanded` says that the user asked for it.
     pub(super) fn save(
         &self,
-        archive: &FileStorage,
-        new: &New<'_>,
+        finished: &FinishedTree,
+        key: &Key,
+        archive_len: u64,
         is_demanded: bool,
     ) -> Result<(&Path, FileStorage)> {
         if !self.can_be_identified() {
@@ -319,8 +307,8 @@ impl SavedIndex {
         for location in
             self.locations.iter().filter(|location| self.may_be_written(location, is_demanded))
         {
-            outcome =
-                self.save_to(location, archive, new).map(|file| (location.path.as_path(), file));
+            let write = &mut |file: &mut File| finished.write(key, archive_len, file);
+            outcome = self.save_to(location, write).map(|file| (location.path.as_path(), file));
             if outcome.is_ok() {
                 break;
             }
@@ -340,7 +328,7 @@ impl SavedIndex {
             // A user who shares a directory with a group and asks for an index shares it with the
             // group.
             LocationKind::Beside => {
-                let is_own = self.identity.owner == geteuid().as_raw();
+                let is_own = self.archive.identity().owner == geteuid().as_raw();
                 directory.is_written_only_by_us(None)
                     || (is_demanded && is_own && !directory.is_open_to_all())
             }
@@ -350,8 +338,7 @@ impl SavedIndex {
     fn save_to(
         &self,
         location: &IndexLocation,
-        archive: &FileStorage,
-        new: &New<'_>,
+        write: &mut dyn FnMut(&mut File) -> io::Result<()>,
     ) -> Result<FileStorage> {
         let shown = location.path.display();
         let failed = |error| Error::io(format!("{shown}: cannot write"), error);
@@ -361,26 +348,15 @@ impl SavedIndex {
             return Err(Error::new(Kind::InvalidInput, context));
         }
         // An index beside the archive has the read permissions of the archive.
+        let archive_mode = self.archive.identity().mode;
         let mode = match location.kind {
-            LocationKind::Beside if directory.is_entered_by_others() => self.identity.mode & 0o044,
-            LocationKind::Beside => self.identity.mode & 0o040,
+            LocationKind::Beside if directory.is_entered_by_others() => archive_mode & 0o044,
+            LocationKind::Beside => archive_mode & 0o040,
             LocationKind::Cached | LocationKind::Named | LocationKind::AtServer => 0,
         };
-        let readers = Readers { group: Some(self.origin.group), mode };
-        let New { finished, key, archive_len } = new;
-        let write = &mut |file: &mut File| finished.write(key, *archive_len, file);
+        let readers = Readers { group: Some(self.archive.origin().group), mode };
         let file = NewFile::replace(&directory, &location.name, readers, write).map_err(failed)?;
-        archive.with(file, location.path.clone()).map_err(failed)
-    }
-
-    /// The path of the archive.
-    pub(super) fn archive(&self) -> &Path {
-        &self.archive
-    }
-
-    /// Whether the user gave the path, and so expects the index there.
-    pub(super) fn is_named(&self) -> bool {
-        self.is_named
+        self.archive.with(file, location.path.clone()).map_err(failed)
     }
 }
 
@@ -390,7 +366,7 @@ fn stale<T>(why: &str) -> Result<T> {
 }
 
 /// Whether `name` does not exist, is empty, or is an index. A typo must not overwrite a dataset.
-fn may_be_replaced(directory: &Directory, name: &OsStr) -> std::io::Result<bool> {
+fn may_be_replaced(directory: &Directory, name: &OsStr) -> io::Result<bool> {
     let mut file = match directory.open_file(name) {
         Ok(file) => file,
         Err(error) if error.kind() == NotFound => return Ok(true),

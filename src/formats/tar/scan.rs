@@ -1,6 +1,6 @@
 //! Scans an archive and the archives in it, and builds the tree.
 //!
-//! `walk` goes from header to header. `segments` does so for several segments of one archive
+//! A `Walk` goes from header to header. `segments` does so for several segments of one archive
 //! concurrently. `new_tree` takes the members.
 //!
 //! Invariant: members reach the tree in the order of the archive, however many threads read it.
@@ -8,10 +8,10 @@
 use std::mem;
 use std::ops::ControlFlow;
 
+use super::chain::Walk;
 use super::member::Nesting;
 use super::segments::{self, Grain, THREADS};
 use super::source::{Source, Windowed};
-use super::walk::Walk;
 use crate::error::Result;
 use crate::formats::index::NewTree;
 use crate::formats::index::members::{Inner, Kind, Members};

@@ -21,12 +21,10 @@
 
 use std::ops::ControlFlow;
 
-use super::chain::Chain;
+use super::chain::{Chain, Walk};
 use super::header::{BLOCK, BLOCK_LEN, Dialect, Header};
-use super::member::Nesting;
+use super::member::{Nesting, Step};
 use super::source::{Source, Windowed};
-use super::step::Step;
-use super::walk::Walk;
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 use crate::formats::index::ArchiveRange;

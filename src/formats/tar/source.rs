@@ -8,9 +8,14 @@
 //! window grows while the next header is close (small members). It becomes small again when the
 //! data in between would cost more than a call.
 
-use crate::error::Result;
+use super::header::{self, BLOCK};
+use super::{HEAD, recognizes};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
-use crate::storage::Storage;
+use crate::formats::compressed::{Container, FirstPass, SeekIndex, Spool};
+use crate::progress::Progress;
+use crate::storage::{InMemory, Storage};
+use crate::vfs::SharedBytes;
 
 /// The smallest read, bytes: a pax header, its body and the member's own header.
 const WINDOW_MIN: usize = 2 << 10;
@@ -95,6 +100,175 @@ impl Source for Windowed<'_> {
 
     fn end(&self) -> Option<u64> {
         Some(self.end)
+    }
+}
+
+/// A compressed tar during its first pass, which decompresses every byte once. Turns the pieces of
+/// a `FirstPass` into the blocks that a scan asks for.
+pub(super) struct Unpacking<'p> {
+    first_pass: FirstPass,
+    /// The current piece, and its offset in the decompressed bytes.
+    piece: SharedBytes,
+    start: u64,
+    /// The last request that crossed pieces, and its offset.
+    joined: Vec<u8>,
+    joined_start: u64,
+    /// The end of the decompressed bytes, once it is reached.
+    end: Option<u64>,
+    /// The error that ended them early.
+    damage: Option<Error>,
+    progress: &'p Progress,
+    /// Compressed bytes that were already reported as progress.
+    reported: u64,
+}
+
+/// The result of decompressing the whole file.
+pub(super) struct Unpacked {
+    pub(super) seek_index: SeekIndex,
+    /// The temporary file it was decompressed into, if there is one.
+    pub(super) spool: Option<Spool>,
+    /// The error that ended it early.
+    pub(super) damage: Option<Damage>,
+    /// Offset in the compressed file where data starts that does not belong to the container.
+    pub(super) garbage: Option<u64>,
+}
+
+/// Why the decompressed bytes ended early.
+pub(super) struct Damage {
+    pub(super) error: Error,
+    /// Whether more bytes were decompressed than have seek points. Their checksum was wrong.
+    pub(super) in_doubt: bool,
+}
+
+impl<'p> Unpacking<'p> {
+    pub(super) fn new(first_pass: FirstPass, progress: &'p Progress) -> Self {
+        Self {
+            first_pass,
+            piece: SharedBytes::from([]),
+            start: 0,
+            joined: Vec::new(),
+            joined_start: 0,
+            end: None,
+            damage: None,
+            progress,
+            reported: 0,
+        }
+    }
+
+    /// Whether the content looks like a tar, and whether it starts with zeros.
+    pub(super) fn probe(&mut self) -> Result<(bool, bool)> {
+        for blocks in [2, 1_usize] {
+            if let Some(head) = self.bytes(0, BLOCK.saturating_mul(blocks))? {
+                let is_zero = head.first_chunk().is_some_and(header::is_zero);
+                return Ok((recognizes(head), is_zero));
+            }
+        }
+        // Not even one block was decompressed. Any damage is the reason.
+        self.damage.take().map_or(Ok((false, false)), Err)
+    }
+
+    /// The compression of the content, if it is compressed again. Call `probe` first.
+    pub(super) fn container(&self) -> Option<Container> {
+        let head = if self.start == 0 { &*self.piece } else { &*self.joined };
+        let head = head.get(..HEAD).unwrap_or(head);
+        // Frames that are skipped further than that are no container that a hint could name.
+        Container::of(&InMemory::new(head.to_vec()), head).ok().flatten()
+    }
+
+    /// Decompresses the rest, because a tar may end before its file does. Returns the seek points.
+    /// If damage ended them, also returns whether it puts the scanned members in doubt.
+    pub(super) fn finish(mut self) -> Result<Unpacked> {
+        while self.advance()? {}
+        let garbage = self.first_pass.trailing_garbage_at();
+        let (seek_index, spool) = self.first_pass.finish();
+        let in_doubt = self.end.is_some_and(|end| seek_index.len() < end);
+        let damage = self.damage.map(|error| Damage { error, in_doubt });
+        Ok(Unpacked { seek_index, spool, damage, garbage })
+    }
+
+    /// Moves to the next piece. Returns `false` at the end.
+    fn advance(&mut self) -> Result<bool> {
+        if self.end.is_some() {
+            return Ok(false);
+        }
+        let piece_end = self.start.saturating_add(length(self.piece.len()));
+        let next = match self.first_pass.next_piece() {
+            Err(error) if error.is_damage() => {
+                self.damage = Some(error);
+                None
+            }
+            other => other?,
+        };
+        let position = self.first_pass.position();
+        self.progress.advance(position.saturating_sub(self.reported));
+        self.reported = position;
+        match next {
+            Some(piece) => (self.piece, self.start) = (piece, piece_end),
+            None => self.end = Some(piece_end),
+        }
+        Ok(self.end.is_none())
+    }
+
+    /// The end of the current piece.
+    fn piece_end(&self) -> u64 {
+        self.start.saturating_add(length(self.piece.len()))
+    }
+
+    fn within_piece(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let from = index(offset.checked_sub(self.start)?);
+        self.piece.get(from..from.checked_add(len)?)
+    }
+
+    fn within_joined(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let from = index(offset.checked_sub(self.joined_start)?);
+        self.joined.get(from..from.checked_add(len)?)
+    }
+
+    /// Joins the `len` bytes at `offset`, which start in the current piece. Returns `false` if the
+    /// decompressed bytes end before that.
+    fn join(&mut self, offset: u64, len: usize) -> Result<bool> {
+        self.joined_start = offset;
+        self.joined.clear();
+        loop {
+            let from =
+                index(offset.saturating_add(length(self.joined.len())).saturating_sub(self.start));
+            let missing = len.saturating_sub(self.joined.len());
+            let rest = self.piece.get(from..).unwrap_or_default();
+            self.joined.extend(rest.get(..missing.min(rest.len())).unwrap_or_default());
+            if self.joined.len() >= len {
+                return Ok(true);
+            }
+            if !self.advance()? {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl Source for Unpacking<'_> {
+    fn bytes(&mut self, at: u64, len: usize) -> Result<Option<&[u8]>> {
+        if self.within_joined(at, len).is_some() {
+            return Ok(self.within_joined(at, len));
+        }
+        while at >= self.piece_end() && at.saturating_add(length(len)) > self.piece_end() {
+            if !self.advance()? {
+                return Ok(None);
+            }
+        }
+        if at < self.start {
+            // Already dropped. `None` would wrongly mean the end of the archive.
+            let context = "bytes were requested after decompression had passed them";
+            return Err(Error::new(Kind::InvalidInput, context)
+                .with_detail(format_args!("bytes at {at:#x}")));
+        }
+        if self.within_piece(at, len).is_some() {
+            return Ok(self.within_piece(at, len));
+        }
+        Ok(if self.join(at, len)? { self.within_joined(at, len) } else { None })
+    }
+
+    fn end(&self) -> Option<u64> {
+        self.end
     }
 }
 

@@ -5,12 +5,12 @@
 
 use std::ops::ControlFlow;
 
+use super::chain::Walk;
 use super::header::{BLOCK, BLOCK_LEN};
 use super::member::Nesting;
 use super::scan::{forward, uncompressed, uncompressed_with_grain};
 use super::segments::Grain;
 use super::source::Windowed;
-use super::walk::Walk;
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::NewTree;
 use crate::formats::index::index_parts::IndexParts;

@@ -1,13 +1,11 @@
 //! Compares the local headers and the data descriptors with the central directory. No reader needs
 //! them to agree, but programs that read an archive as a stream see what the local headers say.
 
-use super::end::CentralDirectory;
-use super::entry::Entry;
-use super::entry_walk::EntryWalk;
-use super::local::{FIXED, LocalHeader, Packed};
-use super::wraps::SPAN;
+use super::directory::{CentralDirectory, SPAN};
+use super::entry::{Entry, EntryWalk};
+use super::local::{LocalHeader, Packed};
 use crate::error::{Error, Result};
-use crate::formats::bytes::{Reader, length};
+use crate::formats::bytes::{Reader, index};
 use crate::formats::index::paths::components_of;
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -68,16 +66,12 @@ fn difference(
     packed: Packed,
     entry: &Entry<'_>,
 ) -> Result<(u64, Option<&'static str>)> {
-    let mut bytes = vec![0; FIXED];
-    storage.read_exact_at(&mut bytes, packed.header)?;
-    let local = LocalHeader::parse(&bytes)?;
-    let end = local.data_end(packed, directory)?;
-    let mut name = vec![0; usize::from(local.name_len)];
-    storage.read_exact_at(&mut name, packed.header.saturating_add(length(FIXED)))?;
-    if name != entry.name {
+    let local = LocalHeader::read(storage, packed.header)?;
+    let end = local.data_end(packed, directory.start)?;
+    if !local.has_name(storage, packed.header, entry.name)? {
         return Ok((end, Some("its local header has another name")));
     }
-    // Short ones are modulo 4 GiB in an archive without ZIP64 (`wraps`).
+    // Short ones are modulo 4 GiB in an archive without ZIP64 (`Wraps`).
     let recorded = |long: u64| if entry.has_short_lens() { long % SPAN } else { long };
     let is_same = |short: u32, long: u64| short == u32::MAX || u64::from(short) == recorded(long);
     let has_crc32 = local.crc32 == entry.crc32;
@@ -102,7 +96,7 @@ fn descriptor_difference(
 ) -> Result<Option<&'static str>> {
     let len = directory.start.saturating_sub(at).min(DESCRIPTOR_MAX);
     let mut bytes = [0; 24];
-    let (bytes, _) = bytes.split_at_mut_checked(super::index(len)).unwrap_or_default();
+    let (bytes, _) = bytes.split_at_mut_checked(index(len)).unwrap_or_default();
     storage.read_exact_at(bytes, at)?;
     let without = bytes.strip_prefix(&DESCRIPTOR).unwrap_or(bytes);
     // Without a signature, the checksum may look like one.
@@ -113,7 +107,7 @@ fn descriptor_difference(
             let mut next = || if is_long { reader.u64() } else { reader.u32().map(u64::from) };
             Ok::<_, Error>((crc32, next()?, next()?))
         };
-        // Short ones are modulo 4 GiB in an archive without ZIP64 (`wraps`).
+        // Short ones are modulo 4 GiB in an archive without ZIP64 (`Wraps`).
         let expected = |is_long: bool| {
             let is_modulo = entry.has_short_lens() && !is_long;
             let recorded = |len: u64| if is_modulo { len % SPAN } else { len };

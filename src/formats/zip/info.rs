@@ -1,17 +1,16 @@
-//! Statistics for `archfs info`.
+//! The statistics of a ZIP archive, for `archfs info`.
 
 use super::Zip;
-use super::method::Method;
 use crate::error::Result;
 use crate::formats::index::Content;
-use crate::formats::info::{Costs, Info, Kinds, Layout, MethodShare, Sizes, ZipLayout};
+use crate::formats::info;
 use crate::vfs::FileKind;
 
 impl Zip {
-    /// The statistics of this archive.
-    pub(in crate::formats) fn info(&self) -> Result<Info> {
+    /// The statistics of this archive, for `archfs info`.
+    pub(in crate::formats) fn info(&self) -> Result<info::Info> {
         let (mut kinds, mut sizes, mut costs) =
-            (Kinds::default(), Sizes::default(), Costs::default());
+            (info::Kinds::default(), info::Sizes::default(), info::Costs::default());
         for id in 0..self.index.len() {
             let node = self.index.named(self.index.node(id))?;
             kinds.add(node.kind(), 1);
@@ -22,14 +21,13 @@ impl Zip {
             }
         }
         let (cost, packed) = costs.finish();
-        let share = |(method, share): (&Method, &super::scan::Share)| MethodShare {
+        let methods = self.members.methods.iter().map(|(method, sum)| info::MethodShare {
             method: method.name(),
-            files: share.files,
-            compressed: share.compressed,
-            bytes: share.bytes,
-        };
-        let layout = ZipLayout { methods: self.methods.iter().map(share).collect() };
-        Ok(Info {
+            files: sum.files,
+            compressed: sum.compressed,
+            bytes: sum.bytes,
+        });
+        Ok(info::Info {
             path: Vec::new(),
             bytes: self.storage.len(),
             kinds,
@@ -37,7 +35,7 @@ impl Zip {
             cost,
             packed,
             is_environment: false,
-            layout: Layout::Zip(layout),
+            layout: info::Layout::Zip(info::ZipLayout { methods: methods.collect() }),
             within: Vec::new(),
         })
     }

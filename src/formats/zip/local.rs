@@ -7,10 +7,10 @@ use std::ops::Range;
 // Not the model checker's atomics: nothing is decided by their order.
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::end::CentralDirectory;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
+use crate::sync::Arc;
 
 /// Length of the fixed part of a local header, bytes.
 pub(super) const FIXED: usize = 30;
@@ -28,11 +28,18 @@ pub(super) struct LocalHeader {
     /// Lengths of the data and of the decoded data; 0xffffffff if they are in a ZIP64 field.
     pub(super) compressed: u32,
     pub(super) size: u32,
-    pub(super) name_len: u16,
-    pub(super) extra_len: u16,
+    name_len: u16,
+    extra_len: u16,
 }
 
 impl LocalHeader {
+    /// Reads the header at `at` in `storage`.
+    pub(super) fn read(storage: &dyn Storage, at: u64) -> Result<Self> {
+        let mut fixed = [0; FIXED];
+        storage.read_exact_at(&mut fixed, at)?;
+        Self::parse(&fixed)
+    }
+
     /// Parses the header at the start of `bytes`.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new("local header", bytes);
@@ -45,16 +52,26 @@ impl LocalHeader {
         Ok(Self { method, crc32, compressed, size, name_len, extra_len })
     }
 
+    /// Whether `name` is the name in this header, which is at `at` in `storage`.
+    pub(super) fn has_name(&self, storage: &dyn Storage, at: u64, name: &[u8]) -> Result<bool> {
+        if usize::from(self.name_len) != name.len() {
+            return Ok(false);
+        }
+        let mut found = vec![0; name.len()];
+        storage.read_exact_at(&mut found, at.saturating_add(length(FIXED)))?;
+        Ok(found == name)
+    }
+
     /// The offset at which the data of `packed` ends, which this header stands before.
     ///
-    /// Fails with `Corrupt` if the header contradicts the entry, or the data does not end before
-    /// `directory`.
-    pub(super) fn data_end(&self, packed: Packed, directory: &CentralDirectory) -> Result<u64> {
+    /// Fails with `Corrupt` if the header contradicts the entry, or the data runs past `data_end`,
+    /// where the central directory starts.
+    pub(super) fn data_end(&self, packed: Packed, data_end: u64) -> Result<u64> {
         if self.method != packed.method {
             return Err(Error::corrupt("its local header has another compression method"));
         }
         let end = packed.header.saturating_add(length(self.len())).saturating_add(packed.len);
-        match end <= directory.start {
+        match end <= data_end {
             true => Ok(end),
             false => Err(Error::corrupt("its data runs into the central directory")),
         }
@@ -77,59 +94,57 @@ pub(super) struct Packed {
 }
 
 /// Reads local headers and data.
-pub(super) struct Locals {
-    directory: CentralDirectory,
+pub(super) struct LocalHeaders {
+    storage: Arc<dyn Storage>,
+    /// Start of the central directory, before which all data ends.
+    data_end: u64,
     /// Length of the last header that was read, bytes.
-    last: AtomicU16,
+    last_len: AtomicU16,
 }
 
-impl Locals {
-    pub(super) fn new(directory: CentralDirectory) -> Self {
-        Self { directory, last: AtomicU16::new(0) }
+impl LocalHeaders {
+    pub(super) fn new(storage: Arc<dyn Storage>, data_end: u64) -> Self {
+        Self { storage, data_end, last_len: AtomicU16::new(0) }
     }
 
     /// The length of the local header of `packed`, bytes.
-    pub(super) fn header_len(&self, storage: &dyn Storage, packed: Packed) -> Result<usize> {
-        let mut fixed = [0; FIXED];
-        storage.read_exact_at(&mut fixed, packed.header)?;
-        self.checked_len(&fixed, packed)
+    pub(super) fn len_of(&self, packed: Packed) -> Result<usize> {
+        self.checked_len(LocalHeader::read(self.storage.as_ref(), packed.header)?, packed)
     }
 
     /// The number of bytes to add to a buffer for the local header of `packed`, so that one read
     /// gets the header and the data.
     pub(super) fn allowance(&self, packed: Packed) -> usize {
-        let guess = usize::from(self.last.load(Ordering::Relaxed)).max(FIXED).saturating_add(SLACK);
-        let room = self.directory.start.saturating_sub(packed.header).saturating_sub(packed.len);
+        let last_len = usize::from(self.last_len.load(Ordering::Relaxed));
+        let guess = last_len.max(FIXED).saturating_add(SLACK);
+        let room = self.data_end.saturating_sub(packed.header).saturating_sub(packed.len);
         guess.min(index(room))
     }
 
     /// Reads the local header of `packed` and the first `len` bytes of its data into `buffer`,
     /// which is longer than `len` by the allowance. Returns the length of the header, and where in
     /// the buffer the data is.
-    pub(super) fn read(
+    pub(super) fn read_with_data(
         &self,
-        storage: &dyn Storage,
         packed: Packed,
         buffer: &mut [u8],
         len: usize,
     ) -> Result<(usize, Range<usize>)> {
-        storage.read_contents_at(buffer, packed.header)?;
-        let header_len = self.checked_len(buffer, packed)?;
+        self.storage.read_contents_at(buffer, packed.header)?;
+        let header_len = self.checked_len(LocalHeader::parse(buffer)?, packed)?;
         let data = header_len..header_len.saturating_add(len);
         if data.end <= buffer.len() {
             return Ok((header_len, data));
         }
         let start = packed.header.saturating_add(length(header_len));
-        storage.read_contents_at(buffer.get_mut(..len).unwrap_or_default(), start)?;
+        self.storage.read_contents_at(buffer.get_mut(..len).unwrap_or_default(), start)?;
         Ok((header_len, 0..len))
     }
 
-    /// The length of the local header at the start of `bytes`.
-    fn checked_len(&self, bytes: &[u8], packed: Packed) -> Result<usize> {
-        let local = LocalHeader::parse(bytes)?;
-        local.data_end(packed, &self.directory)?;
+    fn checked_len(&self, local: LocalHeader, packed: Packed) -> Result<usize> {
+        local.data_end(packed, self.data_end)?;
         if let Ok(len) = u16::try_from(local.len()) {
-            self.last.store(len, Ordering::Relaxed);
+            self.last_len.store(len, Ordering::Relaxed);
         }
         Ok(local.len())
     }

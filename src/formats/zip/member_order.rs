@@ -17,11 +17,9 @@
 //!
 //! Invariant: if the order leaves a doubt, the archive is refused.
 
-use super::end::CentralDirectory;
-use super::entry::Entry;
-use super::entry_walk::EntryWalk;
+use super::directory::{CentralDirectory, SPAN, Wraps, no_zip64};
+use super::entry::{Entry, EntryWalk};
 use super::local::{FIXED, LocalHeader};
-use super::wraps::{SPAN, Wraps, no_zip64};
 use crate::error::Result;
 use crate::formats::bytes::length;
 use crate::storage::Storage;
@@ -101,11 +99,8 @@ fn in_order(
 fn is_header_of(storage: &dyn Storage, offset: u64, entry: &Entry<'_>) -> Result<bool> {
     let mut fixed = [0; FIXED];
     storage.read_exact_at(&mut fixed, offset)?;
-    let Ok(local) = LocalHeader::parse(&fixed) else { return Ok(false) };
-    if usize::from(local.name_len) != entry.name.len() {
-        return Ok(false);
+    match LocalHeader::parse(&fixed) {
+        Ok(local) => local.has_name(storage, offset, entry.name),
+        Err(_) => Ok(false),
     }
-    let mut name = vec![0; entry.name.len()];
-    storage.read_exact_at(&mut name, offset.saturating_add(length(FIXED)))?;
-    Ok(name == entry.name)
 }

@@ -1,12 +1,15 @@
-//! The compression methods of entries (APPNOTE 4.4.5), and how much each can compress.
+//! The compression methods of entries (APPNOTE 4.4.5): how much each can compress, and the format
+//! of its data as a file.
 
-use super::lzma;
 use crate::codecs::{Codec, Streaming, bzip2_stream, decode_deflate, lzma_stream, xz_stream};
-use crate::error::{Error, Result};
-use crate::formats::bytes::length;
+use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::{Reader, index, length};
+use crate::formats::compressed::Container;
 use crate::formats::limits::{
     BZIP2_BLOCK_MAX, DEFLATE_RATIO_MAX, MEMBER_OVERHEAD_MAX, ZSTD_BLOCK_MAX,
 };
+use crate::storage::{FileRange, InMemory, Storage};
+use crate::sync::Arc;
 
 /// A method that archfs reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,7 +103,7 @@ impl Method {
             Self::Bzip2 => run(&mut bzip2_stream(), &[source], target)?,
             Self::Xz => run(&mut xz_stream(XZ_MEMORY)?, &[source], target)?,
             Self::Lzma => {
-                let (header, data) = lzma::split(source, length(expected))?;
+                let (header, data) = split_lzma(source, length(expected))?;
                 run(&mut lzma_stream(XZ_MEMORY)?, &[&header, data], target)?
             }
         };
@@ -108,6 +111,39 @@ impl Method {
             true => Ok(()),
             false => Err(Error::corrupt(format!("{expected} bytes announced, {len} found"))),
         }
+    }
+
+    /// The data of a member as a file of the format that the method comes from, with a header and a
+    /// trailer around it: its container, and its bytes. `size` is the length of the decoded data.
+    ///
+    /// Fails with `Corrupt` or `Unsupported` if the data does not start as the method demands;
+    /// `Io`.
+    pub(super) fn file_of(
+        self,
+        data: FileRange,
+        size: u64,
+        crc32: u32,
+    ) -> Result<(Container, Arc<dyn Storage>)> {
+        Ok(match self {
+            Self::Stored => return Err(Error::corrupt("stored data has no container")),
+            Self::Bzip2 => (Container::Bzip2, Arc::new(data)),
+            Self::Zstd => (Container::Zstd, Arc::new(data)),
+            Self::Xz => (Container::Xz, Arc::new(data)),
+            Self::Deflate => {
+                // ISIZE: the length modulo 2^32.
+                let [a, b, c, d, ..] = size.to_le_bytes();
+                let tail = [crc32.to_le_bytes(), [a, b, c, d]].concat();
+                (Container::Gzip, framed(GZIP_HEADER.to_vec(), data, tail))
+            }
+            Self::Lzma => {
+                let mut start = [0; 9];
+                let len = LZMA_PREFIX.min(data.len());
+                data.read_exact_at(start.get_mut(..index(len)).unwrap_or_default(), 0)?;
+                let (head, _) = split_lzma(&start, size)?;
+                let rest = FileRange::new(Arc::new(data), LZMA_PREFIX)?;
+                (Container::Lzma, framed(head.to_vec(), rest, Vec::new()))
+            }
+        })
     }
 }
 
@@ -147,6 +183,68 @@ fn run(decoder: &mut dyn Streaming, source: &[&[u8]], target: &mut [u8]) -> Resu
     Ok(filled)
 }
 
+/// A gzip header without a name or a time (RFC 1952, 2.3): the method is DEFLATE.
+const GZIP_HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
+
+/// Storage that is the bytes of several storages, one after the other.
+struct Framed(Vec<Arc<dyn Storage>>);
+
+fn framed(head: Vec<u8>, data: FileRange, tail: Vec<u8>) -> Arc<dyn Storage> {
+    let (head, tail) = (Arc::new(InMemory::new(head)), Arc::new(InMemory::new(tail)));
+    Arc::new(Framed(vec![head, Arc::new(data), tail]))
+}
+
+impl Storage for Framed {
+    fn len(&self) -> u64 {
+        self.0.iter().fold(0, |sum: u64, part| sum.saturating_add(part.len()))
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let (mut rest, mut skipped) = (buffer, offset);
+        for part in &self.0 {
+            let left = part.len().saturating_sub(skipped);
+            let len = index(left).min(rest.len());
+            let (target, remaining) = rest.split_at_mut_checked(len).unwrap_or_default();
+            if !target.is_empty() {
+                part.read_contents_at(target, skipped)?;
+            }
+            skipped = skipped.saturating_sub(part.len());
+            rest = remaining;
+        }
+        match rest.is_empty() {
+            true => Ok(()),
+            false => Err(Error::truncated("a read past the end of the data")),
+        }
+    }
+}
+
+/// Length of what comes before LZMA data (APPNOTE 5.8.8): the version of the writer, the length of
+/// the properties, and the properties.
+const LZMA_PREFIX: u64 = 9;
+
+/// The smallest dictionary of LZMA, bytes.
+const DICTIONARY_MIN: u32 = 4 << 10;
+
+/// The header of an LZMA file ("LZMA alone" in liblzma) for data that decodes to `size` bytes, from
+/// the first bytes of the member, and the data after them.
+fn split_lzma(source: &[u8], size: u64) -> Result<([u8; 13], &[u8])> {
+    let mut reader = Reader::new("LZMA header", source);
+    let (_, len) = (reader.u16()?, reader.u16()?);
+    if len != 5 {
+        let context = format!("LZMA data with properties of {len} bytes");
+        return Err(Error::new(Kind::Unsupported, context));
+    }
+    let ([a], dictionary) = (reader.array()?, reader.u32()?);
+    // 7-Zip writes sizes that readers of LZMA files take for another format. No distance is longer
+    // than the data.
+    let data = u32::try_from(size).unwrap_or(u32::MAX);
+    let dictionary = dictionary.min(data).max(DICTIONARY_MIN).checked_next_power_of_two();
+    let [b, c, d, e] = dictionary.unwrap_or(u32::MAX).to_le_bytes();
+    let [s, t, u, v, w, x, y, z] = size.to_le_bytes();
+    let header = [a, b, c, d, e, s, t, u, v, w, x, y, z];
+    Ok((header, reader.bytes(reader.remaining())?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +271,22 @@ mod tests {
         assert_eq!(error.to_string(), "4 bytes announced, 3 found");
         Method::Xz.decode(b"\xfd7zXZ\0", &mut target).unwrap_err();
         Method::Lzma.decode(b"\x09\x14\x05\0", &mut target).unwrap_err();
+    }
+
+    #[test]
+    fn reads_across_the_parts() {
+        let data: Arc<dyn Storage> = Arc::new(InMemory::new(b"..data..".to_vec()));
+        let data = FileRange::new(data, 2).unwrap().cut(4).unwrap();
+        let storage = framed(b"head".to_vec(), data, b"tl".to_vec());
+        let whole = b"headdatatl";
+        assert_eq!(storage.len(), 10);
+        for start in 0..=10_usize {
+            for end in start..=10 {
+                let mut buffer = vec![0; end - start];
+                storage.read_exact_at(&mut buffer, start as u64).unwrap();
+                assert_eq!(buffer, &whole[start..end]);
+            }
+        }
+        storage.read_exact_at(&mut [0; 2], 9).unwrap_err();
     }
 }

@@ -1,18 +1,19 @@
 //! Reads the central directory and makes the tree of it.
 //!
-//! Invariant: no two members in the tree share bytes of the archive (`overlaps`).
+//! Invariant: no two members in the tree share bytes of the archive. An archive in which members
+//! share bytes decompresses to a multiple of what its size suggests, and other programs refuse it
+//! as a ZIP bomb.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 
-use super::dos_time::DosTime;
-use super::end::CentralDirectory;
-use super::entry::{Entry, EntryKind};
-use super::entry_walk::EntryWalk;
+use super::decoder::{Decoder, Described};
+use super::directory::{CentralDirectory, SPAN, Wraps, no_zip64};
+use super::entry::{Entry, EntryKind, EntryWalk};
+use super::extra::DosTime;
 use super::method::{Method, most_compressed};
-use super::overlaps::Order;
-use super::packed::Described;
-use super::wraps::{SPAN, Wraps, no_zip64};
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::length;
 use crate::formats::index::members::{self, Body, Member, Members, Parts};
 use crate::formats::index::paths::shown;
 use crate::formats::index::{ArchiveRange, DirectoryId, FinishedTree, NewTree};
@@ -33,31 +34,21 @@ pub(super) struct Scanned {
     pub(super) wraps: Wraps,
 }
 
-/// How to scan.
-#[derive(Clone, Copy)]
-pub(super) struct With<'w> {
-    /// The length of the decoded data of a member, from its length modulo 4 GiB.
-    pub(super) len_of: &'w dyn Fn(&Described, u64) -> Result<u64>,
-    /// Whether members that archfs cannot read are left out.
-    pub(super) partial: bool,
-}
-
 /// For each method, the files that use it, and their bytes in the archive and decoded.
-pub(super) type Methods = BTreeMap<Method, Share>;
+pub(super) type Methods = BTreeMap<Method, MethodFiles>;
 
 /// Files with one method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct MethodFiles {
     pub(super) files: u64,
     pub(super) compressed: u64,
     pub(super) bytes: u64,
 }
 
 /// A scan in progress.
-struct Scan<'w> {
-    directory: CentralDirectory,
+struct Scan<'d> {
+    decoder: &'d Decoder,
     wraps: Wraps,
-    with: With<'w>,
     dos: DosTime,
     /// Who owns members without an owner.
     owner: (u32, u32),
@@ -72,21 +63,22 @@ struct Scan<'w> {
     unreadable_count: u64,
 }
 
-/// Reads the entries of `directory`. `owner` owns members without an owner.
+/// Reads the entries of the archive that `decoder` reads, which is in `storage`. `owner` owns
+/// members without an owner.
 ///
 /// Fails with `Corrupt` if the directory is damaged or members overlap; `Unsupported` if there are
-/// too many names, or, unless `with.partial` is set, members that archfs cannot read; `Io`.
+/// too many names, or, unless `partial` is set, members that archfs cannot read; `Io`.
 pub(super) fn scan(
     storage: &Arc<dyn Storage>,
-    directory: &CentralDirectory,
+    decoder: &Decoder,
     owner: (u32, u32),
-    with: With<'_>,
+    partial: bool,
     progress: &Progress,
 ) -> Result<Scanned> {
+    let directory = &decoder.directory;
     let mut scan = Scan {
-        directory: directory.clone(),
+        decoder,
         wraps: Wraps::clone(&directory.wraps),
-        with,
         dos: DosTime::new(),
         owner,
         tree: NewTree::default(),
@@ -112,7 +104,7 @@ pub(super) fn scan(
     scan.flush()?;
     scan.check_count(count);
     scan.order.check(storage, directory)?;
-    scan.finish()
+    scan.finish(partial)
 }
 
 impl Scan<'_> {
@@ -165,12 +157,12 @@ impl Scan<'_> {
         // Too much data for the recorded length, and enough for one that is 4 GiB longer.
         let is_wrapped = self.wraps.is_long(at)
             || method == Some(Method::Deflate)
-                && self.directory.is_modulo
+                && self.decoder.directory.is_modulo
                 && entry.has_short_lens()
                 && entry.compressed > most_compressed(entry.size)
                 && most >= entry.size.saturating_add(SPAN);
         if is_wrapped {
-            let packed = entry.packed(&self.directory)?;
+            let packed = entry.packed(&self.decoder.directory)?;
             // Overlaps are looked for later. Until then, each byte of the archive is decoded at
             // most once, so that opening takes no longer than reading all of it.
             if packed.header < self.decoded_end {
@@ -178,7 +170,7 @@ impl Scan<'_> {
             }
             self.decoded_end = packed.header.saturating_add(packed.len);
             let described = Described { name: shown(&entry.path()), packed, crc32: entry.crc32 };
-            entry.size = (self.with.len_of)(&described, entry.size)?;
+            entry.size = self.decoder.len_of(&described, entry.size)?;
             self.wraps.set_lens(at, (entry.compressed, entry.size));
         }
         Ok(entry)
@@ -187,7 +179,7 @@ impl Scan<'_> {
     /// The member that `entry` describes. `None` if its path is too long.
     fn member(&mut self, at: u64, entry: &Entry<'_>) -> Result<Option<Member>> {
         let kind = entry.kind();
-        let header = entry.header_offset(&self.directory)?;
+        let header = entry.header_offset(&self.decoder.directory)?;
         let method = Method::from_code(entry.method).unwrap_or(Method::Stored);
         if entry.size > method.most_decoded(entry.compressed) || entry.size > FILE_SIZE_MAX {
             return Err(Error::corrupt("it announces more bytes than its data can hold")
@@ -217,10 +209,10 @@ impl Scan<'_> {
             EntryKind::Directory => (members::Kind::Directory, 0, Body::Device(0)),
             EntryKind::Symlink => (members::Kind::Symlink, entry.size, described),
             EntryKind::Regular => {
-                let share = self.methods.entry(method).or_default();
-                share.files = share.files.saturating_add(1);
-                share.compressed = share.compressed.saturating_add(entry.compressed);
-                share.bytes = share.bytes.saturating_add(entry.size);
+                let sum = self.methods.entry(method).or_default();
+                sum.files = sum.files.saturating_add(1);
+                sum.compressed = sum.compressed.saturating_add(entry.compressed);
+                sum.bytes = sum.bytes.saturating_add(entry.size);
                 let body = match method {
                     Method::Stored => Body::AfterHeader(header),
                     _ => described,
@@ -241,7 +233,7 @@ impl Scan<'_> {
 
     /// Adds the members to the tree.
     fn flush(&mut self) -> Result<()> {
-        let CentralDirectory { start, end, .. } = self.directory.clone();
+        let CentralDirectory { start, end, .. } = self.decoder.directory;
         let archive = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start, end };
         self.tree.add(archive, &self.members, &mut Vec::new())?;
         self.members.clear();
@@ -249,7 +241,7 @@ impl Scan<'_> {
     }
 
     fn check_count(&mut self, found: u64) {
-        let CentralDirectory { entries, is_modulo, .. } = self.directory;
+        let CentralDirectory { entries, is_modulo, .. } = self.decoder.directory;
         let same = match is_modulo {
             true => found & 0xffff == entries & 0xffff,
             false => found == entries,
@@ -263,8 +255,8 @@ impl Scan<'_> {
         }
     }
 
-    fn finish(self) -> Result<Scanned> {
-        if let Some(error) = self.unreadable.filter(|_| !self.with.partial) {
+    fn finish(self, partial: bool) -> Result<Scanned> {
+        if let Some(error) = self.unreadable.filter(|_| !partial) {
             let count = counted(self.unreadable_count, "member");
             return Err(error
                 .with_detail(format_args!("{count} of this and other kinds"))
@@ -275,4 +267,65 @@ impl Scan<'_> {
         }
         Ok(Scanned { finished: self.tree.finish()?, methods: self.methods, wraps: self.wraps })
     }
+}
+
+/// Watches the members of an archive in the order of their entries. In nearly all archives, that is
+/// the order of the members: each starts after the one before. Only for other archives, all entries
+/// are read again and sorted. The bytes of a member are its data and the fixed part of its local
+/// header: how long the rest of the header is only the header knows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Order {
+    end: u64,
+    is_broken: bool,
+}
+
+impl Order {
+    /// Adds a member: its bytes from the local header to the end of its data.
+    fn add(&mut self, start: u64, end: u64) {
+        self.is_broken |= start < self.end;
+        self.end = self.end.max(end);
+    }
+
+    /// Checks that no two members share a byte.
+    fn check(self, storage: &Arc<dyn Storage>, directory: &CentralDirectory) -> Result<()> {
+        if self.is_broken { check_all(storage, directory) } else { Ok(()) }
+    }
+}
+
+/// The bytes of a member, and a hash of its name, by a random key.
+type MemberBytes = (u64, u64, u64);
+
+fn check_all(storage: &Arc<dyn Storage>, directory: &CentralDirectory) -> Result<()> {
+    let (mut extents, hasher) = (Vec::new(), RandomState::new());
+    let mut walk = EntryWalk::new(storage, directory);
+    while let Some((_, entry)) = walk.next()? {
+        extents.extend(extent_of(&entry, directory, &hasher));
+    }
+    extents.sort_unstable();
+    // Some programs write an entry twice.
+    extents.dedup();
+    let mut pairs = extents.windows(2);
+    let overlap = pairs.find_map(|pair| match pair {
+        [(_, end, _), (start, ..)] if end > start => Some(*start),
+        _ => None,
+    });
+    match overlap {
+        None => Ok(()),
+        Some(at) => {
+            let members = counted(length(extents.len()), "member");
+            Err(Error::corrupt("members overlap: a ZIP bomb, or damage")
+                .with_detail(format_args!("at {at:#x}, of {members}"))
+                .with_hint("copy it again; if that does not help, do not trust it"))
+        }
+    }
+}
+
+/// `None` for a member that is left out.
+fn extent_of(
+    entry: &Entry<'_>,
+    directory: &CentralDirectory,
+    hasher: &RandomState,
+) -> Option<MemberBytes> {
+    let start = entry.header_offset(directory).ok().filter(|_| entry.unreadable().is_none())?;
+    Some((start, start.saturating_add(entry.least_len()), hasher.hash_one(entry.name)))
 }

@@ -223,7 +223,7 @@ fn the_end_is_found_with_comments_and_data_around_the_archive() {
     // What looks like an end record in other data is none.
     sound(&[&maker.finish(b"")[..], &end_record(7, 46, 0, b"a comment")[..25]].concat());
     let other = [&b"a program"[..], &split_end, b"more"].concat();
-    assert!(!super::end::has_directory(&MemStorage::new(other)).unwrap());
+    assert!(!super::directory::has_directory(&MemStorage::new(other)).unwrap());
     // A digital signature between the directory and its end (APPNOTE 4.3.13).
     let end = end_record(2, maker.directory.len(), maker.bytes.len(), b"");
     let signature = b"PK\x05\x05\x04\0sign";

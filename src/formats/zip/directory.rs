@@ -1,4 +1,5 @@
-//! The end of a ZIP archive: the records that say where its central directory is.
+//! The end of a ZIP archive: the records that say where its central directory is, and what its
+//! numbers lack if they are recorded modulo 4 GiB (`member_order` finds that).
 //!
 //! Sources: APPNOTE 6.3.10, 4.3.14 (ZIP64 end of central directory record), 4.3.15 (its locator)
 //! and 4.3.16 (end of central directory record).
@@ -8,12 +9,11 @@
 //! archive. Offsets in the archive may or may not count that data.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
-use super::wraps::{SPAN, Wraps};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
-use crate::sync::Arc;
 
 /// The first bytes of an archive: of a local header, of the end record of an empty archive, of the
 /// first part of a split archive, and the marker of one that was not split after all (APPNOTE 8.5.3
@@ -40,7 +40,7 @@ pub(in crate::formats) fn recognizes(head: &[u8]) -> bool {
 }
 
 /// The central directory of an archive.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct CentralDirectory {
     /// Where it starts and ends, bytes.
     pub(super) start: u64,
@@ -54,7 +54,7 @@ pub(super) struct CentralDirectory {
     /// Whether its own offset is recorded modulo 4 GiB, so that others may be.
     pub(super) is_wrapped: bool,
     /// What its entries lack because of that.
-    pub(super) wraps: Arc<Wraps>,
+    pub(super) wraps: Wraps,
 }
 
 /// The numbers in an end record.
@@ -118,7 +118,7 @@ impl CentralDirectory {
             None => {}
         }
         if end.is_split() {
-            return Err(split(storage, Part::WithEnd));
+            return Err(split(storage, SplitFile::WithEnd));
         }
         let starts_at = |start: u64| -> Result<bool> {
             let mut signature = [0; 4];
@@ -154,7 +154,7 @@ impl CentralDirectory {
             is_modulo,
             base: if is_wrapped { 0 } else { i64::try_from(base).unwrap_or(0) },
             is_wrapped,
-            wraps: Arc::default(),
+            wraps: Wraps::default(),
         })
     }
 
@@ -215,7 +215,7 @@ fn find_end_64(storage: &dyn Storage, end: u64) -> Result<Option<(u64, End)>> {
         if reader.array()? == END_64 {
             return match disks {
                 0 | 1 => End::parse_64(&mut reader).map(|end| Some((at, end))),
-                _ => Err(split(storage, Part::WithEnd)),
+                _ => Err(split(storage, SplitFile::WithEnd)),
             };
         }
     }
@@ -263,18 +263,18 @@ impl End {
 
 /// What a file has of a split archive.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum SplitFile {
     WithEnd,
     WithoutEnd,
 }
 
 /// The error for a file of a split archive. If it has the start of the first part and the end of
 /// the last one, its parts were joined without correcting the offsets.
-fn split(storage: &dyn Storage, part: Part) -> Error {
+fn split(storage: &dyn Storage, file: SplitFile) -> Error {
     let mut head = [0; 4];
     let is_first = storage.read_exact_at(&mut head, 0).is_ok() && head == SPLIT_START;
-    let (what, hint) = match (is_first, part) {
-        (true, Part::WithEnd) => (
+    let (what, hint) = match (is_first, file) {
+        (true, SplitFile::WithEnd) => (
             "the parts of a split ZIP archive, joined by cat: its offsets count from the start of \
              each part",
             "join the parts with `zip -s 0 SPLIT.zip --out WHOLE.zip`, or unpack them with `7z x \
@@ -291,8 +291,65 @@ fn split(storage: &dyn Storage, part: Part) -> Error {
 fn no_end(storage: &dyn Storage) -> Error {
     let mut head = [0; 4];
     if storage.read_exact_at(&mut head, 0).is_ok() && head == SPLIT_START {
-        return split(storage, Part::WithoutEnd);
+        return split(storage, SplitFile::WithoutEnd);
     }
     Error::truncated("a ZIP archive without the central directory at its end: cut off")
         .with_hint("copy or download it again")
+}
+
+/// Offsets and lengths are recorded modulo this.
+pub(super) const SPAN: u64 = 1 << 32;
+
+/// What to add to the numbers of entries, by the offsets of these.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wraps {
+    /// The entries from which on offsets are `SPAN` larger than before, ascending. An entry occurs
+    /// several times if it is several `SPAN` further.
+    offsets: Vec<u64>,
+    /// The lengths of members of `SPAN` and more: of their data, and decoded.
+    lens: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Wraps {
+    /// Makes the member of an entry longer if more than a `SPAN` follows its recorded end.
+    pub(super) fn extend(&mut self, (at, compressed, size): (u64, u64, u64), gap: u64) {
+        if gap >= SPAN {
+            let long = compressed.saturating_add(gap.saturating_sub(gap % SPAN));
+            self.lens.insert(at, (long, size));
+        }
+    }
+
+    /// Corrects the numbers of the entry at `at`: the length of the decoded data, that of the data,
+    /// and the offset of the local header.
+    pub(super) fn resolve(&self, at: u64, [size, compressed, offset]: [&mut u64; 3]) {
+        let turns = self.offsets.partition_point(|&first| first <= at);
+        *offset = offset.saturating_add(length(turns).saturating_mul(SPAN));
+        if let Some(&lens) = self.lens.get(&at) {
+            (*compressed, *size) = lens;
+        }
+    }
+
+    /// The local headers of the entry at `at` and of those behind it are a `SPAN` further.
+    pub(super) fn turn(&mut self, at: u64) {
+        self.offsets.push(at);
+    }
+
+    /// Whether the data of the member of the entry at `at` is longer than recorded.
+    pub(super) fn is_long(&self, at: u64) -> bool {
+        self.lens.contains_key(&at)
+    }
+
+    /// Sets the lengths of a member: of its data, and decoded.
+    pub(super) fn set_lens(&mut self, at: u64, lens: (u64, u64)) {
+        self.lens.insert(at, lens);
+    }
+}
+
+/// The error for an archive with numbers that do not fit.
+pub(super) fn no_zip64(what: &str) -> Error {
+    Error::new(
+        Kind::Unsupported,
+        format!("{what}: probably made by the archive program of macOS, which writes no ZIP64"),
+    )
+    .with_hint("make it again with `ditto -c -k`, zip or 7z")
 }

@@ -9,15 +9,14 @@
 
 use std::ops::Range;
 
-use super::end::CentralDirectory;
-use super::framed;
-use super::local::{Locals, Packed};
+use super::directory::{CentralDirectory, SPAN, no_zip64};
+use super::local::{LocalHeaders, Packed};
 use super::method::{Method, most_compressed};
-use super::wraps::{SPAN, no_zip64};
 use crate::cache::{Cache, Cached};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::compressed::{Chunk, ChunkCache, Compressed, Demand, FirstPass, new_number};
+use crate::formats::index::NodeId;
 use crate::formats::limits::ZIP_WHOLE_MAX;
 use crate::storage::{FileRange, Storage};
 use crate::sync::Arc;
@@ -53,7 +52,7 @@ impl Described {
     }
 }
 
-/// A member that was decoded and is right.
+/// A large member whose checksum is right.
 struct Decoded {
     /// Length of the decoded data, bytes.
     len: u64,
@@ -86,15 +85,15 @@ impl LargeMembers {
         let bytes = (chunk_bytes / SEEK_POINTS_SHARE).max(SEEK_POINTS_MIN);
         Self { cache: Cache::new(bytes, bytes), bytes }
     }
-
-    fn get_or_load(&self, key: (u32, u32), load: impl FnOnce() -> Result<Large>) -> Result<Large> {
-        self.cache.get_or_load(key, load)
-    }
 }
 
-/// Decodes members of one archive.
+/// Decodes the members of one archive.
 pub(super) struct Decoder {
+    /// The name of the archive, for messages.
+    name: String,
     storage: Arc<dyn Storage>,
+    pub(super) directory: CentralDirectory,
+    pub(super) local_headers: LocalHeaders,
     chunks: Arc<ChunkCache>,
     large: Arc<LargeMembers>,
     /// The number of this archive in the keys of both.
@@ -102,57 +101,78 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// For the archive in `storage`.
+    /// For the archive `name` in `storage`.
     pub(super) fn new(
-        storage: Arc<dyn Storage>,
-        chunks: Arc<ChunkCache>,
-        large: Arc<LargeMembers>,
+        name: &str,
+        storage: &Arc<dyn Storage>,
+        directory: CentralDirectory,
+        chunks: &Arc<ChunkCache>,
+        large: &Arc<LargeMembers>,
     ) -> Self {
-        Self { storage, chunks, large, number: new_number() }
+        Self {
+            name: name.to_owned(),
+            local_headers: LocalHeaders::new(Arc::clone(storage), directory.start),
+            storage: Arc::clone(storage),
+            directory,
+            chunks: Arc::clone(chunks),
+            large: Arc::clone(large),
+            number: new_number(),
+        }
     }
 
-    /// Reads `range` of a member of `size` bytes. `key` is its number, and `describe` reads its
-    /// entry.
+    /// Reads `range` of the member of `size` bytes that the entry at `entry` describes. `id` is its
+    /// node.
     pub(super) fn read<'s>(
         &self,
-        locals: &Locals,
-        (key, size): (u32, u64),
+        (id, size): (NodeId, u64),
+        entry: u64,
         range: Range<u64>,
         scratch: &'s mut Scratch,
-        describe: impl Fn() -> Result<Described>,
     ) -> Result<ReadBytes<'s>> {
         let len = index(range.end.saturating_sub(range.start));
         if len == 0 {
             return Ok(ReadBytes::Scratch(&[]));
         }
+        let key = (self.number, id);
         if size <= ZIP_WHOLE_MAX {
-            let chunk = self.whole(locals, (key, size), describe)?;
+            let chunk = self.whole(key, entry, size)?;
             if range == (0..size) {
-                self.chunks.forget((self.number, key));
+                self.chunks.forget(key);
             }
             let start = index(range.start);
             return Ok(ReadBytes::Shared(chunk, start..start.saturating_add(len)));
         }
         let answer = scratch.answer(len);
-        self.large(locals, (key, size), describe)?.read_exact_at(answer, range.start)?;
+        let Large(member, _) = self.large.cache.get_or_load(key, || self.large(entry, size))?;
+        member.read_exact_at(answer, range.start)?;
         Ok(ReadBytes::Scratch(answer))
     }
 
+    /// The member of `size` bytes whose entry is at `at`.
+    fn describe(&self, at: u64, size: u64) -> Result<Described> {
+        self.directory.with_entry(self.storage.as_ref(), at, |entry| {
+            if entry.size != size {
+                return Err(Error::corrupt("its entry in the central directory has changed"));
+            }
+            Ok(Described {
+                name: format!("{}: {}", self.name, entry.path().escape_ascii()),
+                packed: entry.packed(&self.directory)?,
+                crc32: entry.crc32,
+            })
+        })
+    }
+
     /// All bytes of a small member.
-    fn whole(
-        &self,
-        locals: &Locals,
-        (key, size): (u32, u64),
-        describe: impl Fn() -> Result<Described>,
-    ) -> Result<Arc<Chunk>> {
+    fn whole(&self, key: (u32, NodeId), entry: u64, size: u64) -> Result<Arc<Chunk>> {
         // Decoded and compressed bytes. Of a dictionary, no more is used than the data has.
         let memory_needed = || size.saturating_add(most_compressed(size));
-        self.chunks.get_or_decode((self.number, key), memory_needed, Demand::Now, || {
-            let described = describe()?;
+        self.chunks.get_or_decode(key, memory_needed, Demand::Now, || {
+            let described = self.describe(entry, size)?;
             let (method, packed) = (described.method()?, described.packed);
             let (len, buffers) = (index(packed.len), self.chunks.buffers());
-            let mut source = buffers.take(len.saturating_add(locals.allowance(packed)));
-            let (_, data) = locals.read(self.storage.as_ref(), packed, &mut source, len)?;
+            let headers = &self.local_headers;
+            let mut source = buffers.take(len.saturating_add(headers.allowance(packed)));
+            let (_, data) = headers.read_with_data(packed, &mut source, len)?;
             let mut target = buffers.take(index(size));
             method.decode(source.get(data).unwrap_or_default(), &mut target)?;
             buffers.recycle(source);
@@ -161,51 +181,44 @@ impl Decoder {
         })
     }
 
-    /// A large member as storage of its decoded bytes.
-    fn large(
-        &self,
-        locals: &Locals,
-        (key, size): (u32, u64),
-        describe: impl Fn() -> Result<Described>,
-    ) -> Result<Arc<Compressed>> {
-        let load = || {
-            let described = describe()?;
-            let compressed = self.first_pass(locals, &described, size);
-            compressed.map_err(|error| error.within(&described.name))
+    /// Decodes a large member once, checks it, and finds its seek points.
+    fn large(&self, entry: u64, size: u64) -> Result<Large> {
+        let described = self.describe(entry, size)?;
+        self.first_pass(&described, size).map_err(|error| error.within(&described.name))
+    }
+
+    fn first_pass(&self, described: &Described, size: u64) -> Result<Large> {
+        let Decoded { pass, file, .. } = self.decode(described, size, size)?;
+        let (seek_index, spool) = pass.finish();
+        // A temporary file takes no memory, but disk space.
+        let weight = match &spool {
+            Some(_) => self.large.bytes / 8,
+            // One that is heavier than all takes the place of all.
+            None => seek_index.weight().min(self.large.bytes),
         };
-        Ok(self.large.get_or_load((self.number, key), load)?.0)
+        let (name, chunks) = (&described.name, Arc::clone(&self.chunks));
+        let compressed = Compressed::new(name, file, seek_index, spool, chunks, new_number())?;
+        Ok(Large(compressed, weight))
     }
 
     /// The length of the decoded data of a member, whose entry has it modulo 4 GiB as `size`.
     ///
     /// Fails with `Corrupt` if it is damaged; `Unsupported` if the method does not mark the end of
     /// the data; `Io`.
-    pub(super) fn len_of(
-        &self,
-        directory: &CentralDirectory,
-        described: &Described,
-        size: u64,
-    ) -> Result<u64> {
+    pub(super) fn len_of(&self, described: &Described, size: u64) -> Result<u64> {
         if described.method()? != Method::Deflate {
             return Err(no_zip64("its length is recorded modulo 4 GiB"));
         }
-        let locals = Locals::new(directory.clone());
-        Ok(self.decode(&locals, described, size, u64::MAX)?.len)
+        Ok(self.decode(described, size, u64::MAX)?.len)
     }
 
     /// Decodes a large member once, and checks it. Stops after `most` bytes.
-    fn decode(
-        &self,
-        locals: &Locals,
-        described: &Described,
-        size: u64,
-        most: u64,
-    ) -> Result<Decoded> {
-        let Described { name, packed, crc32, .. } = described;
-        let header_len = locals.header_len(self.storage.as_ref(), *packed)?;
+    fn decode(&self, described: &Described, size: u64, most: u64) -> Result<Decoded> {
+        let Described { name, packed, crc32 } = described;
+        let header_len = self.local_headers.len_of(*packed)?;
         let start = packed.header.saturating_add(length(header_len));
         let data = FileRange::new(Arc::clone(&self.storage), start)?.cut(packed.len)?;
-        let (container, file) = framed::file_of(described.method()?, data, size, *crc32)?;
+        let (container, file) = described.method()?.file_of(data, size, *crc32)?;
         let mut pass = FirstPass::start(name, Arc::clone(&file), container, &self.chunks)?;
         let (mut hasher, mut len) = (crc32fast::Hasher::new(), 0_u64);
         while let Some(piece) = pass.next_piece()? {
@@ -224,22 +237,6 @@ impl Decoder {
         }
         described.check(hasher.finalize())?;
         Ok(Decoded { len, pass, file })
-    }
-
-    /// Decodes a large member once, checks it, and finds its seek points.
-    fn first_pass(&self, locals: &Locals, described: &Described, size: u64) -> Result<Large> {
-        let name = &described.name;
-        let Decoded { pass, file, .. } = self.decode(locals, described, size, size)?;
-        let (seek_index, spool) = pass.finish();
-        // A temporary file takes no memory, but disk space.
-        let weight = match &spool {
-            Some(_) => self.large.bytes / 8,
-            // One that is heavier than all takes the place of all.
-            None => seek_index.weight().min(self.large.bytes),
-        };
-        let chunks = Arc::clone(&self.chunks);
-        let compressed = Compressed::new(name, file, seek_index, spool, chunks, new_number())?;
-        Ok(Large(compressed, weight))
     }
 
     /// Frees what can be decoded again.
