@@ -75,6 +75,10 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
             let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
             Some(Error::new(Kind::Usage, context).with_hint(usage))
         }
+        ErrorKind::UnknownArgument if arguments.iter().any(|word| word == "--read-only") => {
+            let context = "unexpected argument '--read-only' found";
+            Some(Error::new(Kind::Usage, context).with_hint("leave it out: mounts are read-only"))
+        }
         ErrorKind::InvalidValue if arguments.iter().skip(1).any(|word| word.is_empty()) => {
             let context = "one of the words is empty";
             Some(Error::new(Kind::Usage, context).with_hint("is a variable not set?"))

@@ -48,7 +48,7 @@ const MISTAKES: [Mistake; 26] = [
         &["mount", "--read-only", "data.sqfs", "m"],
         2,
         "unexpected argument '--read-only' found",
-        "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT",
+        "leave it out: mounts are read-only",
     ),
     (&["notfy"], 2, "unrecognized subcommand 'notfy'", "archfs <COMMAND>"),
     (&["verfy"], 2, "unrecognized subcommand 'verfy'", "a similar subcommand exists: 'verify'"),
