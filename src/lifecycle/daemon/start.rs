@@ -4,10 +4,11 @@
 //! archives, so that other processes that ask for them wait on the connection.
 
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
 
 use crate::cache::Budget;
 use crate::error::Result;
@@ -50,75 +51,124 @@ pub fn serve_in_background(
     opened: impl FnOnce(),
 ) -> Result<()> {
     set_up_process(plan)?;
-    // Before the archives are opened, so that other processes that ask for them wait on the
-    // connection.
-    let mount_point = match source {
-        ConnectionSource::Mount | ConnectionSource::Private => {
-            Some(mount_point::locate(&plan.mount_point)?)
+    let mount_point = || mount_point::locate(&plan.mount_point);
+    let connector = match source {
+        ConnectionSource::Mount => {
+            let mount_point = mount_point()?;
+            Connector::Own(Reserved::new(launcher.lock(&mount_point)?, mount_point, plan)?)
         }
-        ConnectionSource::Handed => None,
+        ConnectionSource::Private => Connector::Launcher(&mut launcher, Some(mount_point()?)),
+        ConnectionSource::Handed => Connector::Launcher(&mut launcher, None),
     };
-    let reserved = match (source, &mount_point) {
-        (ConnectionSource::Mount, Some(mount_point)) => {
-            Some(Reserved::new(launcher.lock(mount_point)?, mount_point, plan)?)
+    match start(plan, connector, Ignored::AreHandled, progress, opened)? {
+        Some(mut daemon) => {
+            daemon.leases.grant_to(launcher.ready()?)?;
+            daemon.serve()
         }
-        _ => None,
-    };
+        None => Ok(()),
+    }
+}
+
+/// Opens the archives, mounts, and starts to answer the kernel. `None` if the launcher could not
+/// mount, and printed why.
+fn start(
+    plan: &MountPlan,
+    connector: Connector<'_>,
+    ignored: Ignored,
+    progress: &Progress,
+    opened: impl FnOnce(),
+) -> Result<Option<Daemon>> {
     let archive = match open(plan, progress) {
         Ok(archive) => archive,
         Err(error) => {
-            if let Some(reserved) = reserved {
-                reserved.lock.remove();
-            }
+            connector.give_up();
             return Err(error);
         }
     };
     opened();
     // From here on there is something to clear up, so a signal must not end the process by itself.
-    let wakes = signals::watch(Ignored::AreHandled)?;
-    let (mount, connection, listener) = match (reserved, mount_point) {
-        (Some(reserved), Some(mount_point)) => {
-            let Reserved { lock, record, listener } = reserved;
-            let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
-            (mount, connection, Some(listener))
-        }
-        (_, mount_point) => {
-            let (directory, lock) = match mount_point {
-                Some(mount_point) => private_directory(&mount_point, plan)?,
-                None => (None, None),
-            };
-            let mount = Mounted::by_another_process(plan, directory, lock);
-            match launcher.connection() {
-                Ok(Some(connection)) => (mount, connection, None),
-                not_mounted => {
-                    mount.clear_up();
-                    return not_mounted.map(drop);
+    let wakes = signals::watch(ignored)?;
+    let Some(Connected { mount, connection, listener }) = connector.connect(plan)? else {
+        return Ok(None);
+    };
+    Daemon::start(plan, archive, mount, connection, listener, wakes).map(Some)
+}
+
+/// How a daemon gets its FUSE connection. Made before the archives are opened, so that other
+/// processes that ask for them wait on the connection.
+enum Connector<'l> {
+    /// It mounts.
+    Own(Reserved),
+    /// The launcher mounts, at this mount point in its own namespace, or wherever another program
+    /// has mounted.
+    Launcher(&'l mut Launcher, Option<PathBuf>),
+    /// Another program has mounted, and this process inherited the connection.
+    Inherited(OwnedFd),
+}
+
+/// A mount and its FUSE connection.
+struct Connected {
+    mount: Arc<Mounted>,
+    connection: OwnedFd,
+    /// Where other processes ask for the mount.
+    listener: Option<UnixListener>,
+}
+
+impl Connector<'_> {
+    /// Mounts, or gets the connection of a mount. `None` if the launcher could not mount.
+    fn connect(self, plan: &MountPlan) -> Result<Option<Connected>> {
+        let (mount, connection, listener) = match self {
+            Self::Own(Reserved { mount_point, lock, record, listener }) => {
+                let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
+                (mount, connection, Some(listener))
+            }
+            Self::Launcher(launcher, mount_point) => {
+                let (directory, lock) = match mount_point {
+                    Some(mount_point) => private_directory(&mount_point, plan)?,
+                    None => (None, None),
+                };
+                let mount = Mounted::by_another_process(plan, directory, lock);
+                match launcher.connection() {
+                    Ok(Some(connection)) => (mount, connection, None),
+                    not_mounted => {
+                        mount.clear_up();
+                        return not_mounted.map(|_| None);
+                    }
                 }
             }
+            Self::Inherited(connection) => {
+                (Mounted::by_another_process(plan, None, None), connection, None)
+            }
+        };
+        Ok(Some(Connected { mount, connection, listener }))
+    }
+
+    /// Removes what was made before the archives were opened.
+    fn give_up(self) {
+        if let Self::Own(reserved) = self {
+            reserved.lock.remove();
         }
-    };
-    let mut daemon = Daemon::start(plan, archive, mount, connection, listener, wakes)?;
-    daemon.leases.grant_to(launcher.ready()?)?;
-    daemon.serve()
+    }
 }
 
 /// A locked mount point, with a socket at which other processes wait until it is mounted.
 struct Reserved {
+    mount_point: PathBuf,
     lock: MountLock,
     record: Record,
     listener: UnixListener,
 }
 
 impl Reserved {
-    fn new(lock: MountLock, mount_point: &Path, plan: &MountPlan) -> Result<Self> {
+    fn new(lock: MountLock, mount_point: PathBuf, plan: &MountPlan) -> Result<Self> {
         // The process that took the lock has written down what is to be mounted.
         let record = match lock.record() {
             Some(record) => Record { process: ProcessId::own()?, ..record },
-            None => registry::first_record(mount_point, plan)?,
+            None => registry::first_record(&mount_point, plan)?,
         };
         let listener = lock.listen()?;
         lock.write(&record)?;
-        Ok(Self { lock, record, listener })
+        Ok(Self { mount_point, lock, record, listener })
     }
 }
 
@@ -162,49 +212,38 @@ pub fn serve_in_foreground(
     opened: impl FnOnce(),
 ) -> Result<()> {
     set_up_process(plan)?;
-    if let Some(number) = inherited::number(&plan.mount_point) {
-        let connection = inherited::connection(number)?;
-        let archive = open(plan, progress)?;
-        opened();
-        let wakes = signals::watch(Ignored::Stay)?;
-        let mount = Mounted::by_another_process(plan, None, None);
-        let mut daemon = Daemon::start(plan, archive, mount, connection, None, wakes)?;
-        daemon.hold_for(holder)?;
-        ready.announce()?;
-        return daemon.serve();
-    }
-    let mount_point = mount_point::locate(&plan.mount_point)?;
-    let lock = match registry::join_or_lock(&mount_point, plan)? {
-        JoinOutcome::Locked(lock) => lock,
-        JoinOutcome::Joined(client, _) => {
-            opened();
-            let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
-            ready.announce()?;
-            return hold_shared_mount(client, wakes, holder);
+    let clean_up = |mount_point: &Path| {
+        let deadline = Instant::now() + registry::EXIT_TIMEOUT;
+        let _ = registry::clean_up_after_exit(mount_point, deadline);
+    };
+    let (connector, own) = match inherited::number(&plan.mount_point) {
+        Some(number) => (Connector::Inherited(inherited::connection(number)?), None),
+        None => {
+            let mount_point = mount_point::locate(&plan.mount_point)?;
+            let lock = match registry::join_or_lock(&mount_point, plan)? {
+                JoinOutcome::Locked(lock) => lock,
+                JoinOutcome::Joined(client, _) => {
+                    opened();
+                    let (wakes, _session_end) = signals::watch(Ignored::Stay)?;
+                    ready.announce()?;
+                    return hold_shared_mount(client, wakes, holder);
+                }
+            };
+            let reserved = Reserved::new(lock, mount_point.clone(), plan)
+                .inspect_err(|_| clean_up(&mount_point))?;
+            (Connector::Own(reserved), Some(mount_point))
         }
     };
-    let served =
-        Reserved::new(lock, &mount_point, plan).and_then(|Reserved { lock, record, listener }| {
-            let archive = open(plan, progress)?;
-            opened();
-            let wakes = signals::watch(Ignored::Stay)?;
-            let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
-            let mut daemon =
-                Daemon::start(plan, archive, mount, connection, Some(listener), wakes)?;
-            daemon.hold_for(holder)?;
-            ready.announce()?;
-            Ok(daemon)
-        });
-    match served {
-        Ok(daemon) => daemon.serve(),
-        Err(error) => {
-            let _ = registry::clean_up_after_exit(
-                &mount_point,
-                Instant::now() + registry::EXIT_TIMEOUT,
-            );
-            Err(error)
-        }
+    let started = start(plan, connector, Ignored::Stay, progress, opened).and_then(|daemon| {
+        let Some(mut daemon) = daemon else { return Ok(None) };
+        daemon.hold_for(holder)?;
+        ready.announce()?;
+        Ok(Some(daemon))
+    });
+    if let (Err(_), Some(mount_point)) = (&started, &own) {
+        clean_up(mount_point);
     }
+    started?.map_or(Ok(()), Daemon::serve)
 }
 
 /// Holds a lease on the mount of another daemon until a signal, the end of that daemon, or of
