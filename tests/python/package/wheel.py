@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-LICENSES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY"}
+LICENSES = {"LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "docs/licenses/THIRD-PARTY"}
 # Only for the wheel; a program of 40 MB contains debug information.
 LARGEST = 24 << 20
 
