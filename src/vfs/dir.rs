@@ -1,9 +1,38 @@
-//! Directory entries, and the cookies that mark positions between them.
+//! Directory entries: their names, the cookies that mark positions between them, and all of them at
+//! once.
 //!
-//! Formats do not store `.` and `..`; this file adds them. Invariant: cookies 0 and 1 are before
-//! and after `.`; from cookie 2 on, the meaning is up to the format.
+//! Formats do not store `.` and `..`; this file adds them. Invariants: a `Name` is 1 to 255 bytes,
+//! without '/' and NUL, and neither `.` nor `..`. Cookies 0 and 1 are before and after `.`; from
+//! cookie 2 on, the meaning is up to the format.
 
-use super::{FileKind, Ino, Name};
+use std::ops::ControlFlow;
+
+use super::{FileKind, Ino, Tree};
+use crate::error::Result;
+
+/// A valid directory entry name: any bytes except '/' and NUL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name<'a>(&'a [u8]);
+
+impl<'a> Name<'a> {
+    /// The longest name Linux supports (NAME_MAX), in bytes.
+    pub const MAX: usize = 255;
+
+    /// `bytes` as a name, or `None` if Linux could not show it as a directory entry.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let is_valid = !bytes.is_empty()
+            && bytes.len() <= Self::MAX
+            && bytes != b"."
+            && bytes != b".."
+            && !bytes.iter().any(|&byte| byte == b'/' || byte == 0);
+        is_valid.then_some(Self(bytes))
+    }
+
+    /// The bytes.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+}
 
 /// A position between two directory entries, as for telldir(3). Opaque except for the first three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +81,57 @@ pub fn dots(cookie: Cookie) -> (&'static [Dot], Cookie) {
     }
 }
 
+/// Most names that `list_root` reads. More would delay the mount of a flat dataset.
+const ROOT_NAMES: usize = 10_000;
+
+/// An entry with a name of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The inode.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: FileKind,
+    /// The name in the directory.
+    pub name: Vec<u8>,
+}
+
+/// The entries of the directory `ino`, without `.` and `..`, in the order of the tree.
+pub fn entries(tree: &dyn Tree, ino: Ino) -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    tree.read_dir(ino, Cookie::START, &mut |entry| {
+        let name = entry.name.as_bytes().to_vec();
+        entries.push(Entry { ino: entry.ino, kind: entry.kind, name });
+        ControlFlow::Continue(())
+    })?;
+    Ok(entries)
+}
+
+/// Lists the first names of the root. The tables of an image are otherwise read when they are used.
+pub fn list_root(tree: &dyn Tree) -> Result<()> {
+    let mut names = 0;
+    tree.read_dir(Ino::ROOT, Cookie::START, &mut |_| {
+        names += 1;
+        if names < ROOT_NAMES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rejects_names_that_could_leave_the_directory() {
+        for bytes in [&b""[..], b".", b"..", b"a/b", b"/", b"a\0", &[b'x'; 256]] {
+            assert_eq!(Name::parse(bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn accepts_any_other_bytes_up_to_255() {
+        for bytes in [&b"a"[..], b"...", b"\xff\xfe", b" ", b"a\nb", &[b'x'; 255]] {
+            assert_eq!(Name::parse(bytes).map(Name::as_bytes), Some(bytes));
+        }
+    }
 
     #[test]
     fn dots_come_first_and_once() {

@@ -1,9 +1,11 @@
-//! Reads the data of a file piece by piece, as programs do that read whole files, and checks it.
+//! The data of a file: where an archive stores it as it is, and reads piece by piece with a check,
+//! as programs do that read whole files.
 
 use crc32fast::Hasher;
 
 use super::{Ino, ReadBytes, Scratch, SeekTarget, Tree};
 use crate::error::{Error, Kind, Result};
+use crate::os::file_position::FilePosition;
 use crate::sync::Mutex;
 
 /// Bytes of a file that one of several threads reads before another one may take the rest.
@@ -11,6 +13,18 @@ pub const PART: u64 = 16 << 20;
 
 /// The most bytes to read at once.
 const PIECE: u32 = 1 << 20;
+
+/// Where the bytes of a regular file are stored, in one or two parts. Files with holes and
+/// compressed bytes have no such description.
+#[derive(Clone, Debug)]
+pub struct StoredFile {
+    /// Size of the file in bytes; not 0.
+    pub size: u64,
+    /// Where the first part begins.
+    pub head: FilePosition,
+    /// Length of the first part in bytes, and where the rest is. `None` if there is one part.
+    pub tail: Option<(u64, FilePosition)>,
+}
 
 /// The number of bytes to read at once if `left` bytes are left.
 pub fn piece_of(left: u64) -> u32 {
