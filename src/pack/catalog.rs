@@ -1,7 +1,7 @@
 //! Everything that is to be packed except the bytes of files: names, attributes and links.
 //!
-//! `source` finds the files, `content` reads their bytes. The catalog merges all sources into one
-//! tree and sorts it.
+//! `source` finds the files, and a `Content` reads their bytes. The catalog merges all sources into
+//! one tree and sorts it.
 //!
 //! Invariants: the entries of a directory ascend by the bytes of their names, each name once.
 //! `links` is the number of names of an inode. The order in which a disk lists files has no effect.
@@ -10,8 +10,9 @@
 //! million files of ImageNet.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use super::content::{Content, ContentId};
+use crate::error::Result;
 use crate::vfs::{FileKind, Name, Timestamp};
 
 /// The number of an inode in a catalog.
@@ -371,6 +372,119 @@ pub struct Owner {
 /// Converts an index to 32 bits. 2^32 inodes would take 300 GB of memory here.
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 inodes fit into memory")
+}
+
+/// The bytes of one file: the number of its source, and its key in that source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ContentId {
+    pub(crate) source: u32,
+    pub(crate) key: u64,
+}
+
+/// A source of bytes: a directory or an opened archive. A read returns as many bytes as the catalog
+/// says, or an error because the file changed. All methods may be called from several threads at
+/// once.
+pub(crate) trait Content: Send + Sync {
+    /// Fills `buffer` with the bytes of the file from `offset`.
+    ///
+    /// Fails with `Changed` if the file was removed or has another size or time than when it was
+    /// listed; `Io`, and the errors of the source.
+    fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()>;
+
+    /// The next range of stored bytes at or after `offset`; `None` if the rest of the file is a
+    /// hole. Called only for files that are `sparse`.
+    fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>>;
+
+    /// Offset of the bytes in the source. Only the order of these offsets matters. A source returns
+    /// 0 for every file if no order is better than that of names.
+    fn data_offset(&self, key: u64) -> u64 {
+        let _ = key;
+        0
+    }
+
+    /// The CRC-32 of the file, if its source records one that `read` does not check.
+    fn stored_crc32(&self, key: u64) -> Result<Option<u32>> {
+        let _ = key;
+        Ok(None)
+    }
+
+    /// The path of the file in its source, for messages.
+    fn origin(&self, key: u64) -> String;
+}
+
+impl Catalog {
+    /// Visits everything from the root on, a directory before its entries, in the order of names.
+    /// `visit` gets the path without a leading slash (empty for the root) and the inode. An inode
+    /// with several names is visited once for each name.
+    pub(crate) fn walk(&self, visit: &mut dyn FnMut(&[u8], InodeId)) {
+        visit(b"", InodeId::ROOT);
+        let mut walk = Walk::new(self);
+        while let Some((path, id)) = walk.next() {
+            visit(path, id);
+        }
+    }
+
+    /// Regular files, each once, in the order in which their bytes are written. Directories come in
+    /// the order of `walk`; the files of a directory come before its subdirectories. Files in one
+    /// directory are sorted by their offset in the archive they come from, otherwise by name.
+    pub(crate) fn files(&self) -> Vec<InodeId> {
+        let mut order = Vec::new();
+        let mut known = vec![false; self.len()];
+        self.walk(&mut |_, directory| {
+            let start = order.len();
+            for (_, id) in self.entries(directory) {
+                let is_file = matches!(self.inode(id).kind, InodeKind::File { .. });
+                if is_file && !std::mem::replace(&mut known[id.index()], true) {
+                    order.push(id);
+                }
+            }
+            order[start..].sort_by_key(|&id| match self.inode(id).kind {
+                InodeKind::File { content, .. } => self.content(content).data_offset(content.key),
+                _ => 0,
+            });
+        });
+        order
+    }
+}
+
+/// The remaining entries of a directory.
+type Entries<'c> = Box<dyn Iterator<Item = (&'c [u8], InodeId)> + 'c>;
+
+/// A walk, as an iterator that lends its paths.
+pub(crate) struct Walk<'c> {
+    catalog: &'c Catalog,
+    path: Vec<u8>,
+    /// Directories with entries left, each with the length of its path. A list and not recursion,
+    /// because their depth is unlimited.
+    waiting: Vec<(usize, Entries<'c>)>,
+}
+
+impl<'c> Walk<'c> {
+    /// A walk from the root. The root has no name and is not visited.
+    pub(crate) fn new(catalog: &'c Catalog) -> Self {
+        let entries: Entries<'c> = Box::new(catalog.entries(InodeId::ROOT));
+        Self { catalog, path: Vec::new(), waiting: vec![(0, entries)] }
+    }
+
+    /// The next path, without a leading slash, and its inode.
+    pub(crate) fn next(&mut self) -> Option<(&[u8], InodeId)> {
+        let (name, id) = loop {
+            let (len, entries) = self.waiting.last_mut()?;
+            self.path.truncate(*len);
+            match entries.next() {
+                Some(found) => break found,
+                None => self.waiting.pop(),
+            };
+        };
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name);
+        if matches!(self.catalog.inode(id).kind, InodeKind::Directory(_)) {
+            self.waiting.push((self.path.len(), Box::new(self.catalog.entries(id))));
+        }
+        Some((&self.path, id))
+    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@ use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
 use super::Job;
-use super::catalog::{Catalog, InodeId, InodeKind};
-use super::content::ContentId;
+use super::catalog::{Catalog, ContentId, InodeId, InodeKind};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::sync::{Arc, Mutex};
@@ -254,7 +253,7 @@ enum Span {
 mod tests {
     use super::*;
     use crate::pack::catalog::{Builder, Inode, Meta, Owner};
-    use crate::pack::content::{Content, ContentId};
+    use crate::pack::catalog::{Content, ContentId};
     use crate::progress::Progress;
     use crate::sync::{AtomicBool, AtomicU64, Ordering};
     use crate::vfs::{Name, Timestamp};

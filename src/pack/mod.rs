@@ -14,25 +14,21 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::vfs::{Finding, Severity};
 
 mod catalog;
-mod content;
 mod feed;
 mod output;
-mod recipe;
 mod request;
 mod shards;
 mod source;
 mod squashfs;
 mod stale_bytecode;
 mod tar;
-mod walk;
 
 pub use catalog::Owner;
 pub use output::Existing;
-pub use recipe::{Compressor, Profile, Recipe};
 pub use request::{CreatedArchive, Form, PackOutcome, Request, pack};
 pub use shards::{Labels, Sharded, Shards};
 pub use source::{Excludes, FileList, OtherMounts, OutputNames, Separator, Sources, XattrRule};
-pub use squashfs::Layout;
+pub use squashfs::{Compressor, Layout, Profile, Recipe};
 pub use tar::{Holes, Members};
 
 /// State shared by all parts of a run.

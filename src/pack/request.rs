@@ -7,10 +7,9 @@ use std::path::PathBuf;
 
 use super::catalog::Catalog;
 use super::output::{Existing, Output};
-use super::recipe::Recipe;
 use super::shards::{self, Sharded, Shards};
 use super::source::{self, Gathered, Sources};
-use super::squashfs::{self, Layout};
+use super::squashfs::{self, Layout, Recipe};
 use super::tar::{self, Holes, Members};
 use super::{Job, OnProblem, Problem, stale_bytecode};
 use crate::error::Result;

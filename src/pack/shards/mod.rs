@@ -24,7 +24,6 @@ use crate::error::{Error, Kind, Result};
 use crate::units::counted;
 use crate::vfs::Timestamp;
 
-mod plan;
 mod samples;
 mod set;
 #[cfg(test)]
@@ -113,12 +112,12 @@ pub(crate) fn write(
         Error::new(Kind::InvalidInput, format!("{}: more than 2^32 samples", path.display()))
     })?;
     let order = match shards.seed {
-        Some(seed) => plan::shuffled(count, seed),
+        Some(seed) => samples::shuffled(count, seed),
         None => (0..count).collect(),
     };
     let members = Members { catalog, samples: &samples, labels: shards.labels, epoch };
     let in_order = || order.iter().map(|&nth| samples.samples[nth as usize]);
-    let cuts = plan::cut(in_order().map(|sample| members.size(sample)), shards.bytes, finished);
+    let cuts = samples::cut(in_order().map(|sample| members.size(sample)), shards.bytes, finished);
     let files: Vec<InodeId> =
         in_order().flat_map(|sample| samples.ids(catalog, sample).collect::<Vec<_>>()).collect();
     let mut writer = Writer::new(job, &members, &order, &cuts, &mut set);

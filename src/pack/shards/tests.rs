@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
-use crate::pack::catalog::{Builder, Inode, InodeKind, Owner};
-use crate::pack::content::ContentId;
+use crate::pack::catalog::{Builder, ContentId, Inode, InodeKind, Owner};
 use crate::pack::tar::tests::{META, Memory, Stored};
 use crate::progress::Progress;
 use crate::sync::AtomicBool;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a source gives the same answers in any order of calls.
 
-use super::list::Wanted;
+use super::selection::Wanted;
 use crate::error::Result;
 use crate::pack::catalog::{InodeId, Meta, Xattrs};
 use crate::vfs::{FileKind, joined};
@@ -92,4 +92,14 @@ pub(super) trait Source: Sync {
 
     /// The path of a file for messages.
     fn origin(&self, path: &[u8]) -> String;
+}
+
+/// A path below `directory` for messages.
+pub(super) fn display_path(directory: &[u8], path: &[u8]) -> String {
+    let bytes = match directory {
+        _ if path.is_empty() => directory.to_vec(),
+        _ if directory.ends_with(b"/") => [directory, path].concat(),
+        _ => joined(directory, path),
+    };
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use super::list;
+use super::selection;
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::InodeId;
 use crate::vfs::{Name, Timestamp, joined};
@@ -40,7 +40,7 @@ pub(super) struct Map {
 impl Map {
     /// Reads a map from a file, or from standard input if the path is `-`.
     pub(super) fn read(path: &Path) -> Result<Self> {
-        Self::parse(path.display().to_string(), &list::text(path)?)
+        Self::parse(path.display().to_string(), &selection::text(path)?)
     }
 
     fn parse(display: String, text: &[u8]) -> Result<Self> {

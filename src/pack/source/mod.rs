@@ -1,8 +1,7 @@
 //! Finds what is to be packed: directories, lists of files and archives become one catalog.
 //!
-//! `disk_directory`, `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits
-//! either, and `placing` fills the catalog. `list` selects files, `exclude` leaves files out, `map`
-//! moves them.
+//! `disk` and `table` handle files on a disk, `tree` an archive. `walk` visits either, and
+//! `placing` fills the catalog. `selection` selects files and leaves files out, `map` moves them.
 //!
 //! Invariants: the catalog depends on the sources and their order, never on threads or on the order
 //! of a disk. What cannot be listed is reported, and the rest is packed.
@@ -17,35 +16,30 @@ use super::catalog::{Catalog, InodeId, Owner};
 use crate::error::{Error, Kind, Result};
 
 mod disk;
-mod disk_directory;
-mod exclude;
 mod found;
-mod list;
 mod map;
 mod opening;
 mod placing;
-mod stdin;
+mod selection;
 mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
 mod walk;
 
-use disk_directory::{DiskDirectory, OutputArchive};
-use exclude::Exclusions;
+use disk::{DiskDirectory, OutputArchive};
 use found::{Directory, Found};
-use list::{Selection, Wanted};
 use map::Map;
 use opening::{Opened, PlainFile};
 use placing::{CatalogFiller, Destination};
+use selection::{Exclusions, Selection, Wanted};
 use table::{Rows, Table};
 use tree::{Archive, ArchiveContent, VisitedDirectories};
 use walk::Walk;
 
-pub use disk_directory::{OtherMounts, OutputNames};
-pub use exclude::Excludes;
+pub use disk::{OtherMounts, OutputNames};
 pub use found::XattrRule;
-pub use list::{FileList, Separator};
+pub use selection::{Excludes, FileList, Separator};
 
 /// What is to be packed.
 #[derive(Clone, Debug, Default)]

@@ -4,22 +4,25 @@
 //! several files whose format is built on that of an archive.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::stdio;
+use rustix::termios::isatty;
 
-use super::disk::{self, OpenDirectory};
-use super::disk_directory::{DiskDirectory, OutputArchive, OutputNames};
+use super::disk::{self, DiskDirectory, OpenDirectory, OutputArchive, OutputNames};
 use super::found::{Found, FoundKind};
 use super::tree::Archive;
-use super::{Sources, XattrRule, is_stdin, stdin};
+use super::{Sources, XattrRule, is_stdin};
 use crate::error::{Error, Kind, Result};
 use crate::formats::{self, Contents, FindingSink, IndexPolicy, OpenOptions};
 use crate::ordered::try_ordered;
 use crate::os::directory::parent_of;
+use crate::os::unlinked;
 use crate::pack::Job;
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FileStorage};
@@ -87,8 +90,8 @@ pub(super) fn all<'s>(
             opened.push(None);
             continue;
         }
-        let failed = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => {
                 Error::new(Kind::NotFound, format!("{}: no such file", path.display()))
             }
             _ => Error::io(format!("{}: cannot open", path.display()), error),
@@ -124,7 +127,7 @@ pub(super) fn all<'s>(
         files = storage::open_files(&regular_paths, Changes::default())?;
     }
     if let Some(nth) = stdin_at {
-        files.push(Arc::new(stdin::read(job, sources.output.as_deref())?));
+        files.push(Arc::new(read_stdin(job, sources.output.as_deref())?));
         regular.push(nth);
     }
     let must_be_archive = |nth: usize| is_single || opened[regular[nth]].is_none();
@@ -146,8 +149,7 @@ pub(super) fn open_directory(path: &Path) -> Result<OwnedFd> {
 }
 
 fn plain_file(path: &Path, xattr_rule: XattrRule) -> Result<PlainFile> {
-    let failed =
-        |error: std::io::Error| Error::io(format!("{}: cannot read", path.display()), error);
+    let failed = |error: io::Error| Error::io(format!("{}: cannot read", path.display()), error);
     let is_link = fs::symlink_metadata(path).map_err(failed)?.is_symlink();
     let real = if is_link { fs::canonicalize(path).map_err(failed)? } else { path.to_owned() };
     let name = real.file_name().unwrap_or_default().as_bytes();
@@ -252,7 +254,7 @@ fn no_archive(file: &Arc<FileStorage>, options: &OpenOptions, progress: &Progres
     let opened = formats::open_partly(&[Arc::clone(file)], options, progress);
     let error = opened.err().unwrap_or_else(|| Error::new(Kind::UnknownFormat, "no archive"));
     // Options cannot help for standard input.
-    if file.path() == Path::new(stdin::NAME) {
+    if file.path() == Path::new(STDIN) {
         return Error::new(error.kind(), error.to_string());
     }
     let as_file = "add --as-file to pack it as one file";
@@ -281,4 +283,69 @@ fn tree(
 /// An error is reported when the directory is packed.
 fn holds_only_archives(tree: &dyn Tree) -> bool {
     formats::contents(tree, usize::MAX).is_ok_and(|found| found == Contents::OnlyArchives)
+}
+
+/// The name of standard input in messages.
+const STDIN: &str = "standard input";
+
+/// Bytes per read.
+const COPY_STEP: usize = 1 << 20;
+
+/// How long one wait for input lasts. After it, the job is checked for an interrupt.
+const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What standard input contains. `archive` is the archive to be made.
+///
+/// Packing reads files in an order of its own, and reads large ones twice. So what comes from a
+/// pipe is first copied to an unlinked file in the directory of the new archive, which needs as
+/// much space as the input. A regular file is read where it is.
+///
+/// Fails with `Usage` if it is a terminal; `Interrupted`; `Io`, also if the directory of `archive`
+/// is full.
+fn read_stdin(job: &Job<'_>, archive: Option<&Path>) -> Result<FileStorage> {
+    let input = stdio::stdin();
+    if isatty(input) {
+        return Err(Error::new(Kind::Usage, format!("{STDIN}: is a terminal"))
+            .with_hint("archfs pack - train.sqfs < train.tar"));
+    }
+    let mut input = File::from(input.as_fd().try_clone_to_owned().map_err(cannot_read)?);
+    let is_regular = input.metadata().map_err(cannot_read)?.is_file();
+    if !(is_regular && input.stream_position().map_err(cannot_read)? == 0) {
+        input = copied(job, input, archive.map_or(Path::new("."), parent_of))?;
+    }
+    FileStorage::of(input, PathBuf::from(STDIN)).map_err(cannot_read)
+}
+
+/// A copy of the rest of `input`, in an unlinked file in `directory`.
+fn copied(job: &Job<'_>, mut input: File, directory: &Path) -> Result<File> {
+    job.progress.begin("reading standard input");
+    let cannot_write = |error: io::Error| {
+        let context = format!("{}: cannot copy {STDIN} to it", directory.display());
+        Error::io(context, error)
+    };
+    let mut copy = unlinked::create(directory).map_err(cannot_write)?;
+    let mut buffer = vec![0; COPY_STEP];
+    loop {
+        job.check()?;
+        let mut waiting = [PollFd::new(&input, PollFlags::IN)];
+        match poll(&mut waiting, Some(&WAIT)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(cannot_read(error.into())),
+        }
+        let count = match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(cannot_read(error)),
+        };
+        copy.write_all(&buffer[..count]).map_err(cannot_write)?;
+        job.progress.advance(count as u64);
+    }
+    copy.seek(SeekFrom::Start(0)).map_err(cannot_write)?;
+    Ok(copy)
+}
+
+fn cannot_read(error: io::Error) -> Error {
+    Error::io(format!("{STDIN}: cannot read"), error)
 }

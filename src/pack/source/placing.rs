@@ -7,12 +7,13 @@
 
 use std::collections::HashMap;
 
-use super::exclude::Exclusions;
 use super::found::{Directory, FileId, Found, FoundKind};
 use super::map::Map;
+use super::selection::Exclusions;
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Builder, Catalog, Inode, InodeId, InodeKind, Meta, Owner};
-use crate::pack::content::{Content, ContentId};
+use crate::pack::catalog::{
+    Builder, Catalog, Content, ContentId, Inode, InodeId, InodeKind, Meta, Owner,
+};
 use crate::vfs::{Name, Timestamp, joined};
 
 /// Where a source goes in the catalog.

@@ -15,12 +15,11 @@ use rustix::fs::{OFlags, SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use super::disk;
-use super::found::{Found, FoundKind};
+use super::found::{Found, FoundKind, display_path};
 use crate::error::{Error, Kind, Result};
-use crate::pack::content::Content;
+use crate::pack::catalog::Content;
 use crate::pack::feed::BATCH;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
-use crate::vfs::joined;
 
 /// Smallest file that stays open between its reads, bytes. Smaller files are read once.
 const HELD_MIN: u64 = BATCH;
@@ -264,14 +263,4 @@ impl Rows {
             _ => Ok(0),
         }
     }
-}
-
-/// A path below `directory` for messages.
-pub(super) fn display_path(directory: &[u8], path: &[u8]) -> String {
-    let bytes = match directory {
-        _ if path.is_empty() => directory.to_vec(),
-        _ if directory.ends_with(b"/") => [directory, path].concat(),
-        _ => joined(directory, path),
-    };
-    String::from_utf8_lossy(&bytes).into_owned()
 }

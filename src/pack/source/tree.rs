@@ -6,11 +6,9 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 
-use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule};
-use super::table;
+use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule, display_path};
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Meta, Xattrs};
-use crate::pack::content::Content;
+use crate::pack::catalog::{Content, Meta, Xattrs};
 use crate::sync::Arc;
 use crate::vfs::{
     self, Attr, Cookie, DirectoryWalk, FileKind, Ino, Name, Scratch, SeekTarget, Tree, joined,
@@ -113,7 +111,7 @@ impl Source for Archive {
     }
 
     fn origin(&self, path: &[u8]) -> String {
-        table::display_path(&self.display, path)
+        display_path(&self.display, path)
     }
 }
 

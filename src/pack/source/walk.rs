@@ -11,8 +11,8 @@
 use std::ops::ControlFlow;
 
 use super::found::{Directory, Found, FoundKind, Listed, Source};
-use super::list::{Selection, Wanted};
 use super::placing::{CatalogFiller, Destination};
+use super::selection::{Selection, Wanted};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
 use crate::pack::Job;

@@ -10,7 +10,7 @@ use crate::codecs::{Encoder, Method};
 use crate::error::Result;
 use crate::sync::Mutex;
 
-use super::layout::{Geometry, Saving};
+use super::geometry::{Geometry, Saving};
 
 /// Set in the size of an uncompressed data block (squashfs.rst, section 3.4).
 const UNCOMPRESSED: u32 = 1 << 24;
@@ -165,8 +165,7 @@ pub(super) fn noise(len: usize, seed: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pack::recipe::Compressor;
-    use crate::pack::squashfs::layout::Tails;
+    use crate::pack::squashfs::geometry::{Compressor, Tails};
 
     fn geometry(compressor: Compressor, saving: Saving) -> Geometry {
         let (block_size, fragment_size) = (128 << 10, 128 << 10);

@@ -15,9 +15,8 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 
 use super::block::{BlockEncoder, BlockEncoders, EncodedBlock, is_zero};
 use super::duplicates::{self, Digest, Key};
-use super::encoders::{Closing, Encoders};
-use super::fragments::{Fragment, Fragments, Tail};
-use super::layout::{Geometry, Tails};
+use super::fragments::{Closing, Encoders, Fragment, Fragments, Tail};
+use super::geometry::{Geometry, Tails};
 
 /// Where the bytes of a file are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,11 +8,12 @@
 //! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables. The number of
 //! threads bounds the memory of batches and fragment blocks.
 
+use serde::Serialize;
+
 use crate::codecs::Encoder;
 use crate::error::Result;
-use crate::pack::catalog::Catalog;
+use crate::pack::catalog::{Catalog, InodeKind};
 use crate::pack::output::Output;
-use crate::pack::recipe::{Compressor, Recipe};
 use crate::pack::{Job, OnProblem};
 use crate::units::counted;
 
@@ -20,26 +21,68 @@ mod block;
 mod data;
 mod directories;
 mod duplicates;
-mod encoders;
 mod fragments;
+mod geometry;
 mod inodes;
-mod layout;
-mod limits;
 mod metadata;
-mod report;
 mod superblock;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod xattrs;
 
-use layout::{Geometry, Tails};
-pub use report::Layout;
+use geometry::{Geometry, Tails};
 use superblock::Superblock;
+use tables::Owners;
+
+pub use geometry::{Compressor, Profile, Recipe};
 
 /// Alignment of the image size, bytes. A loop device needs whole pages.
 const PADDING: u64 = 4096;
+
+/// The contents of an image in numbers, counted and not estimated.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Layout {
+    /// Regular files, each once however many names it has.
+    pub files: u64,
+    /// Directories, including the root.
+    #[serde(rename = "folders")]
+    pub directories: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// Devices, named pipes and sockets.
+    pub specials: u64,
+    /// Files that were left out because they could not be read or stored.
+    pub failed: u64,
+    /// Bytes of all files, including their holes.
+    pub bytes: u64,
+    /// Bytes of holes.
+    pub hole_bytes: u64,
+    /// Bytes of the image, without padding.
+    pub stored_bytes: u64,
+    /// Bytes of tables: inodes, names, attributes.
+    pub metadata_bytes: u64,
+    /// The name of the compressor.
+    pub compressor: &'static str,
+    /// Block size, bytes.
+    pub block_size: u32,
+    /// Maximum number of bytes decoded to read a file smaller than a fragment block.
+    pub read_cost: u32,
+    /// Bytes decoded on average to read one file, each equally likely.
+    pub mean_decoded: f64,
+    /// Files with the same bytes as an earlier file.
+    pub duplicates: u64,
+    /// Bytes of the duplicates.
+    pub duplicate_bytes: u64,
+    /// Number of uncompressed blocks.
+    pub plain_blocks: u64,
+    /// Number of compressed blocks.
+    pub compressed_blocks: u64,
+    /// Number of fragment blocks, which several files share. The two numbers above include them.
+    pub fragments: u64,
+    /// What could not be kept, in sentences.
+    pub notes: Vec<String>,
+}
 
 /// Writes an image of `catalog` to `output`, which is empty. A file that cannot be packed is a
 /// problem of `job`; if the run must then be abandoned, the output is no valid image.
@@ -54,7 +97,7 @@ pub(crate) fn write(
     output: &mut Output,
 ) -> Result<Layout> {
     let files = catalog.files();
-    limits::check(catalog)?;
+    check_limits(catalog)?;
     let geometry = Geometry::choose(recipe, catalog, &files);
     output.append(&[0; superblock::SIZE])?;
     output.append(&superblock::options(recipe.compressor).unwrap_or_default())?;
@@ -98,6 +141,23 @@ pub(crate) fn write(
         ));
     }
     Ok(layout)
+}
+
+/// Checks the number of owners and the sizes of directories before hours of packing. The writers of
+/// the tables check them again.
+///
+/// Fails with `InvalidInput` if one of them cannot be stored; the message names the limit.
+fn check_limits(catalog: &Catalog) -> Result<()> {
+    let mut owners = Owners::default();
+    for id in catalog.named() {
+        let inode = catalog.inode(id);
+        owners.number(inode.meta.uid)?;
+        owners.number(inode.meta.gid)?;
+        if matches!(inode.kind, InodeKind::Directory(_)) {
+            directories::check_names(catalog.entries(id).map(|(name, _)| name))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes the tables in the order in which Linux expects them, and records their offsets.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: options are written exactly where squashfs-tools writes them.
 
-use crate::pack::recipe::Compressor;
+use super::geometry::Compressor;
 
 /// Bytes of a superblock.
 pub(super) const SIZE: usize = 96;

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
+use super::geometry::Profile;
 use super::*;
 use crate::error::{Error, Kind};
 use crate::formats::{self, OpenOptions};
-use crate::pack::catalog::{Builder, Inode, InodeId, InodeKind, Meta, Owner};
-use crate::pack::content::{Content, ContentId};
+use crate::pack::catalog::{Builder, Content, ContentId, Inode, InodeId, InodeKind, Meta, Owner};
 use crate::pack::output::Existing;
-use crate::pack::recipe::Profile;
 use crate::progress::Progress;
 use crate::sync::{Arc, AtomicBool};
 use crate::vfs::{Cookie, FileKind, Ino, Name, Scratch, Timestamp, Tree};

@@ -16,16 +16,15 @@ use crate::pack::Job;
 use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind};
 use crate::vfs::Timestamp;
 
+use super::Layout;
 use super::block::is_uncompressed;
 use super::data::{Data, Placement, State};
 use super::directories::{self, Entry, Listing};
 use super::fragments::Fragment;
+use super::geometry::Geometry;
 use super::inodes::{Directory, File, Header, kind_number};
-use super::layout::Geometry;
 use super::metadata::{Chain, Position};
-use super::report::Layout;
-use super::tables::Owners;
-use super::xattrs::Xattrs;
+use super::tables::{Owners, Xattrs};
 
 /// Maximum length of the target of a symbolic link, bytes: what readers of the format accept.
 const TARGET: usize = 65535;

@@ -5,7 +5,6 @@
 //! hold: long or non-ASCII names, large numbers, fractions of a second, attributes and sparse
 //! files.
 
-use super::records::{Records, is_ascii_or_binary};
 use crate::vfs::Timestamp;
 
 /// The unit of a tar archive, bytes.
@@ -244,6 +243,53 @@ fn decimal(time: Timestamp) -> String {
 /// An empty set of attributes.
 pub(crate) const NO_XATTRS: &[(Vec<u8>, Vec<u8>)] = &[];
 
+/// Records, one after the other.
+#[derive(Default)]
+pub(super) struct Records(Vec<u8>);
+
+impl Records {
+    /// Adds a record. Its length counts the whole record, including the length itself. The value
+    /// may contain any bytes because the record has a length.
+    pub(super) fn add(&mut self, keyword: &[u8], value: &[u8]) {
+        // The space, the '=' and the newline.
+        let rest = keyword.len() + value.len() + 3;
+        let digits = |number: usize| number.to_string().len();
+        // The digits of the length may add a digit.
+        let len = rest + digits(rest + digits(rest));
+        self.0.extend(len.to_string().bytes());
+        self.0.push(b' ');
+        self.0.extend(keyword);
+        self.0.push(b'=');
+        self.0.extend(value);
+        self.0.push(b'\n');
+    }
+
+    /// Adds an extended attribute as star and GNU tar do. GNU tar writes '=' and '%' in a name as
+    /// `%3D` and `%25`, because the first '=' ends the keyword.
+    pub(super) fn add_xattr(&mut self, name: &[u8], value: &[u8]) {
+        let mut keyword = b"SCHILY.xattr.".to_vec();
+        for &byte in name {
+            match byte {
+                b'=' => keyword.extend(b"%3D"),
+                b'%' => keyword.extend(b"%25"),
+                _ => keyword.push(byte),
+            }
+        }
+        self.add(&keyword, value);
+    }
+
+    /// The body of an extended header; empty if none is needed.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Whether a header block can hold the text without loss. Only records have a character set, and
+/// bytes that are not UTF-8 need none.
+pub(super) fn is_ascii_or_binary(text: &[u8]) -> bool {
+    text.is_ascii() || std::str::from_utf8(text).is_err()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,5 +429,17 @@ mod tests {
         assert_eq!(records, expected);
         let (records, block) = parts(&Header { target: &target[..100], ..header(b"a") });
         assert_eq!((records.as_str(), field(&block, 157, 100).len()), ("", 100));
+    }
+
+    #[test]
+    fn lengths_count_their_own_digits() {
+        for len in (0..20).chain(80..110).chain(980..1010).chain(9980..10_010) {
+            let mut records = Records::default();
+            records.add(b"k", &vec![b'v'; len]);
+            let bytes = records.into_bytes();
+            let length: String =
+                bytes.iter().map(|&b| b as char).take_while(|&c| c != ' ').collect();
+            assert_eq!(length.parse::<usize>().unwrap(), bytes.len());
+        }
     }
 }

@@ -12,22 +12,18 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use self::body::{Body, changed, failure, finish};
+use self::body::{Body, Map, changed, failure, finish};
 use self::header::{Flag, Header, NO_XATTRS};
-use self::holes::Map;
 use super::Job;
-use super::catalog::{Catalog, InodeId, InodeKind};
+use super::catalog::{Catalog, InodeId, InodeKind, Walk};
 use super::feed::{Data, Piece, feed};
 use super::output::Output;
-use super::walk::Walk;
 use crate::error::{Error, Result};
 use crate::units::counted;
 use crate::vfs::{FileKind, Timestamp};
 
 pub(super) mod body;
 pub(super) mod header;
-mod holes;
-mod records;
 #[cfg_attr(test, expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant"))]
 #[cfg(test)]
 pub(super) mod tests;

@@ -9,8 +9,7 @@ use std::process::Command;
 
 use super::*;
 use crate::formats::{self, OpenOptions};
-use crate::pack::catalog::{Builder, Inode, Meta, Owner};
-use crate::pack::content::{Content, ContentId};
+use crate::pack::catalog::{Builder, Content, ContentId, Inode, Meta, Owner};
 use crate::pack::output::Existing;
 use crate::progress::Progress;
 use crate::sync::AtomicBool;
