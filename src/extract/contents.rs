@@ -11,17 +11,18 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::thread;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ftruncate, linkat, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dev, FileType, Mode, OFlags, ftruncate, linkat, makedev, mknodat, openat, symlinkat,
+    unlinkat,
+};
 use rustix::io::Errno;
 
 use super::Existing;
 use super::attributes::{Object, restore};
-use super::directories::Unusable;
 use super::feed::{Feed, Work};
 use super::listing::{Entry, Listing};
-use super::nodes;
 use super::report::{Failure, Report};
-use super::target::{OpenDirectories, OpenDirectory, Target};
+use super::target::{OpenDirectories, OpenDirectory, Target, Unusable};
 use crate::progress::Progress;
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::vfs::{
@@ -176,20 +177,20 @@ impl<'w> Writer<'w> {
             FileKind::Symlink => tree.read_link(attr.ino).map_err(Failure::Tree)?,
             _ => Vec::new(),
         };
-        let make = || nodes::create(&directory, name, &attr, &target);
+        let make = || create_node(&directory, name, &attr, &target);
         match self.replacing(&directory, name, &make) {
-            Err(errno @ Errno::PERM) if nodes::is_device(&attr) => {
+            Err(errno @ Errno::PERM) if is_device(&attr) => {
                 report.left_out("device", &path, errno);
                 return Ok(Created::LeftOut);
             }
             made => made.map_err(cannot_create)?,
         }
-        let location = openat(&directory, name, nodes::LOCATION, Mode::empty());
+        let location = openat(&directory, name, LOCATION, Mode::empty());
         let location = location.map_err(failed("cannot open"))?;
         let object =
             Object::Location { location: location.as_fd(), directory: directory.as_fd(), name };
         restore(tree, &attr, object, report, &path)?;
-        report.written(nodes::counts(&attr));
+        report.written(counts(&attr));
         Ok(Created::Node)
     }
 
@@ -350,4 +351,61 @@ fn cannot_create(errno: Errno) -> Failure {
 
 fn cannot_write(error: io::Error) -> Failure {
     Failure::System("cannot write", Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// Opens the location of a file and nothing behind it.
+const LOCATION: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Creates anything but a regular file or a directory. `target` is that of a symbolic link.
+///
+/// Fails with the error of the system; `EPERM` for a device if the user may not create devices.
+fn create_node(
+    directory: &OpenDirectory<'_>,
+    name: &[u8],
+    attr: &Attr,
+    target: &[u8],
+) -> Result<(), Errno> {
+    let kind = match attr.kind {
+        FileKind::Symlink => return symlinkat(target, directory, name),
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::CharDevice => FileType::CharacterDevice,
+        FileKind::Fifo => FileType::Fifo,
+        FileKind::Socket => FileType::Socket,
+        // An entry of the directory says otherwise.
+        FileKind::Regular | FileKind::Directory => return Err(Errno::INVAL),
+    };
+    let device = if is_device(attr) { device(attr.device) } else { 0 };
+    mknodat(directory, name, kind, Mode::RUSR | Mode::WUSR, device)
+}
+
+/// Whether it is a device.
+fn is_device(attr: &Attr) -> bool {
+    matches!(attr.kind, FileKind::BlockDevice | FileKind::CharDevice)
+}
+
+/// The counts of one of them.
+fn counts(attr: &Attr) -> Counts {
+    match attr.kind {
+        FileKind::Symlink => Counts { links: 1, ..Counts::default() },
+        _ => Counts { others: 1, ..Counts::default() },
+    }
+}
+
+/// A device number from the kernel's 32-bit encoding (new_decode_dev in linux/kdev_t.h).
+fn device(encoded: u32) -> Dev {
+    makedev((encoded & 0x000f_ff00) >> 8, (encoded & 0xff) | ((encoded >> 12) & 0x000f_ff00))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_are_those_of_the_kernel() {
+        for (encoded, major, minor) in
+            [(0x0103, 1, 3), (0x0811, 8, 17), (0xabc1_03de, 259, 0x000a_bcde)]
+        {
+            assert_eq!(device(encoded), makedev(major, minor), "{encoded:#x}");
+        }
+    }
 }

@@ -21,13 +21,10 @@ use crate::vfs::{Counts, Finding, Tree};
 
 mod attributes;
 mod contents;
-mod directories;
 mod feed;
 mod hold;
 mod listing;
-mod nodes;
 mod report;
-mod selection;
 mod shared_directory;
 mod target;
 
@@ -35,9 +32,8 @@ pub(crate) use hold::{Hold, keep};
 pub(crate) use shared_directory::{SafeParent, remove_ended};
 
 use contents::Contents;
-use listing::Listing;
+use listing::{Listing, Selection};
 use report::Report;
-use selection::Selection;
 use target::Target;
 
 /// How to extract a tree.
@@ -118,7 +114,7 @@ pub fn extract(
     }
     progress.begin("extracting");
     progress.expect(listing.bytes);
-    let unusable = directories::create(&listing, &target, &report);
+    let unusable = target::create_directories(&listing, &target, &report);
     let contents = Contents {
         tree,
         listing: &listing,
@@ -130,7 +126,7 @@ pub fn extract(
     };
     contents.write(options.threads);
     report.check_stopped()?;
-    directories::complete(tree, (&listing, &unusable), &target, &report);
+    target::complete_directories(tree, (&listing, &unusable), &target, &report);
     report.check_stopped()?;
     Ok(report.into_extracted())
 }

@@ -1,8 +1,10 @@
-//! The directory that is extracted to, and the directories below it.
+//! The directory that is extracted to, and the directories below it:
+//! created first, completed last.
 //!
 //! Invariant: a directory is opened by its name in the one above it, and never through a symbolic
 //! link. So what another process puts into the target leads nowhere else.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -10,12 +12,16 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::io::Errno;
 
+use super::attributes::{Object, restore};
 use super::listing::{DirectoryId, Listing};
+use super::report::{Failure, Report};
 use crate::error::{Error, Result};
 use crate::os::directory::{Directory, parent_of};
 use crate::sync::Arc;
+use crate::vfs::{Counts, Tree};
 
 /// Directories that a thread keeps open. All threads together stay well below the usual limit of
 /// 1,024 descriptors.
@@ -122,5 +128,81 @@ impl<'t> OpenDirectories<'t> {
             opened = OpenDirectory::Below(below);
         }
         Ok(opened)
+    }
+}
+
+/// The directories that could not be created, and those below them. They are reported once, and
+/// what is in them is left out.
+pub(super) struct Unusable(HashSet<DirectoryId>);
+
+impl Unusable {
+    pub(super) fn contains(&self, id: DirectoryId) -> bool {
+        self.0.contains(&id)
+    }
+}
+
+/// Creates all directories, for this user alone.
+pub(super) fn create_directories(
+    listing: &Listing,
+    target: &Target,
+    report: &Report<'_>,
+) -> Unusable {
+    let mut unusable = Unusable(HashSet::new());
+    let mut opened = OpenDirectories::new(target, listing);
+    for id in listing.below_root() {
+        if report.is_stopped() {
+            break;
+        }
+        let parent = listing.directory(id).parent;
+        if unusable.contains(parent) {
+            unusable.0.insert(id);
+            continue;
+        }
+        let created = opened.open(parent).and_then(|parent| {
+            match mkdirat(&parent, listing.directory_name(id), Mode::RWXU) {
+                // It must be a directory.
+                Err(Errno::EXIST) => opened.open(id).map(drop),
+                created => created,
+            }
+        });
+        if let Err(errno) = created {
+            let failure = match errno {
+                Errno::NOTDIR | Errno::LOOP => Failure::NotADirectory,
+                errno => Failure::System("cannot create the directory", errno),
+            };
+            report.failed(listing.directory_path(id), &failure);
+            unusable.0.insert(id);
+        }
+    }
+    unusable
+}
+
+/// Sets the attributes of all directories, those of the target only if it was created.
+pub(super) fn complete_directories(
+    tree: &dyn Tree,
+    (listing, unusable): (&Listing, &Unusable),
+    target: &Target,
+    report: &Report<'_>,
+) {
+    let mut opened = OpenDirectories::new(target, listing);
+    let root = target.is_new().then_some(DirectoryId::ROOT);
+    // From the bottom up, because a directory may become unreadable.
+    for id in listing.below_root().rev().chain(root) {
+        if report.is_stopped() {
+            return;
+        }
+        if unusable.contains(id) {
+            continue;
+        }
+        let path = || listing.directory_path(id);
+        let opened = opened.open(id).map_err(|errno| Failure::System("cannot open", errno));
+        let restored = opened.and_then(|opened| {
+            let attr = tree.attr(listing.directory(id).ino).map_err(Failure::Tree)?;
+            restore(tree, &attr, Object::Open(opened.as_fd()), report, &path)
+        });
+        match restored {
+            Ok(()) => report.written(Counts { directories: 1, ..Counts::default() }),
+            Err(failure) => report.failed(path(), &failure),
+        }
     }
 }
