@@ -1,7 +1,7 @@
 """Reads of files that an archive stores as they are, without a request to the server.
 
 The server has made two tables and passes them on with the archives: from the path of a file to its number
-(src/reader/path_table.rs), and from the number to the positions of its bytes (src/direct/table.rs). All processes
+(src/reader/direct.rs), and from the number to the positions of its bytes (src/direct/table.rs). All processes
 map the same tables.
 """
 

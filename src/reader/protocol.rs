@@ -24,7 +24,7 @@
 //! `hint`.
 //!
 //! A client that asks for direct reads gets no payload, but `LATER`, `READY` or `NEVER` as the
-//! size. With `READY` come descriptors: the table of paths (`path_table`), that of positions
+//! size. With `READY` come descriptors: the table of paths (`direct`), that of positions
 //! (`direct::Table`) and the archives.
 //!
 //! A client and its server are the same version of archfs, so the messages have no version.
