@@ -18,13 +18,11 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
 
 mod alarm;
 mod caches;
-mod clock;
 mod histogram;
 #[cfg(all(test, feature = "model"))]
 mod model;
 
-pub use caches::{CacheCounts, CacheKind};
-pub use clock::LoadClock;
+pub use caches::{CacheCounts, CacheKind, LoadClock};
 pub use histogram::Latencies;
 
 use alarm::Alarm;
@@ -439,7 +437,7 @@ impl Drop for ArchiveRead<'_> {
         let time = self.start.elapsed();
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.stripe.archive_read_ns.fetch_add(nanoseconds, Ordering::Relaxed);
-        clock::add_reading(time);
+        caches::add_reading(time);
     }
 }
 
