@@ -40,13 +40,13 @@ use mirrors::{Mirrors, Others};
 use outage::{Failing, Outage, Patience};
 use server::Server;
 
-/// Who waits for a read.
+/// Who asks for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// A program.
+pub enum Requester {
+    /// A program that waits for them.
     Reader,
     /// The fill of a copy, which tries again later.
-    Background,
+    Fill,
 }
 
 /// How long reads wait for a server.
@@ -210,22 +210,27 @@ impl RemoteFile {
     }
 
     /// Fills `buffer` with the bytes at `offset`, which the file has. An error that may pass is
-    /// tried again for some time, which depends on what is `waiting`.
+    /// tried again for some time, which depends on the `requester`.
     ///
     /// # Errors
     /// `Changed` if the server has another version now; else `Io`.
-    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64, waiting: Waiting) -> Result<()> {
+    pub fn read_exact_at(
+        &self,
+        buffer: &mut [u8],
+        offset: u64,
+        requester: Requester,
+    ) -> Result<()> {
         if self.has_changed.load(Ordering::Relaxed) {
             return Err(self.mirrors.changed().within(&self.name));
         }
         if buffer.is_empty() {
             return Ok(());
         }
-        let patience = match (waiting, self.is_opened.load(Ordering::Relaxed)) {
-            (Waiting::Reader, false) => self.limits.opening,
-            (Waiting::Background, false) => self.limits.opening_in_background,
-            (Waiting::Reader, true) => self.limits.reading,
-            (Waiting::Background, true) => self.limits.reading_in_background,
+        let patience = match (requester, self.is_opened.load(Ordering::Relaxed)) {
+            (Requester::Reader, false) => self.limits.opening,
+            (Requester::Fill, false) => self.limits.opening_in_background,
+            (Requester::Reader, true) => self.limits.reading,
+            (Requester::Fill, true) => self.limits.reading_in_background,
         };
         let mut wanted = Wanted::new(offset, buffer);
         let range = wanted.missing();

@@ -45,7 +45,7 @@ pub(super) fn open_with(url: &str, validators: Validators, limits: Limits) -> Re
 /// Reads and compares some bytes.
 pub(super) fn read(file: &RemoteFile, range: Range<usize>) -> Result<()> {
     let mut found = vec![0; range.len()];
-    file.read_exact_at(&mut found, range.start as u64, Waiting::Reader)?;
+    file.read_exact_at(&mut found, range.start as u64, Requester::Reader)?;
     assert!(found == bytes()[range.clone()], "{range:?}");
     Ok(())
 }
@@ -151,7 +151,7 @@ fn a_server_that_is_too_slow_is_asked_again() {
         let file = open_with(&server.url("/a"), Validators::All, all(patience)).unwrap();
         let start = Instant::now();
         let mut found = vec![0; 20_000];
-        file.read_exact_at(&mut found, 0, Waiting::Reader).unwrap();
+        file.read_exact_at(&mut found, 0, Requester::Reader).unwrap();
         assert!(found == bytes()[..20_000]);
         assert!(server.requests().len() >= 3, "{manner:?}");
         assert!(start.elapsed() < Duration::from_secs(15), "{manner:?}");

@@ -54,10 +54,9 @@ pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<Fil
     try_ordered(
         paths.len(),
         OPENED_AT_ONCE,
-        |nth| match &pool {
-            _ if url::is_url(&paths[nth]) => FileStorage::open_remote(&paths[nth], changes),
-            Some(pool) => FileStorage::open_in(&paths[nth], pool, changes),
-            None => FileStorage::open_with(&paths[nth], changes),
+        |nth| match url::is_url(&paths[nth]) {
+            true => FileStorage::open_remote(&paths[nth], changes),
+            false => FileStorage::open_in(&paths[nth], changes, pool.as_ref()),
         },
         |file| files.push(Arc::new(file)),
     )?;

@@ -336,10 +336,10 @@ mod tests {
         let pool = FilePool::new(1);
         write(&path, OLD);
         set_time(&path, 1_000_000_000);
-        let pooled = FileStorage::open_in(&path, &pool, Changes::Refused).unwrap();
+        let pooled = FileStorage::open_in(&path, Changes::Refused, Some(&pool)).unwrap();
         let other = work.path().join("other");
         fs::write(&other, OLD).unwrap();
-        let _last = FileStorage::open_in(&other, &pool, Changes::Refused).unwrap();
+        let _last = FileStorage::open_in(&other, Changes::Refused, Some(&pool)).unwrap();
         write(&path, b"new");
         set_time(&path, 1_000_000_000);
         assert_eq!(read(&pooled).unwrap_err().kind(), Kind::Changed);
@@ -352,9 +352,10 @@ mod tests {
         let path = file(&work);
         let opened = FileStorage::open(&path).unwrap();
         let pool = FilePool::new(1);
-        let pooled = FileStorage::open_in(&path, &pool, Changes::Refused).unwrap();
+        let pooled = FileStorage::open_in(&path, Changes::Refused, Some(&pool)).unwrap();
         fs::write(work.path().join("last"), OLD).unwrap();
-        let closes_it = FileStorage::open_in(&work.path().join("last"), &pool, Changes::Refused);
+        let closes_it =
+            FileStorage::open_in(&work.path().join("last"), Changes::Refused, Some(&pool));
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         assert_eq!(read(&pooled).unwrap(), OLD, "opened again");
         drop(closes_it);
@@ -375,7 +376,7 @@ mod tests {
         let other = work.path().join("other");
         fs::write(&other, OLD).unwrap();
         let pool = FilePool::new(1);
-        let open = |path, changes| FileStorage::open_in(path, &pool, changes).unwrap();
+        let open = |path, changes| FileStorage::open_in(path, changes, Some(&pool)).unwrap();
         let [refused, allowed] = [Changes::Refused, Changes::Allowed].map(|it| open(&path, it));
         // The pool has room for one file, which is this one.
         let last = open(&other, Changes::Refused);

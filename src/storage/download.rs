@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Kind, Result};
 use crate::os::unlinked;
-use crate::remote::{RemoteFile, Version, Waiting};
+use crate::remote::{RemoteFile, Requester, Version};
 
 /// Bytes of a file that is fetched as a whole that are read at once.
 const PIECE: usize = 2 << 20;
@@ -28,8 +28,7 @@ pub(super) fn fetched(path: &Path, most: u64) -> Result<Option<(File, Version)>>
     let mut next = 0;
     while next < remote.len() {
         let len = PIECE.min(usize::try_from(remote.len() - next).unwrap_or(PIECE));
-        let waiting = Waiting::Background;
-        if let Err(error) = remote.read_exact_at(&mut buffer[..len], next, waiting) {
+        if let Err(error) = remote.read_exact_at(&mut buffer[..len], next, Requester::Fill) {
             return missing(error);
         }
         target

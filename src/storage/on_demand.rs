@@ -7,7 +7,7 @@
 use super::Storage;
 use super::download::created;
 use super::file::FileStorage;
-use super::near::{Fill, Goal, NearCopy, Original, Source, Target, room_of_unasked};
+use super::near::{Fill, Goal, NearCopy, Original, Target, room_of_unasked};
 use crate::error::Result;
 use crate::sync::Arc;
 
@@ -33,9 +33,7 @@ pub(super) fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<F
 
 /// `files` as a near copy needs them.
 pub(super) fn originals(files: &[Arc<FileStorage>]) -> Vec<Original> {
-    let original = |file: &Arc<FileStorage>| {
-        let source: Arc<dyn Source> = Arc::clone(file) as _;
-        (file.path().display().to_string(), file.len(), source)
-    };
+    let original =
+        |file: &Arc<FileStorage>| (file.path().display().to_string(), file.len(), file.source());
     files.iter().map(original).collect()
 }

@@ -21,7 +21,7 @@ pub(super) type Slot = Mutex<Option<Arc<File>>>;
 
 /// Files that share a limit of open descriptors.
 #[derive(Debug)]
-pub struct FilePool {
+pub(super) struct FilePool {
     limit: usize,
     /// Slots with an open file, oldest first. Eviction order hardly matters, because a shuffled
     /// epoch reads all files equally. No other lock is held while this one is taken.
@@ -30,20 +30,20 @@ pub struct FilePool {
 
 impl FilePool {
     /// A pool of at most `limit` open files.
-    pub fn new(limit: usize) -> Arc<Self> {
+    pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit: limit.max(1), open: Mutex::new(VecDeque::new()) })
     }
 
     /// How many files a pool may keep open: half the process's limit, because connections, threads
     /// and libraries also need descriptors. At least `OTHERS` descriptors stay free.
-    pub fn room() -> usize {
+    pub(super) fn room() -> usize {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let room = (limit / 2).min(limit.saturating_sub(OTHERS));
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
     /// Raises the soft limit of open files to the hard limit.
-    pub fn enlarge_room() {
+    pub(super) fn enlarge_room() {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         // If refused, the limit stays as it was, and `room` reflects that.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
@@ -134,7 +134,7 @@ mod tests {
             .map(|number| {
                 let path = work.path().join(number.to_string());
                 std::fs::write(&path, number.to_le_bytes()).unwrap();
-                FileStorage::open_in(&path, &pool, Changes::default()).unwrap()
+                FileStorage::open_in(&path, Changes::default(), Some(&pool)).unwrap()
             })
             .collect();
         std::thread::scope(|scope| {
@@ -161,7 +161,7 @@ mod tests {
         let paths: Vec<_> = (0..4).map(|number| work.path().join(number.to_string())).collect();
         let open = |path: &std::path::PathBuf| {
             std::fs::write(path, "x").unwrap();
-            FileStorage::open_in(path, &pool, Changes::default()).unwrap()
+            FileStorage::open_in(path, Changes::default(), Some(&pool)).unwrap()
         };
         let files: Vec<_> = paths.iter().map(open).collect();
         let tries = std::cell::Cell::new(0);
@@ -194,8 +194,8 @@ mod tests {
         std::fs::write(&a, "old").unwrap();
         std::fs::write(&b, "another").unwrap();
         let pool = FilePool::new(1);
-        let [first, second] =
-            [&a, &b].map(|path| FileStorage::open_in(path, &pool, Changes::default()).unwrap());
+        let [first, second] = [&a, &b]
+            .map(|path| FileStorage::open_in(path, Changes::default(), Some(&pool)).unwrap());
         let mut bytes = [0; 3];
         first.read_exact_at(&mut bytes, 0).unwrap();
         second.read_exact_at(&mut bytes, 0).unwrap();

@@ -20,7 +20,7 @@ use super::archive_cache::ArchiveCache;
 use super::changes::{Attributes, Changes, Version, nanoseconds};
 use super::download;
 use super::identity::{Identity, Origin, Validator, identified, identified_remote, modified_at};
-use super::near::{Fill, NearCopy, Wanted};
+use super::near::{Fill, NearCopy, Source, Wanted};
 use super::opened_file::{open_random, opened};
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
@@ -28,27 +28,40 @@ use crate::os::file_position::{FilePosition, Valid};
 use crate::os::page_cache;
 use crate::os::trust;
 use crate::os::unlinked::is_in_memory;
-use crate::remote::{self, RemoteFile};
-use crate::sync::{Arc, Mutex, OnceLock};
+use crate::remote::{self, RemoteFile, Requester};
+use crate::sync::{Arc, OnceLock};
 use crate::url;
-
-mod source;
 
 /// A file opened for reading.
 #[derive(Debug)]
 pub struct FileStorage {
-    handle: Handle,
-    /// The pool of open files it belongs to, even if it is read from a copy.
-    pool: Option<Arc<FilePool>>,
     path: PathBuf,
     identity: Identity,
     origin: Origin,
     /// `None` for a block device, whose time is unrelated to its contents, for a near copy, whose
     /// sources have their own, and for a URL, whose server names the version in each answer.
     version: Option<Version>,
-    /// Keeps the fill of the copy alive, if it ends with the files.
-    fill: Option<Arc<Fill>>,
+    bytes: Bytes,
+    /// The pool of open files it belongs to, even if it is read from a copy.
+    pool: Option<Arc<FilePool>>,
     serving: OnceLock<Serving>,
+}
+
+/// Where the bytes of an archive are read from.
+#[derive(Debug)]
+enum Bytes {
+    /// A file that is open as long as this value lives.
+    Local(Arc<File>),
+    /// A file that is open while its pool has room for it.
+    Pooled(Arc<FilePool>, Arc<Slot>),
+    /// A copy, in which the archive has this number.
+    Near {
+        copy: Arc<NearCopy>,
+        number: usize,
+        /// Keeps the fill of the copy alive, if it ends with the files.
+        fill: Option<Arc<Fill>>,
+    },
+    Remote(Arc<RemoteFile>),
 }
 
 /// What a file needs while it is mounted.
@@ -80,20 +93,11 @@ const HEAD: u64 = 128 << 10;
 /// default readahead is 128 KiB.
 const WILL_NEED_MAX: u64 = 128 << 10;
 
-/// How the open file is kept.
-#[derive(Debug)]
-enum Handle {
-    /// Open as long as this value lives.
-    Open(Arc<File>),
-    /// Open while its pool has room for it.
-    Pooled(Arc<FilePool>, Arc<Slot>),
-    /// Read through a copy, where it has this number.
-    Near(Arc<NearCopy>, usize),
-    /// Read from a server.
-    Remote(Arc<RemoteFile>),
-}
+/// Bytes of tables that are asked of a server at once. In the time of one request it sends about as
+/// much.
+const REMOTE_TABLES: u64 = 256 << 10;
 
-/// The file behind a handle, borrowed for one call.
+/// An open file, for one call.
 enum Opened<'h> {
     Borrowed(&'h File),
     Shared(Arc<File>),
@@ -117,84 +121,70 @@ impl FileStorage {
     /// `NotFound`, `IsADirectory`, `Usage` for a pipe, `UnknownFormat` for another kind of file,
     /// else `Io`.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_with(path, Changes::default())
+        Self::open_in(path, Changes::default(), None)
     }
 
-    /// Like `open`; `changes` says what to do if the file is rewritten in place.
-    pub(super) fn open_with(path: &Path, changes: Changes) -> Result<Self> {
+    /// Like `open`; `changes` says what to do if the file is rewritten in place. A file in a `pool`
+    /// may be closed between reads. If it is replaced in that time, later reads fail.
+    pub(super) fn open_in(
+        path: &Path,
+        changes: Changes,
+        pool: Option<&Arc<FilePool>>,
+    ) -> Result<Self> {
         let (file, identity, origin) = opened(path)?;
         let version =
             identity.is_regular().then(|| Version::of(&file, &identity, &origin, changes));
-        Ok(Self::new(Handle::Open(Arc::new(file)), path, (identity, origin), version))
+        let opened = Self::new(path.to_owned(), (identity, origin), local(file, pool));
+        Ok(Self { version, pool: pool.cloned(), ..opened })
     }
 
     /// Wraps an open file, without checks for rewrites. `path` is its path, or a name for errors.
     pub fn of(file: File, path: PathBuf) -> io::Result<Self> {
-        let (identity, origin) = identified(&file, file.metadata()?.len())?;
-        let handle = Handle::Open(Arc::new(file));
-        let serving = OnceLock::new();
-        let (pool, version, fill) = (None, None, None);
-        Ok(Self { handle, pool, path, identity, origin, version, fill, serving })
+        let identified = identified(&file, file.metadata()?.len())?;
+        Ok(Self::new(path, identified, local(file, None)))
     }
 
     /// Like `of`, for a file that belongs to this one. It joins this file's pool of open files, if
     /// there is one. The file must be at `path`.
     pub fn with(&self, file: File, path: PathBuf) -> io::Result<Self> {
-        let opened = Self::of(file, std::path::absolute(path)?)?;
-        let (Some(pool), Handle::Open(file)) = (&self.pool, &opened.handle) else {
-            return Ok(opened);
-        };
-        let slot = Arc::new(Mutex::new(None));
-        pool.keep(&slot, file.try_clone()?);
-        let (handle, pool) = (Handle::Pooled(Arc::clone(pool), slot), Some(Arc::clone(pool)));
-        Ok(Self { handle, pool, ..opened })
-    }
-
-    /// Like `open`, for one of many files that share a pool of open files. If the file is replaced
-    /// while it is closed, later reads fail.
-    pub fn open_in(path: &Path, pool: &Arc<FilePool>, changes: Changes) -> Result<Self> {
-        let (file, identity, origin) = opened(path)?;
-        let version =
-            identity.is_regular().then(|| Version::of(&file, &identity, &origin, changes));
-        let slot = Arc::new(Mutex::new(None));
-        pool.keep(&slot, file);
-        let handle = Handle::Pooled(Arc::clone(pool), slot);
-        let opened = Self::new(handle, path, (identity, origin), version);
-        Ok(Self { pool: Some(Arc::clone(pool)), ..opened })
-    }
-
-    fn new(
-        handle: Handle,
-        path: &Path,
-        (identity, origin): (Identity, Origin),
-        version: Option<Version>,
-    ) -> Self {
-        let (path, serving) = (path.to_owned(), OnceLock::new());
-        Self { handle, pool: None, path, identity, origin, version, fill: None, serving }
+        let identified = identified(&file, file.metadata()?.len())?;
+        let bytes = local(file, self.pool.as_ref());
+        let opened = Self::new(std::path::absolute(path)?, identified, bytes);
+        Ok(Self { pool: self.pool.clone(), ..opened })
     }
 
     /// Opens the archive at the URL with the name `path`; `changes` says what to do if the server
     /// gives it several ETags.
     pub(super) fn open_remote(path: &Path, changes: Changes) -> Result<Self> {
-        let file = Arc::new(RemoteFile::open(path, changes.validators())?);
-        let (identity, origin) = identified_remote(path, &file);
-        let (path, serving) = (path.to_owned(), OnceLock::new());
-        let (handle, pool, version, fill) = (Handle::Remote(file), None, None, None);
-        Ok(Self { handle, pool, path, identity, origin, version, fill, serving })
+        let file = RemoteFile::open(path, changes.validators())?;
+        let identified = identified_remote(path, &file);
+        Ok(Self::new(path.to_owned(), identified, Bytes::Remote(Arc::new(file))))
     }
 
-    /// The same file, read through `copy`, where it has this number. `fill` ends with the last of
-    /// its files.
+    /// The same archive, read through `copy`, where it has this number. `fill` ends with the last
+    /// of its files.
     pub(super) fn near(
         &self,
         copy: &Arc<NearCopy>,
         number: usize,
         fill: Option<Arc<Fill>>,
     ) -> Self {
-        let (handle, pool) = (Handle::Near(Arc::clone(copy), number), self.pool.clone());
-        let Self { identity, origin, .. } = *self;
-        let (path, serving, version) = (self.path.clone(), OnceLock::new(), None);
-        Self { handle, pool, path, identity, origin, version, fill, serving }
+        let bytes = Bytes::Near { copy: Arc::clone(copy), number, fill };
+        let near = Self::new(self.path.clone(), (self.identity, self.origin), bytes);
+        Self { pool: self.pool.clone(), ..near }
+    }
+
+    fn new(path: PathBuf, (identity, origin): (Identity, Origin), bytes: Bytes) -> Self {
+        let serving = OnceLock::new();
+        Self { path, identity, origin, version: None, bytes, pool: None, serving }
+    }
+
+    /// Where a copy fetches the bytes of this archive from.
+    pub(super) fn source(self: &Arc<Self>) -> Arc<dyn Source> {
+        match &self.bytes {
+            Bytes::Remote(file) => Arc::clone(file) as _,
+            _ => Arc::clone(self) as _,
+        }
     }
 
     /// All of the file at the URL `path`, in an unlinked file, and the time of its last change in
@@ -219,29 +209,29 @@ impl FileStorage {
     /// when it is mounted again, and a FUSE file system may number its files anew each time.
     pub(super) fn version_text(&self) -> Option<Vec<u8>> {
         let Identity { len, modified, inode: (_, inode), .. } = self.identity;
-        match &self.handle {
-            Handle::Remote(file) => {
+        match &self.bytes {
+            Bytes::Remote(file) => {
                 let remote::Version { etag, modified } = file.version();
                 let version = format!(" {len} {etag:?} {modified:?}");
                 let is_named = self.origin.validator != Validator::None;
                 is_named.then(|| [self.lasting_name(), version.into_bytes()].concat())
             }
-            Handle::Open(_) | Handle::Pooled(..) if self.identity.is_regular() => {
+            Bytes::Local(_) | Bytes::Pooled(..) if self.identity.is_regular() => {
                 let Origin { file_system, changed, .. } = self.origin;
                 let version = format!(" {len} {inode} {modified:?} {changed:?} {file_system}");
                 Some([self.lasting_name(), version.into_bytes()].concat())
             }
-            Handle::Open(_) | Handle::Pooled(..) | Handle::Near(..) => None,
+            Bytes::Local(_) | Bytes::Pooled(..) | Bytes::Near { .. } => None,
         }
     }
 
     /// Notes that the archive in it was opened, or that all of it is being read for that. Reads
     /// from a server then wait longer for it.
     pub fn note_opened(&self) {
-        match &self.handle {
-            Handle::Remote(file) => file.note_opened(),
-            Handle::Near(copy, number) => copy.note_opened(*number),
-            Handle::Open(_) | Handle::Pooled(..) => {}
+        match &self.bytes {
+            Bytes::Remote(file) => file.note_opened(),
+            Bytes::Near { copy, number, .. } => copy.note_opened(*number),
+            Bytes::Local(_) | Bytes::Pooled(..) => {}
         }
     }
 
@@ -265,10 +255,10 @@ impl FileStorage {
     pub fn serve(&self, cache: &Arc<ArchiveCache>, is_random: bool) {
         self.serving.get_or_init(|| {
             let is_in_memory = self.is_in_memory();
-            let random = match &self.handle {
-                Handle::Open(file) => Some(&**file),
-                Handle::Near(copy, _) => Some(&**copy.file()),
-                Handle::Pooled(..) | Handle::Remote(_) => None,
+            let random = match &self.bytes {
+                Bytes::Local(file) => Some(&**file),
+                Bytes::Near { copy, .. } => Some(&**copy.file()),
+                Bytes::Pooled(..) | Bytes::Remote(_) => None,
             };
             let is_on_fuse = self.is_on_fuse();
             let is_random = is_random && !is_in_memory && !is_on_fuse;
@@ -324,15 +314,21 @@ impl FileStorage {
 
     /// The file to read from, and the offset at which this archive starts in it.
     fn opened(&self) -> Result<(Opened<'_>, u64)> {
-        Ok(match &self.handle {
-            Handle::Open(file) => (Opened::Borrowed(file), 0),
-            Handle::Pooled(pool, slot) => (Opened::Shared(pool.file(slot, || self.reopen())?), 0),
-            Handle::Near(copy, number) => (Opened::Borrowed(copy.file()), copy.start(*number)),
-            Handle::Remote(_) => {
+        Ok(match &self.bytes {
+            Bytes::Local(file) => (Opened::Borrowed(file), 0),
+            Bytes::Pooled(pool, slot) => (Opened::Shared(self.pooled(pool, slot)?), 0),
+            Bytes::Near { copy, number, .. } => {
+                (Opened::Borrowed(copy.file()), copy.start(*number))
+            }
+            Bytes::Remote(_) => {
                 let context = format!("{}: not a file of this node", self.path.display());
                 return Err(Error::new(Kind::Unsupported, context));
             }
         })
+    }
+
+    fn pooled(&self, pool: &FilePool, slot: &Arc<Slot>) -> Result<Arc<File>> {
+        pool.file(slot, || self.reopen())
     }
 
     fn reopen(&self) -> Result<File> {
@@ -375,17 +371,15 @@ impl FileStorage {
         if end > self.identity.len {
             return Err(truncated());
         }
-        match &self.handle {
-            Handle::Near(copy, number) => {
+        let file = match &self.bytes {
+            Bytes::Local(file) => Opened::Borrowed(file),
+            Bytes::Pooled(pool, slot) => Opened::Shared(self.pooled(pool, slot)?),
+            Bytes::Near { copy, number, .. } => {
                 return copy.read_exact_at(*number, buffer, offset, other, what);
             }
-            Handle::Remote(file) => {
-                return file.read_exact_at(buffer, offset, remote::Waiting::Reader);
-            }
-            Handle::Open(_) | Handle::Pooled(..) => {}
-        }
-        let (file, start) = self.opened()?;
-        let outcome = other.unwrap_or(&file).read_exact_at(buffer, start + offset);
+            Bytes::Remote(file) => return file.read_exact_at(buffer, offset, Requester::Reader),
+        };
+        let outcome = other.unwrap_or(&file).read_exact_at(buffer, offset);
         // After the read, so that it covers these bytes; it also explains a failed read.
         self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
         outcome.map_err(|error| match error.kind() {
@@ -424,8 +418,8 @@ impl Storage for FileStorage {
         if self.serving.get().is_some_and(|serving| serving.is_on_fuse) {
             return None;
         }
-        match &self.handle {
-            Handle::Open(file) => {
+        match &self.bytes {
+            Bytes::Local(file) => {
                 // The time of a block device is unrelated to its contents.
                 let modified = self.identity.is_regular().then_some(self.identity.modified)?;
                 let opened = nanoseconds(self.origin.changed);
@@ -433,12 +427,12 @@ impl Storage for FileStorage {
                 let valid = Valid::Unmodified { modified, changed };
                 Some(FilePosition { file: Arc::clone(file), valid, offset })
             }
-            Handle::Near(copy, number) => {
+            Bytes::Near { copy, number, .. } => {
                 let offset = copy.start(*number).checked_add(offset)?;
                 let (file, valid) = (Arc::clone(copy.file()), Valid::Filled(copy.filled()));
                 Some(FilePosition { file, valid, offset })
             }
-            Handle::Pooled(..) | Handle::Remote(_) => None,
+            Bytes::Pooled(..) | Bytes::Remote(_) => None,
         }
     }
 
@@ -460,13 +454,13 @@ impl Storage for FileStorage {
 
     fn begin_scan(&self) {
         self.note_opened();
-        if let (Handle::Near(copy, number), Some(_)) = (&self.handle, &self.fill) {
+        if let Bytes::Near { copy, number, fill: Some(_) } = &self.bytes {
             copy.begin_scan(*number);
         }
     }
 
     fn end_scan(&self) {
-        if let (Handle::Near(copy, number), Some(_)) = (&self.handle, &self.fill) {
+        if let Bytes::Near { copy, number, fill: Some(_) } = &self.bytes {
             copy.end_scan(*number);
         }
     }
@@ -477,7 +471,7 @@ impl Storage for FileStorage {
             return;
         }
         let end = self.identity.len.min(offset.saturating_add(len));
-        if let Handle::Near(copy, number) = &self.handle
+        if let Bytes::Near { copy, number, .. } = &self.bytes
             && copy.will_need(*number, &(offset..end))
         {
             return;
@@ -491,4 +485,59 @@ impl Storage for FileStorage {
             next = next.saturating_add(len.get());
         }
     }
+}
+
+impl Source for FileStorage {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, _: Requester) -> Result<()> {
+        // A file that is read from its copy should not occupy the page cache as well. But other
+        // jobs may be reading the same file, so pages that were cached before stay. One byte stands
+        // for all, and is looked at first, because the kernel reads ahead. If the system cannot
+        // say, the pages are dropped: to read them again only costs time.
+        let last = offset.saturating_add(buffer.len() as u64).saturating_sub(1);
+        let was_cached = self.are_cached(std::iter::once(last)).first() == Some(&true);
+        self.read_contents_at(buffer, offset)?;
+        if !was_cached {
+            self.drop_cached(offset, buffer.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn check_version(&self) -> Result<()> {
+        let Some(version) = &self.version else { return Ok(()) };
+        // Opens it by its path, because some network file systems ask their server only then.
+        match self.open_again() {
+            Ok((file, found, origin)) if found.is_file_of(&self.identity) => {
+                version.compare(Attributes::of(&found, &origin), &file, &self.path)
+            }
+            // Another file has its name now. The open one cannot be found by that.
+            _ => version.check_now(&self.opened()?.0, &self.path),
+        }
+    }
+}
+
+impl Source for RemoteFile {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, requester: Requester) -> Result<()> {
+        self.read_exact_at(buffer, offset, requester)
+    }
+
+    fn check_version(&self) -> Result<()> {
+        // Each answer names its version.
+        Ok(())
+    }
+
+    fn note_opened(&self) {
+        RemoteFile::note_opened(self);
+    }
+
+    fn tables_at_once(&self) -> u64 {
+        REMOTE_TABLES
+    }
+}
+
+/// The bytes of an open file, which joins `pool` if there is one.
+fn local(file: File, pool: Option<&Arc<FilePool>>) -> Bytes {
+    let Some(pool) = pool else { return Bytes::Local(Arc::new(file)) };
+    let slot = Arc::new(Slot::default());
+    pool.keep(&slot, file);
+    Bytes::Pooled(Arc::clone(pool), slot)
 }

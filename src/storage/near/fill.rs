@@ -6,8 +6,9 @@ use std::time::Instant;
 use super::NearCopy;
 use super::flight::Flight;
 use super::part::Part;
-use super::schedule::{By, Extent, Next, Stage};
+use super::schedule::{Extent, Next, Stage};
 use crate::error::{Error, Kind, Result};
+use crate::remote::Requester;
 use crate::stats::StageCounts;
 use crate::sync::{Arc, thread};
 use crate::units::{Size, format_duration};
@@ -118,8 +119,8 @@ fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
         match schedule.next(&copy.granules, extent, now) {
             Next::Fetch(range) => {
                 let part = copy.part(range.start)?;
-                schedule.begin(range.clone(), By::Fill, now);
-                return Some((part, Flight { copy, range, by: By::Fill }));
+                schedule.begin(range.clone(), Requester::Fill, now);
+                return Some((part, Flight { copy, range, requester: Requester::Fill }));
             }
             // More may be announced.
             Next::End if !copy.parts.iter().all(Part::is_filled) => {

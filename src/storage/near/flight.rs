@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::NearCopy;
-use super::schedule::By;
+use crate::remote::Requester;
 
 /// What a reader does about the first bytes that it wants.
 pub(super) enum Claim<'c> {
@@ -20,7 +20,7 @@ pub(super) enum Claim<'c> {
 pub(super) struct Flight<'c> {
     pub(super) copy: &'c NearCopy,
     pub(super) range: Range<u64>,
-    pub(super) by: By,
+    pub(super) requester: Requester,
 }
 
 impl Flight<'_> {

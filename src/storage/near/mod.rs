@@ -24,6 +24,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::Filled;
 use crate::os::unlinked;
+use crate::remote::Requester;
 use crate::stats::StageCounts;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
 use crate::units::Size;
@@ -47,7 +48,6 @@ pub use fill::Fill;
 pub(super) use part::{Original, copied_len};
 pub(super) use room::room_of_unasked;
 pub use room::{Room, room_in_memory};
-pub(super) use schedule::By;
 pub(super) use source::Source;
 
 use checksums::Checksums;
@@ -268,7 +268,7 @@ impl NearCopy {
                         // Perhaps only bytes around the wanted ones cannot be read.
                         Err(error) if wanted.len() < fetched.len() && !part.is_remote() => {
                             let source = part.source()?.ok_or(error)?;
-                            self.fetch_from(part, &*source, wanted, next, By::Reader)?;
+                            self.fetch_from(part, &*source, wanted, next, Requester::Reader)?;
                         }
                         Err(error) => return Err(error),
                     }
@@ -305,8 +305,12 @@ impl NearCopy {
             match schedule.free(&part.whole_granules(&run)) {
                 Some(range) => {
                     let range = range.start..range.end.min(range.start + streams::PIECE);
-                    schedule.begin(range.clone(), By::Reader, now);
-                    return Claim::Fetch(Flight { copy: self, range, by: By::Reader });
+                    schedule.begin(range.clone(), Requester::Reader, now);
+                    return Claim::Fetch(Flight {
+                        copy: self,
+                        range,
+                        requester: Requester::Reader,
+                    });
                 }
                 None => self.landed.wait(&mut schedule),
             }
@@ -331,7 +335,7 @@ impl NearCopy {
             let inside = (run.start - range.start) as usize..(run.end - range.start) as usize;
             let buffer = &mut buffer[inside];
             let source = part.source()?.ok_or_else(|| closed(&part.name))?;
-            self.fetch_from(part, &*source, buffer, run.start, flight.by)?;
+            self.fetch_from(part, &*source, buffer, run.start, flight.requester)?;
             match self.file.write_all_at(buffer, run.start) {
                 Ok(()) => {
                     if let Some(checksums) = &self.checksums {
@@ -369,13 +373,13 @@ impl NearCopy {
         let end = part.end().min(offset.saturating_add(part.tables_at_once));
         let len = (end - offset.min(end)) as usize;
         if what == Wanted::Contents || len <= wanted.len() {
-            return self.fetch_from(part, &**source, wanted, offset, By::Reader);
+            return self.fetch_from(part, &**source, wanted, offset, Requester::Reader);
         }
         if self.recent_tables.copy_to(wanted, offset) {
             return Ok(());
         }
         let mut block = vec![0; len];
-        self.fetch_from(part, &**source, &mut block, offset, By::Reader)?;
+        self.fetch_from(part, &**source, &mut block, offset, Requester::Reader)?;
         wanted.copy_from_slice(&block[..wanted.len()]);
         self.recent_tables.add(offset, block);
         Ok(())
@@ -388,9 +392,9 @@ impl NearCopy {
         source: &dyn Source,
         buffer: &mut [u8],
         offset: u64,
-        by: By,
+        requester: Requester,
     ) -> Result<()> {
-        source.fetch(buffer, offset - part.start, by).inspect_err(|error| {
+        source.fetch(buffer, offset - part.start, requester).inspect_err(|error| {
             if error.kind() == Kind::Changed {
                 self.give_up(part, error);
             }

@@ -24,7 +24,7 @@ fn byte(offset: u64) -> u8 {
 }
 
 impl Source for Counting {
-    fn fetch(&self, buffer: &mut [u8], offset: u64, _: By) -> Result<()> {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, _: Requester) -> Result<()> {
         thread::yield_now();
         {
             let mut failing = self.failing.lock();

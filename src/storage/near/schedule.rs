@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::granules::{GRANULE, Granules};
 use super::streams::{PIECE, STREAMS_ALONE, Streams};
+use crate::remote::Requester;
 
 /// How long after its last miss a reader is expected to miss again.
 const READER_PAUSE: Duration = Duration::from_millis(100);
@@ -24,15 +25,6 @@ const ROOM_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Ranges that were announced and wait to be fetched. The oldest are forgotten.
 const ANNOUNCED_MAX: usize = 64;
-
-/// Who fetches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::storage) enum By {
-    /// A reader, for itself.
-    Reader,
-    /// The fill.
-    Fill,
-}
 
 /// What the fill does next.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +51,7 @@ pub(super) struct Extent {
 /// Under way and to come. All ranges are in bytes of the copy.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    flights: Vec<(Range<u64>, By, Instant)>,
+    flights: Vec<(Range<u64>, Requester, Instant)>,
     /// When the last flight of a reader ended. Initially the time of creation, because opening the
     /// archives reads tables.
     last_reader: Option<Instant>,
@@ -131,8 +123,8 @@ impl Schedule {
     }
 
     /// Notes that `by` fetches `range`, which is free.
-    pub(super) fn begin(&mut self, range: Range<u64>, by: By, now: Instant) {
-        self.flights.push((range, by, now));
+    pub(super) fn begin(&mut self, range: Range<u64>, requester: Requester, now: Instant) {
+        self.flights.push((range, requester, now));
     }
 
     /// Notes the end of the flight of `range`.
@@ -140,10 +132,10 @@ impl Schedule {
         let Some(index) = self.flights.iter().position(|(flight, ..)| flight == range) else {
             return;
         };
-        let (_, by, began) = self.flights.swap_remove(index);
-        match by {
-            By::Reader => self.last_reader = Some(now),
-            By::Fill => self.streams.note_piece(range.end - range.start, now - began),
+        let (_, requester, began) = self.flights.swap_remove(index);
+        match requester {
+            Requester::Reader => self.last_reader = Some(now),
+            Requester::Fill => self.streams.note_piece(range.end - range.start, now - began),
         }
     }
 
@@ -273,7 +265,7 @@ impl Schedule {
     /// Fetches `range`, unless that is too much at once.
     fn admit(&mut self, range: Range<u64>, now: Instant) -> Next {
         let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
-        let has_readers = self.bytes(By::Reader) > 0 || quiet_at.is_some();
+        let has_readers = self.bytes(Requester::Reader) > 0 || quiet_at.is_some();
         let streams = if has_readers { self.streams.beside_readers() } else { STREAMS_ALONE };
         if !self.has_room_for(&range, streams) {
             return Next::Wait(quiet_at);
@@ -284,13 +276,13 @@ impl Schedule {
 
     /// Whether the fill may fetch `range` as well, with this many streams.
     fn has_room_for(&self, range: &Range<u64>, streams: f64) -> bool {
-        let (filled, len) = (self.bytes(By::Fill), range.end - range.start);
+        let (filled, len) = (self.bytes(Requester::Fill), range.end - range.start);
         filled == 0 || filled.saturating_add(len) <= (streams * PIECE as f64) as u64
     }
 
     /// Bytes that `by` is fetching.
-    fn bytes(&self, by: By) -> u64 {
-        let flights = self.flights.iter().filter(|(_, who, _)| *who == by);
+    fn bytes(&self, requester: Requester) -> u64 {
+        let flights = self.flights.iter().filter(|(_, who, _)| *who == requester);
         flights.map(|(range, ..)| range.end - range.start).sum()
     }
 
@@ -302,7 +294,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::granules::GRANULE;
+
     use super::*;
 
     /// Ends of archives in these tests.
@@ -317,7 +309,7 @@ mod tests {
     fn fetched(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();
         while let Next::Fetch(range) = next(schedule, granules, now) {
-            schedule.begin(range.clone(), By::Fill, now);
+            schedule.begin(range.clone(), Requester::Fill, now);
             ranges.push(range);
         }
         ranges
@@ -339,7 +331,7 @@ mod tests {
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..alone));
         assert_eq!(next(&mut schedule, &granules, now), Next::Wait(None));
         let reader = 39 * PIECE..39 * PIECE + GRANULE;
-        schedule.begin(reader.clone(), By::Reader, now);
+        schedule.begin(reader.clone(), Requester::Reader, now);
         for piece in &pieces(0..alone) {
             granules.add(piece);
             schedule.end(piece, now);
@@ -358,7 +350,7 @@ mod tests {
         let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let reader = GRANULE..2 * GRANULE;
-        schedule.begin(reader.clone(), By::Reader, now);
+        schedule.begin(reader.clone(), Requester::Reader, now);
         assert_eq!(schedule.free(&(0..PIECE)), Some(0..GRANULE));
         assert_eq!(schedule.free(&(GRANULE..PIECE)), None);
         assert_eq!(schedule.free(&(GRANULE + 1..PIECE)), None);
@@ -372,7 +364,7 @@ mod tests {
             begun.iter().for_each(|range| schedule.end(range, now));
             let later = now + READER_PAUSE;
             let Next::Fetch(range) = next(&mut schedule, &granules, later) else { return None };
-            schedule.begin(range.clone(), By::Fill, now);
+            schedule.begin(range.clone(), Requester::Fill, now);
             granules.add(&range);
             schedule.end(&range, later);
             Some(range.start)
@@ -388,14 +380,14 @@ mod tests {
         let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let range = |number: u64| number * GRANULE * 2..number * GRANULE * 2 + GRANULE;
-        schedule.begin(39 * PIECE..39 * PIECE + GRANULE, By::Reader, now);
+        schedule.begin(39 * PIECE..39 * PIECE + GRANULE, Requester::Reader, now);
         for number in (0..ANNOUNCED_MAX as u64 + 1).chain([7]) {
             schedule.announce(range(number));
         }
         granules.add(&range(2));
         let first = next(&mut schedule, &granules, now);
         assert_eq!(first, Next::Fetch(range(1)));
-        schedule.begin(range(1), By::Fill, now);
+        schedule.begin(range(1), Requester::Fill, now);
         assert_eq!(next(&mut schedule, &granules, now), Next::Fetch(range(3)));
     }
 

@@ -1,7 +1,7 @@
 //! The original of a part of a near copy.
 
-use super::schedule::By;
 use crate::error::Result;
+use crate::remote::Requester;
 
 /// Bytes that are far away. Reads may run from any number of threads at once.
 pub(in crate::storage) trait Source: Send + Sync {
@@ -10,7 +10,7 @@ pub(in crate::storage) trait Source: Send + Sync {
     ///
     /// Fails with `Changed` if there is another version; `Corrupt` if the source ends before the
     /// buffer is full; `Io` if it cannot be read.
-    fn fetch(&self, buffer: &mut [u8], offset: u64, by: By) -> Result<()>;
+    fn fetch(&self, buffer: &mut [u8], offset: u64, requester: Requester) -> Result<()>;
 
     /// Fails if some of what was fetched may be of another version than the one that was opened.
     fn check_version(&self) -> Result<()>;
@@ -21,5 +21,7 @@ pub(in crate::storage) trait Source: Send + Sync {
 
     /// Bytes of tables that are fetched with one read, because those after the wanted ones will be
     /// read soon. 0 if a read costs little.
-    fn tables_at_once(&self) -> u64;
+    fn tables_at_once(&self) -> u64 {
+        0
+    }
 }

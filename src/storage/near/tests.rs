@@ -53,7 +53,7 @@ impl Distant {
 }
 
 impl Source for Distant {
-    fn fetch(&self, buffer: &mut [u8], offset: u64, _: By) -> Result<()> {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, _: Requester) -> Result<()> {
         thread::sleep(self.latency);
         let end = offset + buffer.len() as u64;
         if self.has_changed.load(Ordering::Relaxed) {
