@@ -1,6 +1,6 @@
 //! Maps an inode number shown by archfs back to an inode reference.
 //!
-//! Written independently of src/formats/squashfs/numbers.rs: by the mutant's export table, or from
+//! Written independently of src/formats/squashfs/inode.rs: by the mutant's export table, or from
 //! the number itself if the table does not have the inode. A wrong reference names another object,
 //! so its facts would differ and fail the test.
 

@@ -293,7 +293,7 @@ fn an_index_replaces_a_link_and_not_its_target() {
     assert_eq!(names_in(&sticky).len(), 2, "nothing is left of the writing");
 }
 
-/// A record of a mount, as archfs writes it (src/lifecycle/share/record.rs).
+/// A record of a mount, as archfs writes it (src/lifecycle/registry/record.rs).
 fn record(process: &str, mount_point: &Path) -> String {
     let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
     record_of(&node, process, mount_point)
