@@ -33,6 +33,9 @@ pub(super) enum ChunkFormat {
     None,
 }
 
+/// Starts a pass over a file. The name is for messages.
+pub(super) type OpenPass = fn(&str, Arc<dyn Storage>) -> Result<Box<dyn Pass>>;
+
 /// How a file is decoded into a temporary file.
 pub(super) struct SpoolFormat {
     /// Why a chunk is too large to be decoded at once; completes "it has ...".
@@ -40,7 +43,7 @@ pub(super) struct SpoolFormat {
     /// What the owner of the file can do to avoid that.
     pub(super) advice: &'static str,
     /// Starts to decode a file, whatever the size of its chunks. The name is for messages.
-    pub(super) open: fn(&str, Arc<dyn Storage>) -> Result<Box<dyn Pass>>,
+    pub(super) open: OpenPass,
 }
 
 /// A pass over a file from start to end, which may also find its chunks.

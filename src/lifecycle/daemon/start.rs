@@ -55,7 +55,8 @@ pub fn serve_in_background(
     let connector = match source {
         ConnectionSource::Mount => {
             let mount_point = mount_point()?;
-            Connector::Own(Reserved::new(launcher.lock(&mount_point)?, mount_point, plan)?)
+            let lock = launcher.lock(&mount_point)?;
+            Connector::Own(Box::new(Reserved::new(lock, mount_point, plan)?))
         }
         ConnectionSource::Private => Connector::Launcher(&mut launcher, Some(mount_point()?)),
         ConnectionSource::Handed => Connector::Launcher(&mut launcher, None),
@@ -98,7 +99,7 @@ fn start(
 /// processes that ask for them wait on the connection.
 enum Connector<'l> {
     /// It mounts.
-    Own(Reserved),
+    Own(Box<Reserved>),
     /// The launcher mounts, at this mount point in its own namespace, or wherever another program
     /// has mounted.
     Launcher(&'l mut Launcher, Option<PathBuf>),
@@ -118,7 +119,8 @@ impl Connector<'_> {
     /// Mounts, or gets the connection of a mount. `None` if the launcher could not mount.
     fn connect(self, plan: &MountPlan) -> Result<Option<Connected>> {
         let (mount, connection, listener) = match self {
-            Self::Own(Reserved { mount_point, lock, record, listener }) => {
+            Self::Own(reserved) => {
+                let Reserved { mount_point, lock, record, listener } = *reserved;
                 let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
                 (mount, connection, Some(listener))
             }
@@ -231,7 +233,7 @@ pub fn serve_in_foreground(
             };
             let reserved = Reserved::new(lock, mount_point.clone(), plan)
                 .inspect_err(|_| clean_up(&mount_point))?;
-            (Connector::Own(reserved), Some(mount_point))
+            (Connector::Own(Box::new(reserved)), Some(mount_point))
         }
     };
     let started = start(plan, connector, Ignored::Stay, progress, opened).and_then(|daemon| {
