@@ -404,7 +404,7 @@ static void canceled(const char *path)
             usleep(2000);
             pthread_cancel(thread);
             pthread_join(thread, &result);
-            if (result != PTHREAD_CANCELLED)
+            if (result != PTHREAD_CANCELED)
                 wrong++;
         }
     printf("wrong %d cleaned %d\n", wrong, cleaned);
