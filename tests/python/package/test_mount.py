@@ -196,12 +196,16 @@ class MountTest(Stage):
             file.write(f'#!/bin/sh\n"{archfs.executable()}" "$@"\nexec 2>&-\nsleep 0.02\n')
         os.chmod(program, 0o755)
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=program):
-            took = []
+            took, alone = [], []
             for _ in range(9):
                 before = time.monotonic()
                 archfs.info(self.image)
                 took.append(time.monotonic() - before)
-        self.assertLess(sorted(took)[4], 0.1)
+                before = time.monotonic()
+                subprocess.run([program, "info", "--json", self.image], check=True, stdout=subprocess.DEVNULL)
+                alone.append(time.monotonic() - before)
+        # The fastest of each, which a busy machine disturbs least.
+        self.assertLess(min(took), min(alone) + 0.06)
 
     def test_a_mount_unmounted_by_another_process_is_no_error(self):
         with archfs.mount(self.image, at=self.mount_point):
