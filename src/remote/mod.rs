@@ -22,8 +22,6 @@ mod lies;
 mod mirrors;
 mod names;
 mod outage;
-mod plain;
-mod proxy;
 mod s3;
 mod server;
 #[cfg(all(test, not(feature = "model")))]

@@ -7,12 +7,11 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use super::Storage;
-use super::archive_cache::ArchiveCache;
 use super::changes::Changes;
-use super::file::FileStorage;
+use super::download::created;
+use super::file::{ArchiveCache, FileStorage};
 use super::kept_copies::KeptCopy;
-use super::near::{self, Goal, NearCopy, Room, Target};
-use super::on_demand;
+use super::near::{self, Fill, Goal, NearCopy, Original, Room, Target, room_of_unasked};
 use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
@@ -37,7 +36,7 @@ const PIECE: u64 = 4 << 20;
 /// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`; `Io` if
 /// there is no directory for a copy.
 pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
-    on_demand::through_copy(open_originals(paths, changes)?)
+    through_copy(open_originals(paths, changes)?)
 }
 
 /// Like `open_files`, without a copy.
@@ -124,11 +123,42 @@ pub fn near_copy(
             Target { file: Arc::new(bytes), kept: Some((checksums, identity)) }
         }
     };
-    let copy = NearCopy::new(target, name, on_demand::originals(&files), room, Goal::Everything)?;
+    let copy = NearCopy::new(target, name, originals(&files), room, Goal::Everything)?;
     let near =
         |(number, file): (usize, &Arc<FileStorage>)| Arc::new(file.near(&copy, number, None));
     let near = files.iter().enumerate().map(near).collect();
     Ok((copy, near))
+}
+
+/// `files`, those at URLs through one copy, which has what was read of them.
+///
+/// It is an unlinked file in $TMPDIR, /tmp or /dev/shm, so every byte is fetched once while it has
+/// room. It takes only a part of the free space or memory, because nobody has asked for it. A
+/// program that announces to read all of an archive has it fetched in the background.
+fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<FileStorage>>> {
+    let remote: Vec<_> = files.iter().filter(|file| file.is_remote()).cloned().collect();
+    if remote.is_empty() {
+        return Ok(files);
+    }
+    let (directory, target) = created()?;
+    let target = Arc::new(target);
+    let room = room_of_unasked(&target);
+    let name = format!("copy in {}", directory.display());
+    let target = Target { file: target, kept: None };
+    let copy = NearCopy::new(target, name, originals(&remote), room, Goal::Announced)?;
+    let fill = Arc::new(Fill::start(&copy)?);
+    let remote = files.iter_mut().filter(|file| file.is_remote());
+    for (number, file) in remote.enumerate() {
+        *file = Arc::new(file.near(&copy, number, Some(Arc::clone(&fill))));
+    }
+    Ok(files)
+}
+
+/// `files` as a near copy needs them.
+fn originals(files: &[Arc<FileStorage>]) -> Vec<Original> {
+    let original =
+        |file: &Arc<FileStorage>| (file.path().display().to_string(), file.len(), file.source());
+    files.iter().map(original).collect()
 }
 
 /// Reads `files` in order from several threads, at most `most` bytes, to load them into the page
@@ -178,7 +208,6 @@ mod tests {
     use crate::error::Kind;
     use crate::os::unlinked;
     use crate::stats::StageCounts;
-    use crate::storage::Fill;
 
     /// Lengths just below, at and above a page and a piece.
     const LENGTHS: [u64; 8] = [0, 1, 4095, 4096, 4097, PIECE, PIECE + 1, 0];

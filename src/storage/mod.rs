@@ -5,44 +5,36 @@
 
 use std::ops::Range;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::os::file_position::FilePosition;
 
-mod archive_cache;
 mod archives;
 mod changes;
 mod download;
 #[cfg(test)]
 mod faulty;
 mod file;
-mod file_range;
 mod identity;
-mod in_memory;
 mod kept_copies;
 #[cfg(any(test, fuzzing))]
 mod mem;
-mod metered;
 mod near;
-mod on_demand;
-mod opened_file;
 mod pool;
+mod views;
 
-pub use archive_cache::ArchiveCache;
 pub use archives::{
     CopyTarget, copied_len, near_copy, open_files, open_originals, read_first, serve,
 };
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
-pub use file::FileStorage;
-pub use file_range::FileRange;
+pub use file::{ArchiveCache, FileStorage};
 pub use identity::{Identity, Origin, Validator};
-pub use in_memory::InMemory;
 pub use kept_copies::{KeptCopies, KeptCopy, Removed};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
-pub use metered::Metered;
 pub use near::{Fill, NearCopy, Room, room_in_memory};
+pub use views::{FileRange, Metered};
 
 /// Announces a scan of storage until it is dropped.
 pub struct Scanning<'s>(&'s dyn Storage);
@@ -115,5 +107,31 @@ pub trait Storage: Send + Sync {
     /// Whether the storage has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// Immutable bytes in memory.
+#[derive(Debug)]
+pub struct InMemory {
+    bytes: Vec<u8>,
+}
+
+impl InMemory {
+    /// Storage that holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes }
+    }
+}
+
+impl Storage for InMemory {
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let range = self.bytes.get(start..start.saturating_add(buffer.len()));
+        buffer.copy_from_slice(range.ok_or_else(|| Error::corrupt("unexpected end of file"))?);
+        Ok(())
     }
 }

@@ -16,12 +16,12 @@ use rustix::fs::{Advice, fadvise, fstatfs};
 use rustix::param;
 
 use super::Storage;
-use super::archive_cache::ArchiveCache;
 use super::changes::{Attributes, Changes, Version, nanoseconds};
 use super::download;
-use super::identity::{Identity, Origin, Validator, identified, identified_remote, modified_at};
+use super::identity::{
+    Identity, Origin, Validator, identified, identified_remote, modified_at, open_random, opened,
+};
 use super::near::{Fill, NearCopy, Source, Wanted};
-use super::opened_file::{open_random, opened};
 use super::pool::{FilePool, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::{FilePosition, Valid};
@@ -29,8 +29,11 @@ use crate::os::page_cache;
 use crate::os::trust;
 use crate::os::unlinked::is_in_memory;
 use crate::remote::{self, RemoteFile, Requester};
-use crate::sync::{Arc, OnceLock};
+use crate::sync::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::url;
+
+#[cfg(test)]
+mod tests;
 
 /// A file opened for reading.
 #[derive(Debug)]
@@ -76,6 +79,29 @@ struct Serving {
     /// kernel read into the page cache. If the file system does not expect that (FOPEN_DIRECT_IO),
     /// it may answer with fewer bytes, which the kernel takes for the end of the file.
     is_on_fuse: bool,
+}
+
+/// Whether the page cache of the archives of a mount keeps what was handed out.
+///
+/// The kernel caches what a mount reads, so what archfs read for it is in memory twice: as pages of
+/// the mount, and as pages of the archive. A dataset that fits into memory once but not twice would
+/// then be read from storage in every epoch. So where both do not fit, the pages of the archive are
+/// dropped as soon as they were served. `lifecycle` decides; this is the switch.
+#[derive(Debug, Default)]
+pub struct ArchiveCache {
+    drops: AtomicBool,
+}
+
+impl ArchiveCache {
+    /// Whether served pages are dropped.
+    pub fn drops(&self) -> bool {
+        self.drops.load(Ordering::Relaxed)
+    }
+
+    /// Drops served pages from now on, or keeps them.
+    pub fn set_drops(&self, drops: bool) {
+        self.drops.store(drops, Ordering::Relaxed);
+    }
 }
 
 /// The shortest read of contents, in bytes, for which the kernel does no readahead. For shorter

@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::NearCopy;
-use super::flight::Flight;
-use super::part::Part;
+use super::part::{Flight, Part};
 use super::schedule::{Extent, Next, Stage};
 use crate::error::{Error, Kind, Result};
 use crate::remote::Requester;

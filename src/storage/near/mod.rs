@@ -31,30 +31,25 @@ use crate::units::Size;
 
 mod checksums;
 mod fill;
-mod flight;
 mod granules;
 #[cfg(all(test, feature = "model"))]
 mod model;
 mod part;
-mod recent_tables;
 mod room;
 mod schedule;
-mod source;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
 
 pub use fill::Fill;
-pub(super) use part::{Original, copied_len};
+pub(super) use part::{Original, Source, copied_len};
 pub(super) use room::room_of_unasked;
 pub use room::{Room, room_in_memory};
-pub(super) use source::Source;
 
 use checksums::Checksums;
-use flight::{Claim, Flight};
 use granules::{GRANULE, Granules};
-use part::Part;
-use recent_tables::RecentTables;
+use part::{Claim, Flight, Part};
+use room::RecentTables;
 use schedule::{Schedule, Stage};
 
 /// The copy of some archives.

@@ -1,13 +1,38 @@
-//! One archive of a near copy: where it is in the copy, and where its bytes come from.
+//! One archive of a near copy: where it is in the copy, where its bytes come from, and which thread
+//! fetches a range of them.
 
 use std::ops::Range;
+use std::time::Instant;
 
-use super::Goal;
 use super::granules::GRANULE;
 use super::schedule::Extent;
-use super::source::Source;
+use super::{Goal, NearCopy};
 use crate::error::{Error, Kind, Result};
+use crate::remote::Requester;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering};
+
+/// Bytes that are far away. Reads may run from any number of threads at once.
+pub(in crate::storage) trait Source: Send + Sync {
+    /// Fills `buffer` with the bytes at `offset`, all of the version that was opened. If an error
+    /// may pass, a reader waits longer for that than the fill, which tries again later.
+    ///
+    /// Fails with `Changed` if there is another version; `Corrupt` if the source ends before the
+    /// buffer is full; `Io` if it cannot be read.
+    fn fetch(&self, buffer: &mut [u8], offset: u64, requester: Requester) -> Result<()>;
+
+    /// Fails if some of what was fetched may be of another version than the one that was opened.
+    fn check_version(&self) -> Result<()>;
+
+    /// Notes that the archive was opened, or that all of it is being read for that. Reads then wait
+    /// longer for errors to pass.
+    fn note_opened(&self) {}
+
+    /// Bytes of tables that are fetched with one read, because those after the wanted ones will be
+    /// read soon. 0 if a read costs little.
+    fn tables_at_once(&self) -> u64 {
+        0
+    }
+}
 
 /// An archive to copy: its name for messages, its size in bytes, its bytes.
 pub(in crate::storage) type Original = (String, u64, Arc<dyn Source>);
@@ -141,4 +166,35 @@ fn layout(lens: &[u64]) -> (Vec<u64>, u64) {
         start
     });
     (starts.collect(), end)
+}
+
+/// What a reader does about the first bytes that it wants.
+pub(super) enum Claim<'c> {
+    /// They are there.
+    Read(Range<u64>),
+    /// It fetches them. The flight may begin before them.
+    Fetch(Flight<'c>),
+    /// It reads them from the source, and they are not kept.
+    ReadThrough(Range<u64>),
+}
+
+/// The right to fetch a range. Ends when dropped; then waiting readers look again.
+pub(super) struct Flight<'c> {
+    pub(super) copy: &'c NearCopy,
+    pub(super) range: Range<u64>,
+    pub(super) requester: Requester,
+}
+
+impl Flight<'_> {
+    pub(super) fn len(&self) -> usize {
+        (self.range.end - self.range.start) as usize
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.copy.schedule.lock().end(&self.range, Instant::now());
+        self.copy.landed.notify_all();
+        self.copy.progressed.notify_one();
+    }
 }

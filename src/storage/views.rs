@@ -1,15 +1,15 @@
-//! A part of other storage: an image at an offset inside a larger file.
-//!
-//! Invariant: nothing outside the range can be read through it.
+//! Views of other storage: a part of it, and all of it with its reads counted.
 
 use std::ops::Range;
 
 use super::Storage;
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::FilePosition;
+use crate::stats::Stats;
 use crate::sync::Arc;
 
-/// The bytes of `inner` from an offset to its end, or to a cut.
+/// The bytes of `inner` from an offset to its end, or to a cut: an image inside a larger file.
+/// Nothing outside the range can be read through it.
 pub struct FileRange {
     inner: Arc<dyn Storage>,
     start: u64,
@@ -94,5 +94,58 @@ impl Storage for FileRange {
     fn will_need(&self, offset: u64, len: u64) {
         let inside = len.min(self.len.saturating_sub(offset));
         self.inner.will_need(self.start.saturating_add(offset), inside);
+    }
+}
+
+/// Passes reads to `inner`, and counts and times them, including failed ones.
+pub struct Metered {
+    inner: Arc<dyn Storage>,
+    stats: Arc<Stats>,
+}
+
+impl Metered {
+    /// Counts the reads of `inner` in `stats`.
+    pub fn new(inner: Arc<dyn Storage>, stats: Arc<Stats>) -> Self {
+        Self { inner, stats }
+    }
+}
+
+impl Storage for Metered {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let _read = self.stats.begin_archive_read(buffer.len());
+        self.inner.read_exact_at(buffer, offset)
+    }
+
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let _read = self.stats.begin_archive_read(buffer.len());
+        self.inner.read_contents_at(buffer, offset)
+    }
+
+    fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
+        self.inner.position(offset, len)
+    }
+
+    fn drops_served(&self) -> bool {
+        self.inner.drops_served()
+    }
+
+    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+        self.inner.drop_served(range, is_continued);
+    }
+
+    fn begin_scan(&self) {
+        self.inner.begin_scan();
+    }
+
+    fn end_scan(&self) {
+        self.inner.end_scan();
+    }
+
+    fn will_need(&self, offset: u64, len: u64) {
+        self.inner.will_need(offset, len);
     }
 }

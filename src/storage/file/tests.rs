@@ -1,0 +1,176 @@
+//! Which pages of an archive stay in the page cache.
+
+use std::fs::File;
+use std::io::Write;
+
+use super::*;
+use crate::os::page_cache;
+use crate::os::unlinked;
+use crate::storage::{CopyTarget, FileStorage, Fill, NearCopy, Storage, near_copy, read_first};
+use crate::sync::Arc;
+
+const PAGE: u64 = 4096;
+
+/// Which pages of `file`, which has 10 pages and a byte, are in the page cache.
+fn cached(file: &File) -> Vec<u64> {
+    let pages = page_cache::holds(file, (0..11).map(|page| page * PAGE));
+    (0..).zip(pages).filter_map(|(page, is_cached)| is_cached.then_some(page)).collect()
+}
+
+#[test]
+fn only_whole_pages_of_what_was_served_are_dropped() {
+    // /tmp may be in memory.
+    let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.write_all(&[7; 10 * PAGE as usize + 1]).unwrap();
+    file.as_file().sync_all().unwrap();
+    let storage = FileStorage::open(file.path()).unwrap();
+    let read = |expected: &[u64]| {
+        storage.read_exact_at(&mut [0; 10 * PAGE as usize + 1], 0).unwrap();
+        assert_eq!(cached(file.as_file()), expected);
+    };
+    let all: Vec<u64> = (0..11).collect();
+    read(&all);
+    assert!(!storage.drops_served(), "nothing is mounted");
+    let switch = Arc::new(ArchiveCache::default());
+    storage.serve(&switch, true);
+    assert!(!storage.drops_served(), "pages are kept by default");
+    switch.set_drops(true);
+    if !storage.drops_served() {
+        return eprintln!("SKIPPED: /var/tmp is in memory");
+    }
+    read(&all);
+    storage.drop_served(1..PAGE - 1, false);
+    assert_eq!(cached(file.as_file()), all, "parts of a page");
+    storage.drop_served(1..4 * PAGE + 1, false);
+    if cached(file.as_file()) == all {
+        return eprintln!("SKIPPED: /var/tmp keeps dropped pages, like overlayfs");
+    }
+    assert_eq!(cached(file.as_file()), [0, 4, 5, 6, 7, 8, 9, 10]);
+    // The next part of the same file: the page that both share was served completely.
+    storage.drop_served(4 * PAGE + 1..6 * PAGE, true);
+    assert_eq!(cached(file.as_file()), [0, 6, 7, 8, 9, 10]);
+    storage.drop_served(7 * PAGE..u64::MAX, false);
+    assert_eq!(cached(file.as_file()), [0, 6], "with the last page, which is not full");
+    storage.drop_served(u64::MAX - 1..u64::MAX, true);
+    read(&all);
+}
+
+/// Length of a file of several folios, in bytes.
+const LEN: u64 = 16 << 20;
+
+/// A file of `LEN` bytes on a disk that is not cached; `None`, with a message, if its pages
+/// cannot be dropped.
+fn uncached() -> Option<(tempfile::NamedTempFile, Arc<FileStorage>)> {
+    let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.write_all(&vec![7; LEN as usize]).unwrap();
+    file.as_file().sync_all().unwrap();
+    let storage = Arc::new(FileStorage::open(file.path()).unwrap());
+    storage.drop_cached(0, LEN);
+    if storage.is_in_memory() || pages(&storage) > 0 {
+        eprintln!("SKIPPED: /var/tmp keeps dropped pages");
+        return None;
+    }
+    Some((file, storage))
+}
+
+/// The number of pages of a file of `LEN` bytes in the page cache.
+fn pages(storage: &FileStorage) -> usize {
+    let cached = storage.are_cached((0..LEN / PAGE).map(|page| page * PAGE));
+    cached.into_iter().filter(|is_cached| *is_cached).count()
+}
+
+/// Drops a file of `LEN` bytes as if its contents were files of 80 KB.
+fn drop_piecewise(storage: &FileStorage) {
+    for start in (0..LEN).step_by(80_000) {
+        storage.drop_served(start..(start + 80_000).min(LEN), start > 0);
+    }
+}
+
+#[test]
+fn preloaded_pages_can_be_dropped_file_by_file() {
+    let Some((_file, storage)) = uncached() else { return };
+    storage.serve(&Arc::new(ArchiveCache::default()), true);
+    read_first(&[Arc::clone(&storage)], u64::MAX).unwrap();
+    assert_eq!(pages(&storage), (LEN / PAGE) as usize);
+    drop_piecewise(&storage);
+    assert_eq!(pages(&storage), 0);
+}
+
+/// A complete copy of `storage` in `target`, and the file as read from there.
+fn copied(storage: Arc<FileStorage>, target: File) -> (Arc<NearCopy>, Vec<Arc<FileStorage>>) {
+    let room = Box::new(|| None);
+    let (copy, copies) =
+        near_copy(vec![storage], CopyTarget::New(target), "copy".into(), room).unwrap();
+    let _fill = Fill::start(&copy).unwrap();
+    copy.wait(std::time::Duration::ZERO, |_| {}).unwrap();
+    (copy, copies)
+}
+
+#[test]
+fn a_copy_on_a_disk_can_be_dropped() {
+    let Some((_file, storage)) = uncached() else { return };
+    let target = unlinked::create("/var/tmp".as_ref()).unwrap();
+    let (copy, copies) = copied(storage, target);
+    assert!(pages(&copies[0]) > 0);
+    copy.drop_pages().unwrap();
+    assert_eq!(pages(&copies[0]), 0);
+    // What is read of it then can be dropped file by file.
+    copies[0].serve(&Arc::new(ArchiveCache::default()), true);
+    copies[0].read_contents_at(&mut vec![0; LEN as usize], 0).unwrap();
+    drop_piecewise(&copies[0]);
+    assert_eq!(pages(&copies[0]), 0);
+}
+
+#[test]
+fn files_in_memory_are_never_dropped() {
+    let Ok(mut file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
+        return eprintln!("SKIPPED: no /dev/shm");
+    };
+    file.write_all(&[7; PAGE as usize]).unwrap();
+    let storage = Arc::new(FileStorage::open(file.path()).unwrap());
+    assert!(storage.is_in_memory());
+    let switch = Arc::new(ArchiveCache::default());
+    switch.set_drops(true);
+    let target = unlinked::create("/dev/shm".as_ref()).unwrap();
+    let (_copy, copies) = copied(Arc::clone(&storage), target);
+    for storage in [&storage, &copies[0]] {
+        storage.serve(&switch, true);
+        assert!(!storage.drops_served());
+    }
+}
+
+#[test]
+fn readahead_of_the_head_does_not_continue_in_the_contents() {
+    let Some((_file, storage)) = uncached() else { return };
+    storage.read_exact_at(&mut [0; 1024], 0).unwrap();
+    storage.serve(&Arc::new(ArchiveCache::default()), true);
+    for part in 0..64 {
+        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10)).unwrap();
+    }
+    assert_eq!(pages(&storage), 64 * 8);
+}
+
+#[test]
+fn contents_are_read_without_what_lies_around_them() {
+    let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.write_all(&vec![7; 4 << 20]).unwrap();
+    file.as_file().sync_all().unwrap();
+    let storage = FileStorage::open(file.path()).unwrap();
+    storage.serve(&Arc::new(ArchiveCache::default()), true);
+    let pages = |storage: &FileStorage| {
+        let offsets = (0..1024).map(|page| page * PAGE);
+        storage.are_cached(offsets).into_iter().filter(|is_cached| *is_cached).count()
+    };
+    storage.drop_cached(0, 4 << 20);
+    if storage.is_in_memory() || pages(&storage) > 0 {
+        return eprintln!("SKIPPED: /var/tmp keeps dropped pages");
+    }
+    // Reads in order, for which the kernel would read ahead.
+    for part in 0..8 {
+        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10)).unwrap();
+    }
+    assert_eq!(pages(&storage), 64);
+    storage.will_need(1 << 20, 1 << 20);
+    storage.read_contents_at(&mut [0; 32 << 10], (2 << 20) - (32 << 10)).unwrap();
+    assert_eq!(pages(&storage), 64 + 256, "what is asked for by name");
+}
