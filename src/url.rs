@@ -24,22 +24,85 @@ const HIDDEN: &str = "...";
 /// How many URLs in the path of another one are shown. A path may have any number of them.
 const DEPTH_MAX: usize = 8;
 
-/// Parameters of a query that make it a secret wherever it stands: those of presigned URLs of
-/// Amazon, Google, Azure, Alibaba and CloudFront, and tokens. Those that end with a dash are the
-/// start of several.
-const SECRET_PARAMETERS: [&str; 11] = [
-    "x-amz-",
-    "x-goog-",
-    "x-oss-",
-    "signature",
-    "sig",
-    "token",
-    "access_token",
-    "awsaccesskeyid",
-    "googleaccessid",
-    "ossaccesskeyid",
-    "key-pair-id",
+/// The parameters that sign a query, in lower case. They count as such if all of `secret` and
+/// `marks` are there.
+struct Signature {
+    /// Each makes a query a secret, wherever it stands.
+    secret: &'static [&'static str],
+    marks: &'static [&'static str],
+    others: &'static [&'static str],
+}
+
+const SIGNATURES: [Signature; 8] = [
+    Signature {
+        secret: &["x-amz-signature"],
+        marks: &[],
+        others: &[
+            "x-amz-algorithm",
+            "x-amz-credential",
+            "x-amz-date",
+            "x-amz-expires",
+            "x-amz-security-token",
+            "x-amz-signedheaders",
+        ],
+    },
+    Signature {
+        secret: &["x-goog-signature"],
+        marks: &[],
+        others: &[
+            "x-goog-algorithm",
+            "x-goog-credential",
+            "x-goog-date",
+            "x-goog-expires",
+            "x-goog-signedheaders",
+        ],
+    },
+    // S3 before version 4.
+    Signature {
+        secret: &["awsaccesskeyid", "signature"],
+        marks: &[],
+        others: &["expires", "x-amz-security-token"],
+    },
+    Signature { secret: &["googleaccessid", "signature"], marks: &[], others: &["expires"] },
+    // Alibaba.
+    Signature {
+        secret: &["x-oss-signature"],
+        marks: &[],
+        others: &[
+            "x-oss-additional-headers",
+            "x-oss-credential",
+            "x-oss-date",
+            "x-oss-expires",
+            "x-oss-security-token",
+            "x-oss-signature-version",
+        ],
+    },
+    Signature {
+        secret: &["ossaccesskeyid", "signature"],
+        marks: &[],
+        others: &["expires", "security-token"],
+    },
+    // CloudFront.
+    Signature {
+        secret: &["key-pair-id", "signature"],
+        marks: &[],
+        others: &["expires", "hash-algorithm", "policy"],
+    },
+    // A shared access signature of Azure.
+    Signature {
+        secret: &["sig"],
+        marks: &["sv"],
+        others: &[
+            "se", "sip", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr", "sr", "srt",
+            "ss", "st",
+        ],
+    },
 ];
+
+/// More parameters that make a query a secret: tokens, and all that begin as those of Amazon,
+/// Google and Alibaba do.
+const TOKENS: [&str; 2] = ["token", "access_token"];
+const SECRET_PREFIXES: [&str; 3] = ["x-amz-", "x-goog-", "x-oss-"];
 
 /// The environment variable with the URLs of names that lack a part of them: JSON.
 const VARIABLE: &str = "ARCHFS_URLS";
@@ -239,15 +302,37 @@ pub fn shown_in(text: &str) -> String {
     found
 }
 
-/// Whether a query has one of `SECRET_PARAMETERS`.
+/// Whether a query has a parameter that makes it a secret.
 fn is_signed(query: &str) -> bool {
     query.split(['?', '&']).filter_map(|part| part.split_once('=')).any(|(name, _)| {
         let name = name.to_ascii_lowercase();
-        SECRET_PARAMETERS.iter().any(|secret| match secret.ends_with('-') {
-            true => name.starts_with(secret),
-            false => name == *secret,
-        })
+        SIGNATURES.iter().flat_map(|it| it.secret).chain(&TOKENS).any(|secret| name == *secret)
+            || SECRET_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     })
+}
+
+/// `url` without password, signature and fragment.
+pub fn without_signature(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let rest = rest.split('#').next().unwrap_or_default();
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let user = user.split(':').next().unwrap_or_default();
+    let key =
+        |parameter: &str| parameter.split('=').next().unwrap_or_default().to_ascii_lowercase();
+    let keys: Vec<_> = query.split('&').map(key).collect();
+    let is_there = |mark: &&str| keys.iter().any(|key| key == mark);
+    let mut signs = Vec::new();
+    for Signature { secret, marks, others } in &SIGNATURES {
+        if secret.iter().chain(*marks).all(is_there) {
+            signs.extend([*secret, *marks, *others].concat());
+        }
+    }
+    let parameters = query.split('&').zip(&keys);
+    let kept = parameters.filter(|(_, key)| !signs.contains(&key.as_str()));
+    let kept: Vec<_> = kept.map(|(parameter, _)| parameter).collect();
+    format!("{scheme}://{user}@{host}{path}?{}", kept.join("&"))
 }
 
 /// Replaces `argument` by `name`, or as much of it as there is room for, in the command line that
@@ -423,6 +508,33 @@ mod tests {
     fn paths_are_no_urls() {
         for path in ["https:/host/a", "a/https://b", "ftp://host/a", "", "http:", "data.sqfs"] {
             assert!(!is_url(Path::new(path)), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_query_counts_and_its_signature_does_not() {
+        for (url, expected) in [
+            ("https://h/a", "https://@h/a?"),
+            ("https://me:old@h/a?id=1", "https://me@h/a?id=1"),
+            ("https://h/a?id=3#part", "https://@h/a?id=3"),
+            (
+                "https://h/a?versionId=7&X-Amz-Date=1&X-Amz-Signature=ab&x-amz-security-token=t",
+                "https://@h/a?versionId=7",
+            ),
+            ("https://h/a?X-Amz-Date=1", "https://@h/a?X-Amz-Date=1"),
+            ("https://h/a?X-Goog-Signature=1&generation=4", "https://@h/a?generation=4"),
+            ("https://h/a?AWSAccessKeyId=k&Signature=s&Expires=9&id=2", "https://@h/a?id=2"),
+            ("https://h/a?Expires=9&id=2", "https://@h/a?Expires=9&id=2"),
+            (
+                "https://h/a?x-oss-date=1&x-oss-signature=s&x-oss-process=p",
+                "https://@h/a?x-oss-process=p",
+            ),
+            ("https://h/a?OSSAccessKeyId=k&Expires=9&Signature=s&id=2", "https://@h/a?id=2"),
+            ("https://h/a?Policy=p&Signature=s&Key-Pair-Id=k", "https://@h/a?"),
+            ("https://h/a?sv=2024&sr=b&sig=x&snapshot=5", "https://@h/a?snapshot=5"),
+            ("https://h/a?se=2&sig=x", "https://@h/a?se=2&sig=x"),
+        ] {
+            assert_eq!(without_signature(url), expected, "{url}");
         }
     }
 }

@@ -16,7 +16,6 @@ mod answer;
 mod deadline;
 mod failure;
 mod http;
-mod identity;
 #[cfg(all(test, not(feature = "model")))]
 mod lies;
 mod mirrors;
@@ -28,8 +27,6 @@ mod server;
 mod test_server;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
-
-pub use identity::lasting_identity;
 
 use answer::{Answer, Wanted};
 use deadline::Deadline;
@@ -113,11 +110,42 @@ pub struct Version {
 /// Identifies what the URL with this name leads to, without its version: with other settings, an
 /// object may be in another store.
 pub fn identity_of(name: &str) -> Vec<u8> {
-    let mut identity = url::of_name(name).into_bytes();
-    if identity.starts_with(b"s3://") {
-        for name in s3::VARIABLES {
-            identity.push(0);
-            identity.extend(std::env::var(name).unwrap_or_default().bytes());
+    let url = url::of_name(name);
+    match url.starts_with("s3://") {
+        true => object(&url, environment, |_| true),
+        false => url.into_bytes(),
+    }
+}
+
+/// Like `identity_of`, without what differs each time: the parameters of a signature, passwords,
+/// temporary keys. An ETag is unique only within one resource (RFC 9110, section 8.8.3), and a
+/// query can choose the resource. So what archfs keeps of an archive for another day is kept under
+/// this identity.
+pub fn lasting_identity(name: &str) -> Vec<u8> {
+    let url = url::of_name(name);
+    match url.starts_with("s3://") {
+        true => lasting_object(&url, environment),
+        false => url::without_signature(&url).into_bytes(),
+    }
+}
+
+fn environment(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_default()
+}
+
+fn lasting_object(url: &str, variable: impl Fn(&str) -> String) -> Vec<u8> {
+    // Keys that come with a token are for some hours.
+    let is_temporary = !variable("AWS_SESSION_TOKEN").is_empty();
+    object(url, variable, |name| name != "AWS_ACCESS_KEY_ID" || !is_temporary)
+}
+
+/// An object in the store that the variables of the environment choose.
+fn object(url: &str, variable: impl Fn(&str) -> String, counts: impl Fn(&str) -> bool) -> Vec<u8> {
+    let mut identity = url.as_bytes().to_owned();
+    for name in s3::VARIABLES {
+        identity.push(0);
+        if counts(name) {
+            identity.extend(variable(name).bytes());
         }
     }
     identity

@@ -634,3 +634,21 @@ fn many_readers_of_an_unreliable_server_get_no_wrong_byte() {
         }
     });
 }
+
+#[test]
+fn an_object_is_another_one_in_another_store_but_not_with_another_temporary_key() {
+    let identity = |endpoint: &str, key: &str, token: &str| {
+        lasting_object("s3://bucket/key", |name| {
+            let value = match name {
+                "AWS_ENDPOINT_URL" => endpoint,
+                "AWS_ACCESS_KEY_ID" => key,
+                "AWS_SESSION_TOKEN" => token,
+                _ => "",
+            };
+            value.to_owned()
+        })
+    };
+    assert_ne!(identity("a", "", ""), identity("b", "", ""));
+    assert_ne!(identity("a", "k", ""), identity("a", "l", ""));
+    assert_eq!(identity("a", "k", "t"), identity("a", "l", "u"));
+}

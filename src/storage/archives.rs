@@ -11,7 +11,7 @@ use super::changes::Changes;
 use super::download::created;
 use super::file::{ArchiveCache, FileStorage};
 use super::kept_copies::KeptCopy;
-use super::near::{self, Fill, Goal, NearCopy, Original, Room, Target, room_of_unasked};
+use super::near::{self, Fill, FillScope, NearCopy, Original, Room, Target, room_on_demand};
 use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
@@ -123,7 +123,7 @@ pub fn near_copy(
             Target { file: Arc::new(bytes), kept: Some((checksums, identity)) }
         }
     };
-    let copy = NearCopy::new(target, name, originals(&files), room, Goal::Everything)?;
+    let copy = NearCopy::new(target, name, originals(&files), room, FillScope::Everything)?;
     let near =
         |(number, file): (usize, &Arc<FileStorage>)| Arc::new(file.near(&copy, number, None));
     let near = files.iter().enumerate().map(near).collect();
@@ -142,10 +142,10 @@ fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<FileStorage>
     }
     let (directory, target) = created()?;
     let target = Arc::new(target);
-    let room = room_of_unasked(&target);
+    let room = room_on_demand(&target);
     let name = format!("copy in {}", directory.display());
     let target = Target { file: target, kept: None };
-    let copy = NearCopy::new(target, name, originals(&remote), room, Goal::Announced)?;
+    let copy = NearCopy::new(target, name, originals(&remote), room, FillScope::Announced)?;
     let fill = Arc::new(Fill::start(&copy)?);
     let remote = files.iter_mut().filter(|file| file.is_remote());
     for (number, file) in remote.enumerate() {

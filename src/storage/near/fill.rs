@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::NearCopy;
-use super::part::{Flight, Part};
-use super::schedule::{Extent, Next, Stage};
+use super::part::{CopiedArchive, Flight};
+use super::schedule::{ArchiveFill, Next, Stage};
 use crate::error::{Error, Kind, Result};
 use crate::remote::Requester;
 use crate::stats::StageCounts;
@@ -89,7 +89,7 @@ fn resize(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
 }
 
 /// Notes that `range` could not be fetched.
-fn fail(copy: &NearCopy, part: &Part, range: &Range<u64>, error: Error) {
+fn fail(copy: &NearCopy, part: &CopiedArchive, range: &Range<u64>, error: Error) {
     if copy.schedule.lock().fail(range, part.extent(), Instant::now()) {
         let StageCounts { copied, total } = copy.counts();
         let (copied, total) = (Size(copied), Size(total));
@@ -105,7 +105,7 @@ fn fail(copy: &NearCopy, part: &Part, range: &Range<u64>, error: Error) {
 }
 
 /// What this thread fetches next. `None` if nothing is left, or the fill was stopped.
-fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
+fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&CopiedArchive, Flight<'_>)> {
     let mut schedule = copy.schedule.lock();
     while schedule.stage == Stage::Filling {
         let now = Instant::now();
@@ -113,8 +113,8 @@ fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
             schedule = copy.look_for_room(schedule);
             continue;
         }
-        let nothing = Extent { end: u64::MAX, is_wanted: false, is_filled: false };
-        let extent = |offset| copy.part(offset).map_or(nothing, Part::extent);
+        let nothing = ArchiveFill { end: u64::MAX, is_wanted: false, is_filled: false };
+        let extent = |offset| copy.part(offset).map_or(nothing, CopiedArchive::extent);
         match schedule.next(&copy.granules, extent, now) {
             Next::Fetch(range) => {
                 let part = copy.part(range.start)?;
@@ -122,7 +122,7 @@ fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&Part, Flight<'_>)> {
                 return Some((part, Flight { copy, range, requester: Requester::Fill }));
             }
             // More may be announced.
-            Next::End if !copy.parts.iter().all(Part::is_filled) => {
+            Next::End if !copy.parts.iter().all(CopiedArchive::is_filled) => {
                 copy.progressed.wait(&mut schedule);
             }
             Next::Wait(None) => copy.progressed.wait(&mut schedule),

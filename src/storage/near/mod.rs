@@ -43,12 +43,12 @@ mod tests;
 
 pub use fill::Fill;
 pub(super) use part::{Original, Source, copied_len};
-pub(super) use room::room_of_unasked;
+pub(super) use room::room_on_demand;
 pub use room::{Room, room_in_memory};
 
 use checksums::Checksums;
 use granules::{GRANULE, Granules};
-use part::{Claim, Flight, Part};
+use part::{Claim, CopiedArchive, Flight};
 use room::RecentTables;
 use schedule::{Schedule, Stage};
 
@@ -59,7 +59,7 @@ pub struct NearCopy {
     checksums: Option<Checksums>,
     /// What errors and the log call it, such as `--stage /dev/shm`.
     name: String,
-    parts: Vec<Part>,
+    parts: Vec<CopiedArchive>,
     len: u64,
     room: Room,
     granules: Granules,
@@ -97,7 +97,7 @@ impl From<File> for Target {
 
 /// What the fill fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Goal {
+pub(super) enum FillScope {
     /// All bytes.
     Everything,
     /// What readers announce, and an archive while it is scanned.
@@ -120,10 +120,10 @@ impl NearCopy {
         name: String,
         originals: Vec<Original>,
         room: Room,
-        goal: Goal,
+        scope: FillScope,
     ) -> Result<Arc<Self>> {
         let len = originals.iter().map(|(_, len, _)| *len).fold(0, u64::saturating_add);
-        let (parts, end) = part::laid_out(originals, goal);
+        let (parts, end) = part::laid_out(originals, scope);
         // Other processes recognize the file by its size.
         file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
         let checksums = kept
@@ -225,7 +225,7 @@ impl NearCopy {
     /// Reads what is there, fetches what is missing, and waits for what others fetch.
     fn read_missing(
         &self,
-        part: &Part,
+        part: &CopiedArchive,
         file: &File,
         buffer: &mut [u8],
         start: u64,
@@ -274,7 +274,7 @@ impl NearCopy {
         Ok(())
     }
 
-    fn claim(&self, part: &Part, wanted: &Range<u64>, what: Wanted) -> Claim<'_> {
+    fn claim(&self, part: &CopiedArchive, wanted: &Range<u64>, what: Wanted) -> Claim<'_> {
         let mut schedule = self.schedule.lock();
         loop {
             let (run, is_there) = self.granules.first_run(wanted);
@@ -314,7 +314,7 @@ impl NearCopy {
 
     /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room. What
     /// an earlier mount has kept is not fetched.
-    fn fetch(&self, part: &Part, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
+    fn fetch(&self, part: &CopiedArchive, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
         let range = &flight.range;
         let missing = match &self.checksums {
             Some(checksums) => checksums.recover(&self.file, range, buffer),
@@ -359,7 +359,7 @@ impl NearCopy {
     /// file. Of tables, a few blocks stay in memory.
     fn read_through(
         &self,
-        part: &Part,
+        part: &CopiedArchive,
         source: &Arc<dyn Source>,
         wanted: &mut [u8],
         offset: u64,
@@ -383,7 +383,7 @@ impl NearCopy {
     /// Reads from the source of `part`. `offset` is one of the file.
     fn fetch_from(
         &self,
-        part: &Part,
+        part: &CopiedArchive,
         source: &dyn Source,
         buffer: &mut [u8],
         offset: u64,
@@ -397,7 +397,7 @@ impl NearCopy {
     }
 
     /// Makes all reads of `part` fail: it was rewritten.
-    fn give_up(&self, part: &Part, error: &Error) {
+    fn give_up(&self, part: &CopiedArchive, error: &Error) {
         if part.note_change(error) {
             self.granules.make_void();
             log::error!("{}: {error}; reads of it now fail with EIO", self.name);
@@ -433,7 +433,7 @@ impl NearCopy {
 
     /// As `Source::note_opened`, for the archive with this number.
     pub(super) fn note_opened(&self, number: usize) {
-        if let Some(Ok(Some(source))) = self.parts.get(number).map(Part::source) {
+        if let Some(Ok(Some(source))) = self.parts.get(number).map(CopiedArchive::source) {
             source.note_opened();
         }
     }
@@ -480,7 +480,7 @@ impl NearCopy {
     }
 
     /// The archive that has this byte of the file.
-    fn part(&self, offset: u64) -> Option<&Part> {
+    fn part(&self, offset: u64) -> Option<&CopiedArchive> {
         // The last one, because empty archives before it start at the same offset.
         let index = self.parts.partition_point(|part| part.start <= offset);
         self.parts.get(index.checked_sub(1)?)

@@ -56,7 +56,7 @@ fn copy_of(source: &Arc<Counting>) -> Arc<NearCopy> {
     let file = unlinked::create("/dev/shm".as_ref()).unwrap();
     let bytes: Arc<dyn Source> = Arc::clone(source) as _;
     let originals = vec![("original".to_owned(), LEN, bytes)];
-    NearCopy::new(file.into(), "copy".into(), originals, Box::new(|| None), Goal::Everything)
+    NearCopy::new(file.into(), "copy".into(), originals, Box::new(|| None), FillScope::Everything)
         .unwrap()
 }
 

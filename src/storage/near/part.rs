@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::granules::GRANULE;
-use super::schedule::Extent;
-use super::{Goal, NearCopy};
+use super::schedule::ArchiveFill;
+use super::{FillScope, NearCopy};
 use crate::error::{Error, Kind, Result};
 use crate::remote::Requester;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering};
@@ -38,7 +38,7 @@ pub(in crate::storage) trait Source: Send + Sync {
 pub(in crate::storage) type Original = (String, u64, Arc<dyn Source>);
 
 /// One archive.
-pub(super) struct Part {
+pub(super) struct CopiedArchive {
     pub(super) name: String,
     /// Where it begins in the copy.
     pub(super) start: u64,
@@ -57,15 +57,15 @@ pub(super) struct Part {
 }
 
 /// The archives of a copy, and its size in bytes.
-pub(super) fn laid_out(originals: Vec<Original>, goal: Goal) -> (Vec<Part>, u64) {
+pub(super) fn laid_out(originals: Vec<Original>, scope: FillScope) -> (Vec<CopiedArchive>, u64) {
     let lens: Vec<u64> = originals.iter().map(|(_, len, _)| *len).collect();
     let (starts, end) = layout(&lens);
-    let part = |((name, len, source), start): (Original, u64)| Part {
+    let part = |((name, len, source), start): (Original, u64)| CopiedArchive {
         name,
         start,
         len,
         tables_at_once: source.tables_at_once(),
-        fills: AtomicU64::new((goal == Goal::Everything).into()),
+        fills: AtomicU64::new((scope == FillScope::Everything).into()),
         source: Mutex::new(Some(source)),
         has_changed: AtomicBool::new(false),
         change: OnceLock::new(),
@@ -73,15 +73,15 @@ pub(super) fn laid_out(originals: Vec<Original>, goal: Goal) -> (Vec<Part>, u64)
     (originals.into_iter().zip(starts).map(part).collect(), end)
 }
 
-impl Part {
+impl CopiedArchive {
     /// Where it ends in the copy.
     pub(super) fn end(&self) -> u64 {
         self.start.saturating_add(self.len)
     }
 
     /// What the fill needs to know of it.
-    pub(super) fn extent(&self) -> Extent {
-        Extent {
+    pub(super) fn extent(&self) -> ArchiveFill {
+        ArchiveFill {
             end: self.end(),
             is_wanted: !self.has_changed.load(Ordering::SeqCst),
             is_filled: self.is_filled(),

@@ -38,7 +38,7 @@ pub fn room_in_memory(len: u64, left: Option<Headroom>) -> Room {
 }
 
 /// The room of a copy in `file` for which the user has not asked.
-pub(in crate::storage) fn room_of_unasked(file: &Arc<File>) -> Room {
+pub(in crate::storage) fn room_on_demand(file: &Arc<File>) -> Room {
     let is_in_memory = unlinked::is_in_memory(file);
     let most = match is_in_memory {
         true => memory::limit().map(|limit| limit / UNASKED_IN_MEMORY),
@@ -161,7 +161,7 @@ mod tests {
         assert!(room().unwrap().contains("which is enough without --stage"), "{:?}", room());
         assert!(room_below(&file, u64::MAX, u64::MAX)().is_some(), "memory is short");
         assert_eq!((UNASKED_IN_MEMORY, UNASKED_ON_DISK), (16, 4));
-        assert_eq!(room_of_unasked(&file)(), None);
+        assert_eq!(room_on_demand(&file)(), None);
     }
 
     #[test]

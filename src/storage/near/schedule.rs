@@ -39,7 +39,7 @@ pub(super) enum Next {
 
 /// The archive that has a byte.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
+pub(super) struct ArchiveFill {
     /// Where it ends in the copy.
     pub(super) end: u64,
     /// Whether it is still to be copied.
@@ -172,7 +172,7 @@ impl Schedule {
     }
 
     /// Notes that the fill could not fetch `range` of `extent`. Returns whether it could before.
-    pub(super) fn fail(&mut self, range: &Range<u64>, extent: Extent, now: Instant) -> bool {
+    pub(super) fn fail(&mut self, range: &Range<u64>, extent: ArchiveFill, now: Instant) -> bool {
         let is_one_granule = range.end - range.start <= GRANULE;
         if !is_one_granule {
             // Granule by granule.
@@ -208,7 +208,7 @@ impl Schedule {
     pub(super) fn next(
         &mut self,
         granules: &Granules,
-        extent: impl Fn(u64) -> Extent,
+        extent: impl Fn(u64) -> ArchiveFill,
         now: Instant,
     ) -> Next {
         if !self.keeps(now) {
@@ -245,7 +245,7 @@ impl Schedule {
         let mut is_left = false;
         for _ in 0..2 {
             while let Some(start) = granules.first_missing(self.cursor) {
-                let Extent { end, is_wanted, is_filled } = extent(start);
+                let ArchiveFill { end, is_wanted, is_filled } = extent(start);
                 let found = piece(start, u64::MAX);
                 match self.free(&found) {
                     _ if !is_wanted || !is_filled => self.cursor = end.max(start + 1),
@@ -299,7 +299,7 @@ mod tests {
 
     /// Ends of archives in these tests.
     const PART: u64 = 40 * PIECE + 5;
-    const ARCHIVE: Extent = Extent { end: PART, is_wanted: true, is_filled: true };
+    const ARCHIVE: ArchiveFill = ArchiveFill { end: PART, is_wanted: true, is_filled: true };
 
     fn next(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Next {
         schedule.next(granules, |_| ARCHIVE, now)
@@ -446,7 +446,7 @@ mod tests {
         let mut schedule = Schedule::default();
         let granules = Granules::new(2 * 40 * PIECE).unwrap();
         let middle = 40 * PIECE;
-        let extent = |offset| Extent {
+        let extent = |offset| ArchiveFill {
             end: if offset < middle { middle } else { 2 * middle },
             is_wanted: true,
             is_filled: true,
@@ -469,7 +469,7 @@ mod tests {
         let waited = now - start;
         assert!(waited < Duration::from_secs(1200), "{waited:?}");
         // If it was rewritten, it is given up.
-        let extent = |offset| Extent { is_wanted: offset >= middle, ..extent(offset) };
+        let extent = |offset| ArchiveFill { is_wanted: offset >= middle, ..extent(offset) };
         assert_eq!(schedule.next(&granules, extent, now + RETRY_MAX), Next::End);
     }
 

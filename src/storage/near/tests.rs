@@ -80,17 +80,17 @@ impl Source for Distant {
 }
 
 fn copy_in(room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
-    copy_for(Goal::Everything, room, sources)
+    copy_for(FillScope::Everything, room, sources)
 }
 
-fn copy_for(goal: Goal, room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
+fn copy_for(scope: FillScope, room: Room, sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
     let file = unlinked::create(&std::env::temp_dir()).unwrap().into();
     let original = |source: &&Arc<Distant>| {
         let bytes: Arc<dyn Source> = Arc::clone(source) as _;
         ("original".to_owned(), source.bytes.len() as u64, bytes)
     };
     let originals = sources.iter().map(original).collect();
-    NearCopy::new(file, "copy".into(), originals, room, goal).unwrap()
+    NearCopy::new(file, "copy".into(), originals, room, scope).unwrap()
 }
 
 fn copy_of(sources: &[&Arc<Distant>]) -> Arc<NearCopy> {
@@ -247,8 +247,8 @@ fn a_copy_that_cannot_be_written_is_read_through() {
     let file = unlinked::create(&std::env::temp_dir()).unwrap();
     let bytes: Arc<dyn Source> = Arc::clone(&source) as _;
     let originals = vec![("original".to_owned(), LEN as u64, bytes)];
-    let (room, goal): (Room, _) = (Box::new(|| None), Goal::Everything);
-    let copy = NearCopy::new(file.into(), "copy".into(), originals, room, goal).unwrap();
+    let (room, scope): (Room, _) = (Box::new(|| None), FillScope::Everything);
+    let copy = NearCopy::new(file.into(), "copy".into(), originals, room, scope).unwrap();
     let mut copy = Arc::into_inner(copy).unwrap();
     copy.file = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap());
     let copy = Arc::new(copy);
@@ -327,7 +327,7 @@ fn wait_for(copy: &NearCopy, expected: u64) {
 #[test]
 fn a_copy_on_demand_has_what_was_read_announced_or_scanned() {
     let sources = [0; 2].map(|_| Distant::new(LEN, Duration::from_millis(1)));
-    let copy = copy_for(Goal::Announced, Box::new(|| None), &[&sources[0], &sources[1]]);
+    let copy = copy_for(FillScope::Announced, Box::new(|| None), &[&sources[0], &sources[1]]);
     let _fill = Fill::start(&copy).unwrap();
     read(&copy, 0, &sources[0], 5..6).unwrap();
     wait_for(&copy, GRANULE);
@@ -345,7 +345,7 @@ fn a_copy_on_demand_has_what_was_read_announced_or_scanned() {
 #[test]
 fn a_scan_that_ends_early_fetches_no_more() {
     let source = Distant::new(8 * LEN, Duration::from_millis(20));
-    let copy = copy_for(Goal::Announced, Box::new(|| None), &[&source]);
+    let copy = copy_for(FillScope::Announced, Box::new(|| None), &[&source]);
     let _fill = Fill::start(&copy).unwrap();
     copy.begin_scan(0);
     while copy.counts().copied == 0 {
@@ -370,7 +370,7 @@ fn a_scan_that_ends_early_fetches_no_more() {
 #[test]
 fn tables_are_fetched_together_with_those_after_them() {
     let source = Distant::with_tables(LEN);
-    let copy = copy_for(Goal::Announced, Box::new(|| None), &[&source]);
+    let copy = copy_for(FillScope::Announced, Box::new(|| None), &[&source]);
     let mut found = [0; 10];
     let mut read = |offset: u64, what| copy.read_exact_at(0, &mut found, offset, None, what);
     read(20 * GRANULE, Wanted::Contents).unwrap();
@@ -388,7 +388,7 @@ fn tables_are_fetched_together_with_those_after_them() {
 #[test]
 fn tables_of_a_copy_without_room_stay_in_memory() {
     let source = Distant::with_tables(LEN);
-    let copy = copy_for(Goal::Announced, Box::new(|| Some("no room".into())), &[&source]);
+    let copy = copy_for(FillScope::Announced, Box::new(|| Some("no room".into())), &[&source]);
     let mut found = [0; 10];
     for at in 0..1000_u64 {
         let offset = 100_000 + at * 10;
