@@ -124,7 +124,8 @@ pub(super) struct MountArgs {
     pub(super) threads: Option<usize>,
 
     /// CPU cores that the daemon runs on, such as 0-3,8; all: those of the job, even if this task
-    /// is bound to fewer [default: those of this process]
+    /// is bound to fewer [default: all in a job whose control group names them, else those of this
+    /// process]
     #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "LIST", value_parser = cores, env = "ARCHFS_CPUS")]
     pub(super) cpus: Option<Cores>,
 

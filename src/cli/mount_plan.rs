@@ -10,9 +10,11 @@ use std::path::PathBuf;
 use super::args::{ArchiveCacheName, MountArgs, Summary};
 use super::options::MountOptions;
 use super::{mistakes, term};
+use crate::batch_job;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan};
 use crate::log::Verbosity;
+use crate::os::processors::{self, Cores};
 use crate::url;
 use crate::vfs::ViewOptions;
 
@@ -92,7 +94,7 @@ impl MountArgs {
             name_readahead: !self.no_name_readahead,
             allow_changes: self.allow_changes || options.allow_changes,
             threads: self.threads.or(options.threads),
-            cpus: self.cpus.clone(),
+            cpus: self.cpus.clone().or_else(cores_of_job),
             log_file: self.log_file.as_ref().map(absolute).transpose()?,
             stats_json: self.stats_json.as_ref().map(absolute).transpose()?,
             stats: self.stats != Summary::None,
@@ -114,6 +116,13 @@ impl MountArgs {
             }
         }
     }
+}
+
+/// All cores of the job, if its control group says which these are: a batch system that starts
+/// several tasks on a node binds each to its own, and the daemon serves all of them.
+fn cores_of_job() -> Option<Cores> {
+    let are_known = batch_job::current().is_some() && processors::are_named_by_group();
+    are_known.then_some(Cores::All)
 }
 
 /// An archive that was named before, perhaps by another path.

@@ -13,6 +13,8 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Error, Kind, Result};
+use crate::os::control_group::Group;
+use crate::os::{kernel_file, mountinfo};
 
 /// The number of CPU cores this process may use, limited by its CPU affinity and control groups.
 /// Computed once, because it reads several files of /proc and /sys.
@@ -76,6 +78,19 @@ impl fmt::Display for Cores {
         }
         Ok(())
     }
+}
+
+/// Whether a control group of this process, below the root of its hierarchy, names the cores of its
+/// processes. Then it is a batch system that names them. Without a group, all cores of the node
+/// belong to the other jobs on it as well.
+pub fn are_named_by_group() -> bool {
+    let mounts = mountinfo::all().unwrap_or_default();
+    let is_root = |group: &Group| mounts.iter().any(|mount| mount.mount_point == group.directory);
+    let names_cores = |group: &Group| {
+        let cores = kernel_file::read_text(group.directory.join("cpuset.cpus"));
+        cores.is_ok_and(|cores| !cores.trim().is_empty())
+    };
+    Group::own("cpuset").iter().any(|group| !is_root(group) && names_cores(group))
 }
 
 /// Runs this thread, and all threads and processes that it starts from now on, on these cores.

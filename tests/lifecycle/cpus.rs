@@ -106,3 +106,55 @@ fn a_core_that_the_job_does_not_have_is_an_error() {
     );
     assert!(stage.is_gone());
 }
+
+/// A group with all cores and this test's processes, which is removed at the end.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    /// `None`, with a message, if this process may not make one.
+    fn of_a_job() -> Option<Self> {
+        let directory = format!("/sys/fs/cgroup/cpuset/archfs-test-{}", std::process::id());
+        let group = Self(directory.into());
+        let copied = |name: &str| fs::read(format!("/sys/fs/cgroup/cpuset/{name}"));
+        let made = fs::create_dir(&group.0).and_then(|()| {
+            fs::write(group.0.join("cpuset.cpus"), copied("cpuset.cpus")?)?;
+            fs::write(group.0.join("cpuset.mems"), copied("cpuset.mems")?)
+        });
+        if let Err(error) = made {
+            skip_part(&format!("no control group with cores (cgroup v1, root): {error}"));
+            return None;
+        }
+        Some(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// > In a batch job whose control group names its cores, the daemon uses all of them.
+#[test]
+fn in_a_job_the_daemon_uses_the_cores_of_its_control_group() {
+    let Some(stage) = stage() else { return };
+    let (last, _) = last_and_own();
+    let Some(group) = Group::of_a_job() else { return };
+    let join = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.0.display());
+    for (job, is_inside, expected) in
+        [("PBS_JOBID", true, &all()), ("PBS_JOBID", false, &last), ("OTHER", true, &last)]
+    {
+        let join = if is_inside { join.as_str() } else { "exec \"$@\"" };
+        run(Command::new("sh")
+            .args(["-c", join, "sh", "taskset", "-c", &last])
+            .args([env!("CARGO_BIN_EXE_archfs"), "mount", "-q", "--keep", "small.sqfs", "mount"])
+            .env(job, "1")
+            .current_dir(stage.work.path()));
+        assert_eq!(
+            cores_of_daemon(&stage).as_slice(),
+            std::slice::from_ref(expected),
+            "{job}, in the group: {is_inside}"
+        );
+        run(archfs().arg("unmount").arg(stage.work.path().join("mount")));
+    }
+}
