@@ -22,6 +22,14 @@ pub fn current() -> Option<(Scheduler, String)> {
     job(&|name| env::var(name).ok().filter(|value| !value.is_empty()))
 }
 
+/// How many nodes the job has, as far as Slurm or PBS says so; at least 1.
+pub fn nodes() -> u64 {
+    let number = |name| env::var(name).ok()?.parse().ok();
+    // A step may have fewer nodes than its job.
+    let names = ["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "PBS_NUM_NODES"];
+    names.into_iter().find_map(number).unwrap_or(1).max(1)
+}
+
 /// The name of this node without its domain. Slurm may use another name than the kernel does.
 pub fn node_name() -> String {
     let name = env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty());

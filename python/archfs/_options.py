@@ -47,6 +47,7 @@ class MountOptions(ContentOptions, total=False):
     stage: Optional[PathLike]
     stage_wait: bool
     stage_keep: Optional[Size]
+    readahead: Optional[str]
     preload: bool
     archive_cache: Optional[str]
     no_name_readahead: bool

@@ -93,8 +93,20 @@ pub(super) struct MountArgs {
     )]
     pub(super) stage_keep: Option<u64>,
 
-    /// Read the archives into the page cache in the background
-    #[arg(help_heading = MEMORY, long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
+    /// Read ahead of programs in the background, where they wait for storage: in proportion to what
+    /// they read (auto), or all of the archives (all) [default: auto]
+    #[arg(
+        help_heading = MEMORY,
+        long,
+        value_name = "HOW",
+        default_value = "auto",
+        hide_default_value = true,
+        env = "ARCHFS_READAHEAD"
+    )]
+    pub(super) readahead: ReadaheadName,
+
+    /// The same as --readahead all
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     pub(super) preload: bool,
 
     /// Whether what was served stays in the page cache of the archives as well [default: drop it
@@ -172,6 +184,14 @@ pub(super) struct MountArgs {
     /// Print only errors and warnings
     #[arg(help_heading = LOGGING, short, long)]
     pub(super) quiet: bool,
+}
+
+/// What is read ahead, as the user writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum ReadaheadName {
+    Auto,
+    Off,
+    All,
 }
 
 /// What happens with served pages of the archives, as the user writes it.

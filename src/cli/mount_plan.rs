@@ -7,12 +7,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use super::args::{ArchiveCacheName, MountArgs, Summary};
+use super::args::{ArchiveCacheName, MountArgs, ReadaheadName, Summary};
 use super::options::MountOptions;
 use super::{mistakes, term};
 use crate::batch_job;
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan};
+use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan, ReadaheadChoice};
 use crate::log::Verbosity;
 use crate::os::processors::{self, Cores};
 use crate::url;
@@ -85,7 +85,13 @@ impl MountArgs {
             stage: self.stage.as_ref().map(absolute).transpose()?,
             stage_wait: self.stage_wait,
             stage_keep: self.stage_keep,
-            preload: self.preload,
+            readahead: match self.readahead {
+                _ if self.preload => ReadaheadChoice::All,
+                ReadaheadName::Auto => ReadaheadChoice::Auto,
+                ReadaheadName::Off => ReadaheadChoice::Off,
+                ReadaheadName::All => ReadaheadChoice::All,
+            },
+            nodes: batch_job::nodes(),
             archive_cache: match self.archive_cache {
                 ArchiveCacheName::Auto => ArchiveCacheChoice::Auto,
                 ArchiveCacheName::Keep => ArchiveCacheChoice::Keep,

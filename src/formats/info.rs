@@ -10,7 +10,7 @@ use super::OpenOptions;
 use super::opening::{Format, Memory, Opening, Part};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::storage::{self, Changes};
+use crate::storage::{self, Changes, FillScope};
 use crate::vfs::FileKind;
 
 mod cost;
@@ -199,7 +199,8 @@ pub struct Compressed {
 
 /// Describes the archive at `path`.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
-    let files = storage::open_files(slice::from_ref(path), Changes::default())?;
+    let files =
+        storage::open_files(slice::from_ref(path), Changes::default(), FillScope::Announced)?;
     progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, options);
     let image_bytes = memory.image_bytes;

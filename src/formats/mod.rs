@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{self, Changes, FileStorage};
+use crate::storage::{self, Changes, FileStorage, FillScope};
 use crate::sync::Arc;
 use crate::units::counted;
 use crate::vfs::{Finding, Hidden, Layer, Tree, Union};
@@ -111,7 +111,11 @@ pub fn open(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
-    open_files(&storage::open_files(paths, Changes::default())?, options, progress)
+    open_files(
+        &storage::open_files(paths, Changes::default(), FillScope::Announced)?,
+        options,
+        progress,
+    )
 }
 
 /// The same for open files.

@@ -11,7 +11,7 @@ use super::opening::{Memory, Opening};
 use super::{FindingSink, IndexPolicy, OpenOptions};
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::storage::{self, Changes};
+use crate::storage::{self, Changes, FillScope};
 use crate::vfs::{self, Layer, Verified};
 
 /// Reads the whole archive at `path` with `threads` threads. Ignores `options.index_policy`
@@ -22,7 +22,8 @@ pub fn verify(
     threads: usize,
     progress: &Progress,
 ) -> Result<Verified> {
-    let files = storage::open_files(slice::from_ref(path), Changes::default())?;
+    let files =
+        storage::open_files(slice::from_ref(path), Changes::default(), FillScope::Announced)?;
     let options = OpenOptions {
         index_policy: IndexPolicy::Compare,
         findings: FindingSink::Return,

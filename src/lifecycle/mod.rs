@@ -42,7 +42,7 @@ pub use mount::detach::Detach;
 pub(crate) use plan::Restrictions;
 pub use plan::{
     Access, ArchiveCacheChoice, Background, ConnectionSource, DAEMON_OPTION, DaemonPlan, MountPlan,
-    STEP, StepTask,
+    ReadaheadChoice, STEP, StepTask,
 };
 pub use ready::{MountStatus, Ready, notify};
 pub use registry::{at_read_socket, remove_stale_socket, try_connect};

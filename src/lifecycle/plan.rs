@@ -18,6 +18,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::daemon::end_policy::Lifetime;
 use crate::log::Verbosity;
 use crate::os::processors::Cores;
+use crate::storage::FillScope;
 use crate::url;
 use crate::vfs::ViewOptions;
 
@@ -73,8 +74,10 @@ pub struct MountPlan {
     /// Bytes that all copies of this user in that directory may take after their mounts; `None` to
     /// remove the copy with the mount.
     pub stage_keep: Option<u64>,
-    /// Whether the archives are read into the page cache while they are served.
-    pub preload: bool,
+    /// What is read ahead of readers, in the background.
+    pub readahead: ReadaheadChoice,
+    /// Nodes of the job.
+    pub nodes: u64,
     /// What happens with served pages of the archives.
     pub archive_cache: ArchiveCacheChoice,
     /// Whether all names are read ahead after some lookups.
@@ -103,6 +106,15 @@ impl MountPlan {
         self.stats || self.verbosity == Verbosity::Verbose
     }
 
+    /// What is fetched ahead of readers.
+    pub(in crate::lifecycle) fn fill_scope(&self) -> FillScope {
+        match self.readahead {
+            ReadaheadChoice::Auto => FillScope::Demanded { nodes: self.nodes },
+            ReadaheadChoice::Off => FillScope::Announced,
+            ReadaheadChoice::All => FillScope::Everything,
+        }
+    }
+
     /// What the kernel forbids on its mount.
     pub(in crate::lifecycle) fn restrictions(&self) -> Restrictions {
         Restrictions { access: self.access, no_exec: self.no_exec }
@@ -128,7 +140,8 @@ impl MountPlan {
             stage: None,
             stage_wait: false,
             stage_keep: None,
-            preload: false,
+            readahead: ReadaheadChoice::Auto,
+            nodes: 1,
             archive_cache: ArchiveCacheChoice::Auto,
             name_readahead: true,
             allow_changes: false,
@@ -157,6 +170,18 @@ pub enum Access {
     Owner,
     /// All users, as far as the modes in the archive allow.
     Everybody,
+}
+
+/// What is read ahead of readers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadaheadChoice {
+    /// In proportion to what readers ask for, where they wait for storage.
+    #[default]
+    Auto,
+    /// What programs read that read in order.
+    Off,
+    /// All archives.
+    All,
 }
 
 /// What the user wants to happen with served pages of the archives.
@@ -355,7 +380,8 @@ mod tests {
             stage: Some("/s,t\n".into()),
             stage_wait: true,
             stage_keep: Some(7),
-            preload: true,
+            readahead: ReadaheadChoice::All,
+            nodes: 16,
             archive_cache: ArchiveCacheChoice::Drop,
             name_readahead: false,
             allow_changes: true,

@@ -1,7 +1,7 @@
 //! Bits in memory that other processes can map and read.
 //!
-//! The first word is zero as long as the bits are valid. Invariants: a bit that is set stays set;
-//! bits that are void stay void.
+//! The first word is zero as long as the bits are valid. Invariants: a bit that another process
+//! sees set stays set; bits that are void stay void.
 #![expect(unsafe_code, reason = "a mapping that other processes read")]
 
 use std::fs::File;
@@ -61,6 +61,13 @@ impl SharedBits {
     pub fn set(&self, number: usize, mask: u64) -> u64 {
         let word = self.at(number.saturating_add(HEAD));
         word.map_or(0, |word| mask & !word.fetch_or(mask, Ordering::AcqRel))
+    }
+
+    /// Clears the bits of `mask` in the word with this number. Returns those that were set. Not for
+    /// bits that another process reads.
+    pub fn clear(&self, number: usize, mask: u64) -> u64 {
+        let word = self.at(number.saturating_add(HEAD));
+        word.map_or(0, |word| mask & word.fetch_and(!mask, Ordering::AcqRel))
     }
 
     fn at(&self, number: usize) -> Option<&AtomicU64> {

@@ -10,11 +10,13 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::iter::Sum;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
+use crate::units::format_size;
 
 mod alarm;
 mod caches;
@@ -104,6 +106,7 @@ pub struct Stats {
     lookup_alarm: Alarm,
     direct: Watched<DirectCounts>,
     staged: Watched<StageCounts>,
+    readahead: Watched<ReadaheadCounts>,
 }
 
 /// Reads that processes did directly, without a request.
@@ -124,6 +127,63 @@ pub struct StageCounts {
     /// Bytes of all archives.
     #[serde(rename = "total_bytes")]
     pub total: u64,
+}
+
+/// How much of the archives was fetched ahead of readers, in the background.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadaheadCounts {
+    /// Whether more is fetched.
+    pub state: ReadaheadState,
+    /// Bytes that were fetched.
+    #[serde(rename = "fetched_bytes")]
+    pub fetched: u64,
+    /// Bytes of them that readers used later. Counts whole granules of 16 KiB.
+    #[serde(rename = "used_bytes")]
+    pub used: u64,
+}
+
+/// Whether archives are read ahead of readers, and why not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadaheadState {
+    /// The user wants none, except for programs that read in order.
+    #[default]
+    Off,
+    /// All was fetched.
+    Complete,
+    /// No reader has waited for storage.
+    NotNeeded,
+    /// As much as readers give reason for.
+    Active,
+    /// What was fetched and not used yet takes the memory that it may take.
+    Full,
+}
+
+impl Sum for ReadaheadCounts {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            state: sum.state.max(one.state),
+            fetched: sum.fetched + one.fetched,
+            used: sum.used + one.used,
+        })
+    }
+}
+
+impl fmt::Display for ReadaheadCounts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { state, fetched, used } = *self;
+        let counts =
+            format!("{} read ahead, {} of it used", format_size(fetched), format_size(used));
+        match state {
+            ReadaheadState::Off => formatter.write_str("no readahead in the background"),
+            ReadaheadState::NotNeeded => {
+                formatter.write_str("nothing read ahead, because no program waited for storage")
+            }
+            ReadaheadState::Complete => write!(formatter, "{counts}; the archives are complete"),
+            ReadaheadState::Active => formatter.write_str(&counts),
+            ReadaheadState::Full => write!(formatter, "{counts}; no memory for more"),
+        }
+    }
 }
 
 /// Returns the counts so far.
@@ -197,6 +257,8 @@ pub struct Totals {
     pub direct: DirectCounts,
     /// The copy on this node; `None` without one.
     pub staged: Option<StageCounts>,
+    /// What was fetched ahead; `None` if nothing can be.
+    pub readahead: Option<ReadaheadCounts>,
 }
 
 impl Totals {
@@ -300,6 +362,11 @@ impl Stats {
         let _ = self.staged.0.set(source);
     }
 
+    /// Registers the counters of what is fetched ahead. Call it once.
+    pub fn watch_readahead(&self, source: Source<ReadaheadCounts>) {
+        let _ = self.readahead.0.set(source);
+    }
+
     /// How much is copied to this node; `None` without a copy.
     pub fn staged(&self) -> Option<StageCounts> {
         self.staged.counts()
@@ -338,6 +405,7 @@ impl Stats {
         totals.budget = self.budget.load(Ordering::Relaxed);
         totals.direct = self.direct.counts().unwrap_or_default();
         totals.staged = self.staged();
+        totals.readahead = self.readahead.counts();
         totals
     }
 
@@ -365,6 +433,7 @@ impl Default for Stats {
             lookup_alarm,
             direct: Watched::default(),
             staged: Watched::default(),
+            readahead: Watched::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Opens the archives of a mount together, and makes a near copy of them or fills the page cache.
+//! Opens the archives of a mount together, with a near copy of them in a file or the page cache.
 //!
 //! A copy is a single file, because a data set can have more shards than a process may open files.
 //! The caller decides where the copy is and whether it fits there.
@@ -9,34 +9,35 @@ use std::path::PathBuf;
 use super::Storage;
 use super::changes::Changes;
 use super::download::created;
-use super::file::{ArchiveCache, FileStorage};
+use super::file::{ArchiveCache, BackgroundReads, CachedReads, CachedSource, FileStorage};
 use super::kept_copies::KeptCopy;
-use super::near::{self, Fill, FillScope, NearCopy, Original, Room, Target, room_on_demand};
+use super::near::{
+    self, Fill, FillScope, NearCopy, Original, Room, Source, Target, room_on_demand,
+};
 use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
-use crate::sync::{Arc, Mutex};
+use crate::sync::Arc;
 use crate::url;
 
 /// Files opened concurrently, each by a thread: on a parallel file system opening is mostly
 /// waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// Pieces read concurrently. A single stream gets only a fraction of a parallel file system's
-/// bandwidth.
-const READ_AT_ONCE: usize = 8;
-
-/// Size of a piece in bytes: one or a few stripes of a parallel file system.
-const PIECE: u64 = 4 << 20;
-
 /// Opens the archives at `paths`, which are files or URLs; `changes` says what to do if a file is
-/// rewritten in place. Those at URLs are read through a copy of what was read before.
+/// rewritten in place. Those at URLs are read through a copy of what was read before, of which the
+/// fill fetches `scope`. If it fetches ahead of readers, those for which the page cache does not
+/// work are read through the same copy.
 ///
 /// # Errors
 /// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`; `Io` if
 /// there is no directory for a copy.
-pub fn open_files(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
-    through_copy(open_originals(paths, changes)?)
+pub fn open_files(
+    paths: &[PathBuf],
+    changes: Changes,
+    scope: FillScope,
+) -> Result<Vec<Arc<FileStorage>>> {
+    through_copy(open_originals(paths, changes)?, scope)
 }
 
 /// Like `open_files`, without a copy.
@@ -62,15 +63,61 @@ pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<Fil
     Ok(files)
 }
 
-/// Prepares `files` for the requests of a mount, as `FileStorage::serve`.
-pub fn serve(files: &[Arc<FileStorage>], cache: &Arc<ArchiveCache>) {
-    let is_random = have_room_for_two_each(files.len(), FilePool::room());
-    files.iter().for_each(|file| file.serve(cache, is_random));
+/// Prepares `files` for the requests of a mount, as `FileStorage::serve`. The fill brings `scope`
+/// of them into the page cache, if they are not read through a copy, next to a cache of
+/// `cache_bytes`. Returns all copies that record what is fetched ahead of readers.
+///
+/// # Errors
+/// `Io` if there is no memory for the record of what was read.
+pub fn serve(
+    files: &[Arc<FileStorage>],
+    cache: &Arc<ArchiveCache>,
+    scope: FillScope,
+    cache_bytes: u64,
+) -> Result<Vec<Arc<NearCopy>>> {
+    let is_random = have_room_for(2, files.len(), FilePool::room());
+    let has_own = have_room_for(3, files.len(), FilePool::room());
+    let mut copies: Vec<Arc<NearCopy>> = Vec::new();
+    for copy in files.iter().filter_map(|file| file.copy()) {
+        if !copies.iter().any(|other| Arc::ptr_eq(other, copy)) {
+            copies.push(Arc::clone(copy));
+        }
+    }
+    let is_cached = |file: &&Arc<FileStorage>| file.copy().is_none() && !file.is_in_memory();
+    let cached: Vec<_> = files.iter().filter(is_cached).collect();
+    let originals = cached.iter().map(|file| {
+        let source: Arc<dyn Source> = Arc::new(CachedSource::new(file, has_own));
+        (file.path().display().to_string(), file.len(), source)
+    });
+    if !cached.is_empty() {
+        let times = CachedReads::measured();
+        let target = Target::PageCache { cache_bytes };
+        let name = "--readahead".to_owned();
+        let room = Box::new(|| None);
+        let copy = NearCopy::new(target, name, originals.collect(), room, scope)?;
+        let fill = Arc::new(Fill::on_demand(&copy));
+        for (number, file) in cached.iter().enumerate() {
+            let (copy, fill) = (Arc::clone(&copy), Arc::clone(&fill));
+            file.serve(
+                cache,
+                is_random,
+                Some(BackgroundReads { copy, number, cached: times, _fill: fill }),
+            );
+        }
+        // Not before: `serve` drops the first pages.
+        if scope == FillScope::Everything {
+            fill.begin()?;
+        }
+        copies.push(copy);
+    }
+    files.iter().for_each(|file| file.serve(cache, is_random, None));
+    copies.iter().for_each(|copy| copy.serve());
+    Ok(copies)
 }
 
-/// Whether each of `files` can be open twice, if `room` can be open together.
-fn have_room_for_two_each(files: usize, room: usize) -> bool {
-    files.saturating_mul(2) <= room
+/// Whether each of `files` can be open `times` times, if `room` can be open together.
+fn have_room_for(times: usize, files: usize, room: usize) -> bool {
+    files.saturating_mul(times) <= room
 }
 
 /// The size of a copy of `files`, in bytes.
@@ -116,16 +163,20 @@ pub fn near_copy(
     room: Room,
 ) -> Result<(Arc<NearCopy>, Vec<Arc<FileStorage>>)> {
     // Each byte is read once, so what lies around it is not.
-    serve(&files, &Arc::new(ArchiveCache::default()));
-    let target = match target {
-        CopyTarget::New(file) => Target::from(file),
+    let cache = Arc::new(ArchiveCache::default());
+    let is_random = have_room_for(2, files.len(), FilePool::room());
+    files.iter().for_each(|file| file.serve(&cache, is_random, None));
+    let (file, kept) = match target {
+        CopyTarget::New(file) => (Arc::new(file), None),
         CopyTarget::Kept(KeptCopy { bytes, checksums, identity, .. }) => {
-            Target { file: Arc::new(bytes), kept: Some((checksums, identity)) }
+            (Arc::new(bytes), Some((checksums, identity)))
         }
     };
+    let target = Target::File { file: Arc::clone(&file), kept };
     let copy = NearCopy::new(target, name, originals(&files), room, FillScope::Everything)?;
-    let near =
-        |(number, file): (usize, &Arc<FileStorage>)| Arc::new(file.near(&copy, number, None));
+    let near = |(number, original): (usize, &Arc<FileStorage>)| {
+        Arc::new(original.near((&copy, &file), number, None))
+    };
     let near = files.iter().enumerate().map(near).collect();
     Ok((copy, near))
 }
@@ -133,23 +184,34 @@ pub fn near_copy(
 /// `files`, those at URLs through one copy, which has what was read of them.
 ///
 /// It is an unlinked file in $TMPDIR, /tmp or /dev/shm, so every byte is fetched once while it has
-/// room. It takes only a part of the free space or memory, because nobody has asked for it. A
-/// program that announces to read all of an archive has it fetched in the background.
-fn through_copy(mut files: Vec<Arc<FileStorage>>) -> Result<Vec<Arc<FileStorage>>> {
-    let remote: Vec<_> = files.iter().filter(|file| file.is_remote()).cloned().collect();
-    if remote.is_empty() {
+/// room. It takes only a part of the free space or memory, because nobody has asked for it.
+fn through_copy(
+    mut files: Vec<Arc<FileStorage>>,
+    scope: FillScope,
+) -> Result<Vec<Arc<FileStorage>>> {
+    // The device number stands for the file system, so that only one of many shards is asked.
+    let device = |file: &Arc<FileStorage>| file.identity().inode.0;
+    let local = files.iter().find(|file| !file.is_remote());
+    let bypassing = local
+        .filter(|file| scope != FillScope::Announced && file.bypasses_page_cache())
+        .map(device);
+    let is_far = |file: &Arc<FileStorage>| file.is_remote() || bypassing == Some(device(file));
+    let far: Vec<_> = files.iter().filter(|file| is_far(file)).cloned().collect();
+    if far.is_empty() {
         return Ok(files);
     }
     let (directory, target) = created()?;
     let target = Arc::new(target);
     let room = room_on_demand(&target);
     let name = format!("copy in {}", directory.display());
-    let target = Target { file: target, kept: None };
-    let copy = NearCopy::new(target, name, originals(&remote), room, FillScope::Announced)?;
-    let fill = Arc::new(Fill::start(&copy)?);
-    let remote = files.iter_mut().filter(|file| file.is_remote());
-    for (number, file) in remote.enumerate() {
-        *file = Arc::new(file.near(&copy, number, Some(Arc::clone(&fill))));
+    let kept = Target::File { file: Arc::clone(&target), kept: None };
+    let copy = NearCopy::new(kept, name, originals(&far), room, scope)?;
+    let fill = Arc::new(match scope {
+        FillScope::Everything => Fill::start(&copy)?,
+        FillScope::Announced | FillScope::Demanded { .. } => Fill::on_demand(&copy),
+    });
+    for (number, file) in files.iter_mut().filter(|file| is_far(file)).enumerate() {
+        *file = Arc::new(file.near((&copy, &target), number, Some(Arc::clone(&fill))));
     }
     Ok(files)
 }
@@ -159,43 +221,6 @@ fn originals(files: &[Arc<FileStorage>]) -> Vec<Original> {
     let original =
         |file: &Arc<FileStorage>| (file.path().display().to_string(), file.len(), file.source());
     files.iter().map(original).collect()
-}
-
-/// Reads `files` in order from several threads, at most `most` bytes, to load them into the page
-/// cache.
-pub fn read_first(files: &[Arc<FileStorage>], most: u64) -> Result<()> {
-    let mut left = most;
-    let read = |file: &Arc<FileStorage>| {
-        let len = file.len().min(left);
-        left -= len;
-        len
-    };
-    // How much is read of each file, bytes.
-    let lens: Vec<u64> = files.iter().map(read).collect();
-    // The index of each file's first piece among all pieces.
-    let mut count = 0;
-    let first = |len: &u64| {
-        let first = count;
-        count += len.div_ceil(PIECE);
-        first
-    };
-    let firsts: Vec<u64> = lens.iter().map(first).collect();
-    // Guards unused buffers. Held for a push or a pop.
-    let buffers = Mutex::new(Vec::new());
-    let work = |nth: usize| {
-        let nth = nth as u64;
-        // The last match, because empty files before it have the same first piece.
-        let number = firsts.partition_point(|&first| first <= nth) - 1;
-        let offset = (nth - firsts[number]) * PIECE;
-        let len = PIECE.min(lens[number] - offset);
-        let mut buffer = buffers.lock().pop().unwrap_or_else(|| vec![0; PIECE as usize]);
-        // With its own readahead, the kernel loads large folios, which it drops only as a whole.
-        // Then most pages would stay when the files in them were served.
-        files[number].read_contents_at(&mut buffer[..len as usize], offset)?;
-        buffers.lock().push(buffer);
-        Ok(())
-    };
-    try_ordered(usize::try_from(count).unwrap_or(usize::MAX), READ_AT_ONCE, work, |()| {})
 }
 
 #[cfg(test)]
@@ -209,7 +234,9 @@ mod tests {
     use crate::os::unlinked;
     use crate::stats::StageCounts;
 
-    /// Lengths just below, at and above a page and a piece.
+    const PIECE: u64 = 4 << 20;
+
+    /// Lengths just below, at and above a page and pieces of the fill.
     const LENGTHS: [u64; 8] = [0, 1, 4095, 4096, 4097, PIECE, PIECE + 1, 0];
 
     /// Files of these lengths, each with different content.
@@ -236,7 +263,7 @@ mod tests {
     fn each_file_is_read_through_the_copy_up_to_its_own_end() {
         let work = tempfile::tempdir().unwrap();
         let paths = files(&work);
-        let files = open_files(&paths, Changes::default()).unwrap();
+        let files = open_files(&paths, Changes::default(), FillScope::Announced).unwrap();
         let (copy, copies) = near(&files, &work);
         let total = LENGTHS.iter().sum::<u64>();
         assert_eq!(copy.counts(), StageCounts { copied: 0, total });
@@ -257,7 +284,7 @@ mod tests {
         copy.wait(Duration::ZERO, |_| {}).unwrap();
         assert_eq!(copy.counts(), StageCounts { copied: total, total });
         (0..LENGTHS.len()).for_each(compare);
-        assert_eq!(copy.file().metadata().unwrap().len(), copied_len(&files));
+        assert_eq!(copies[0].opened().unwrap().0.metadata().unwrap().len(), copied_len(&files));
         // The originals are not read any more.
         let expected: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
         for (copy, (path, bytes)) in copies.iter().zip(paths.iter().zip(expected)) {
@@ -284,7 +311,7 @@ mod tests {
         for (turn, change) in changes.into_iter().enumerate() {
             let is_copied = turn == 0;
             let paths = files(&work);
-            let files = open_files(&paths, Changes::default()).unwrap();
+            let files = open_files(&paths, Changes::default(), FillScope::Announced).unwrap();
             let (copy, copies) = near(&files, &work);
             let number = 6;
             let bytes = std::fs::read(&paths[number]).unwrap();
@@ -312,16 +339,16 @@ mod tests {
 
     #[test]
     fn files_are_opened_twice_only_while_descriptors_suffice() {
-        assert!(have_room_for_two_each(256, 512));
-        assert!(!have_room_for_two_each(257, 512));
-        assert!(!have_room_for_two_each(usize::MAX, usize::MAX - 1));
+        assert!(have_room_for(2, 256, 512));
+        assert!(!have_room_for(2, 257, 512));
+        assert!(!have_room_for(2, usize::MAX, usize::MAX - 1));
     }
 
     #[test]
     fn reports_the_first_missing_file() {
         let work = tempfile::tempdir().unwrap();
         let paths: Vec<_> = ["a", "b"].map(|name| work.path().join(name)).to_vec();
-        let error = open_files(&paths, Changes::default()).unwrap_err();
+        let error = open_files(&paths, Changes::default(), FillScope::Announced).unwrap_err();
         assert!(error.to_string().contains("/a: no such file"), "{error}");
     }
 }

@@ -258,7 +258,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::super::pool::FilePool;
-    use super::super::{FileStorage, Storage, open_files};
+    use super::super::{FileStorage, FillScope, Storage, open_files};
     use super::*;
 
     const OLD: &[u8] = b"old bytes";
@@ -298,7 +298,9 @@ mod tests {
             let path = file(&work);
             let [refused, reported, allowed] =
                 [Changes::Refused, Changes::Reported, Changes::Allowed].map(|changes| {
-                    open_files(std::slice::from_ref(&path), changes).unwrap().remove(0)
+                    open_files(std::slice::from_ref(&path), changes, FillScope::Announced)
+                        .unwrap()
+                        .remove(0)
                 });
             for opened in [&refused, &reported, &allowed] {
                 assert_eq!(read(opened).unwrap(), OLD);

@@ -22,9 +22,7 @@ mod near;
 mod pool;
 mod views;
 
-pub use archives::{
-    CopyTarget, copied_len, near_copy, open_files, open_originals, read_first, serve,
-};
+pub use archives::{CopyTarget, copied_len, near_copy, open_files, open_originals, serve};
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};
@@ -33,7 +31,7 @@ pub use identity::{Identity, Origin, Validator};
 pub use kept_copies::{KeptCopies, KeptCopy, Removed};
 #[cfg(any(test, fuzzing))]
 pub use mem::MemStorage;
-pub use near::{Fill, NearCopy, Room, room_in_memory};
+pub use near::{Fill, FillScope, NearCopy, Room, room_in_memory, unused_in_page_cache};
 pub use views::{FileRange, Metered};
 
 /// Announces a scan of storage until it is dropped.

@@ -194,7 +194,8 @@ fn random_files_read_little_of_their_neighbors() {
     let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
         let mount_point = work.path().join("mount");
-        let mounted = Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=keep"]);
+        let options = ["--archive-cache=keep", "--readahead=off"];
+        let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
         run(Command::new("ls").arg("-lR").arg(mounted.path()));
         assert!(forget(&archive.path));
         let wanted = archive.read(mounted.path(), (0..FILES).map(|nth| nth * 97 % FILES).take(100));
@@ -275,7 +276,8 @@ fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
         assert_eq!(order.len() as u64, FILES);
         let mount_point = work.path().join("mount");
         for readers in [1, 4] {
-            let mounted = Mounted::archfs(&archive.path, &mount_point, &["--archive-cache=keep"]);
+            let options = ["--archive-cache=keep", "--readahead=off"];
+            let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
             run(Command::new("ls").arg("-lR").arg(mounted.path()));
             assert!(forget(&archive.path));
             let steps = 0..20;

@@ -21,6 +21,7 @@ mod namespaces;
 mod opening;
 mod or_extract;
 mod private;
+mod readahead;
 mod remote;
 mod restrictions;
 mod sharing;

@@ -1,4 +1,4 @@
-//! `--stage` copies archives while they are mounted, or before; `--preload` reads them.
+//! `--stage` copies archives while they are mounted, or before; `--readahead all` reads them.
 //!
 //! The copy is private, has no name, and is freed however the daemon ends. Limits of control groups
 //! are faked: a mount namespace has a directory in place of /sys/fs/cgroup.
@@ -564,8 +564,8 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
     for (left, says, preloaded) in [
         (len + CACHE, None, len..=len.next_multiple_of(PAGE)),
         // Half of it, and what the file system read besides.
-        (FITS + CACHE, Some("preloading the first 10.0 MiB"), 10 << 20..=16 << 20),
-        (CACHE, Some("preloading nothing"), 0..=4 << 20),
+        (FITS + CACHE, Some("reading at most 10.0 MiB ahead"), 10 << 20..=16 << 20),
+        (CACHE, Some("reading nothing ahead"), 0..=4 << 20),
     ] {
         for groups in limits(work.path(), left) {
             if !forget(&archive) {
@@ -576,7 +576,7 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
             let said = stderr(&output);
             assert!(output.status.success(), "{left}: {said}");
             assert_eq!(output.stdout, b"hello, world\n");
-            assert_eq!(said.contains("archfs: warning: --preload: "), says.is_some(), "{said}");
+            assert_eq!(said.contains("archfs: warning: --readahead: "), says.is_some(), "{said}");
             assert!(said.contains(says.unwrap_or_default()), "{said}");
             let pages = pages();
             assert!(preloaded.contains(&pages), "{left}: {pages} of {len}");

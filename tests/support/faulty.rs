@@ -1,7 +1,7 @@
-//! A FUSE file system with one file, whose reads fail on demand.
+//! A FUSE file system with one file, whose reads fail on demand or take long.
 //!
-//! The test itself serves it, without caching, so every read arrives here. Dropping it unmounts it
-//! lazily.
+//! The test itself serves it. Unless it is made for it, nothing is cached, so every read arrives here.
+//! Dropping it unmounts it lazily.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -57,6 +57,9 @@ struct State {
     fault: Mutex<Fault>,
     reads: AtomicU64,
     failed: AtomicU64,
+    bytes: AtomicU64,
+    in_flight: AtomicU64,
+    most_in_flight: AtomicU64,
 }
 
 struct Served {
@@ -64,19 +67,36 @@ struct Served {
     name: OsString,
     attr: FileAttr,
     state: Arc<State>,
+    latency: Duration,
+    open_flags: FopenFlags,
 }
 
 impl Faulty {
     /// Shows `file` below `mount_point`, which is created.
     pub fn new(file: &Path, mount_point: &Path) -> Self {
+        Self::distant(file, mount_point, Duration::ZERO, FopenFlags::FOPEN_DIRECT_IO)
+    }
+
+    /// The same, where each read takes `latency`.
+    pub fn distant(
+        file: &Path,
+        mount_point: &Path,
+        latency: Duration,
+        open_flags: FopenFlags,
+    ) -> Self {
         fs::create_dir_all(mount_point).unwrap();
-        let (fault, reads, failed) =
-            (Mutex::new(Fault::None), AtomicU64::new(0), AtomicU64::new(0));
-        let state = Arc::new(State { fault, reads, failed });
+        let state = Arc::new(State {
+            fault: Mutex::new(Fault::None),
+            reads: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            most_in_flight: AtomicU64::new(0),
+        });
         let mut config = fuser::Config::default();
         config.mount_options = vec![MountOption::RO, MountOption::FSName("faulty".into())];
         config.n_threads = Some(16);
-        let served = Served::new(file, Arc::clone(&state));
+        let served = Served { latency, open_flags, ..Served::new(file, Arc::clone(&state)) };
         let session = fuser::Session::new(served, mount_point, &config).unwrap().spawn().unwrap();
         let shown = mount_point.join(file.file_name().unwrap());
         Self { mount_point: mount_point.to_owned(), file: shown, state, session: Some(session) }
@@ -95,6 +115,16 @@ impl Faulty {
     /// Number of reads so far.
     pub fn reads(&self) -> u64 {
         self.state.reads.load(Ordering::Relaxed)
+    }
+
+    /// Number of bytes that were read so far.
+    pub fn bytes(&self) -> u64 {
+        self.state.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Largest number of reads that were served at once.
+    pub fn most_in_flight(&self) -> u64 {
+        self.state.most_in_flight.load(Ordering::Relaxed)
     }
 
     /// Number of reads that did not get the right bytes.
@@ -133,7 +163,9 @@ impl Served {
         let file = File::open(path).unwrap();
         let found = file.metadata().unwrap();
         let attr = file_attr::read_only(ARCHIVE, &found);
-        Self { file, name: path.file_name().unwrap().to_owned(), attr, state }
+        let name = path.file_name().unwrap().to_owned();
+        let (latency, open_flags) = (Duration::ZERO, FopenFlags::empty());
+        Self { file, name, attr, state, latency, open_flags }
     }
 
     fn attr(&self, ino: INodeNo) -> FileAttr {
@@ -169,7 +201,7 @@ impl Filesystem for Served {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+        reply.opened(FileHandle(0), self.open_flags);
     }
 
     fn read(
@@ -184,6 +216,11 @@ impl Filesystem for Served {
         reply: ReplyData,
     ) {
         let number = self.state.reads.fetch_add(1, Ordering::Relaxed);
+        self.state.bytes.fetch_add(size.into(), Ordering::Relaxed);
+        let in_flight = self.state.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        self.state.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
+        thread::sleep(self.latency);
+        self.state.in_flight.fetch_sub(1, Ordering::Relaxed);
         let fault = self.fault();
         let mut bytes = vec![0; size as usize];
         let mut len = self.file.read_at(&mut bytes, offset).unwrap();

@@ -52,6 +52,13 @@ pub(super) fn text(readings: &[Reading]) -> String {
             reading.staged.map(|staged| (String::new(), bytes(staged))).into_iter().collect()
         });
     }
+    let readahead = |reading: &Reading| reading.readahead.unwrap_or_default();
+    text.counter("readahead_bytes", "bytes", "Bytes read ahead of programs", |reading| {
+        readahead(reading).fetched
+    });
+    text.counter("readahead_used_bytes", "bytes", "Bytes of these that programs used", |reading| {
+        readahead(reading).used
+    });
     text.counter("archive_reads", "", "Reads from the archives", |reading| reading.archive_reads);
     text.counter("archive_bytes", "bytes", "Bytes of those reads", |reading| reading.archive_bytes);
     text.counter("archive_read_seconds", "seconds", "Time of those reads", |reading| {

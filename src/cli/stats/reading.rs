@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::error::{Error, Kind, Result};
-use crate::stats::StageCounts;
+use crate::stats::{ReadaheadCounts, StageCounts};
 
 /// The keys that are presented; docs/STATS.md explains them.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -26,6 +26,7 @@ pub(super) struct Reading {
     pub(super) direct_reads: u64,
     pub(super) direct_bytes: u64,
     pub(super) staged: Option<StageCounts>,
+    pub(super) readahead: Option<ReadaheadCounts>,
     pub(super) archive_reads: u64,
     pub(super) archive_bytes: u64,
     pub(super) archive_read_ns: u64,

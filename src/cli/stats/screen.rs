@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::reading::{Bottleneck, Interval, Reading, Shares};
 use crate::log::printable;
-use crate::stats::StageCounts;
+use crate::stats::{ReadaheadState, StageCounts};
 use crate::units::{counted, format_duration, format_percent, format_size};
 
 /// Columns of the labels, and of the bars.
@@ -44,6 +44,9 @@ pub(super) fn block(reading: &Reading, interval: &Interval) -> Vec<String> {
     {
         let part = copied as f64 / total as f64;
         add("staged", bar(part, &format!("{} of {}", format_percent(part), format_size(total))));
+    }
+    if let Some(counts) = reading.readahead.filter(|counts| counts.state != ReadaheadState::Off) {
+        add("ahead", counts.to_string());
     }
     lines.push(format!("  {}", sentence(interval)));
     lines

@@ -14,7 +14,7 @@ use super::Service;
 use crate::lifecycle::{ArchiveCacheChoice, MountPlan, registry};
 use crate::os::memory::{self, Headroom};
 use crate::stats::Stats;
-use crate::storage::{self, ArchiveCache, FileStorage, NearCopy, Storage};
+use crate::storage::{ArchiveCache, FileStorage, NearCopy, Storage};
 use crate::sync::Arc;
 use crate::units::format_size;
 
@@ -63,11 +63,10 @@ impl ArchiveCachePolicy {
     pub(super) fn new(
         plan: &MountPlan,
         files: &[Arc<FileStorage>],
+        switch: Arc<ArchiveCache>,
         copy: Option<&Arc<NearCopy>>,
         stats: Arc<Stats>,
     ) -> Self {
-        let switch = Arc::new(ArchiveCache::default());
-        storage::serve(files, &switch);
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
         let (choice, archives) = (plan.archive_cache, Vec::new());

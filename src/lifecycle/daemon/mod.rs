@@ -149,9 +149,7 @@ impl Daemon {
     /// Starts the threads that answer the kernel.
     fn start(
         plan: &MountPlan,
-        Opened {
-            tree, stats, report, cache_bytes, budget, mut archive_cache, preloaded, staging
-        }: Opened,
+        Opened { tree, stats, report, cache_bytes, budget, mut archive_cache, staging }: Opened,
         mount: Arc<Mounted>,
         connection: OwnedFd,
         listener: Option<UnixListener>,
@@ -185,7 +183,6 @@ impl Daemon {
         let session = session::start(filesystem, connection, shape, cache_bytes, session_end)?;
         let archives = mount.archives().unwrap_or_else(|| registry::real_paths(plan));
         archive_cache.begin(archives);
-        stage::preload(preloaded);
         // The working directory may be on a file system that the user wants to unmount.
         let _ = std::env::set_current_dir("/");
         let policy = EndPolicy::new(plan.lifetime, Instant::now());

@@ -20,7 +20,7 @@ use crate::lifecycle::MountPlan;
 use crate::os::directory::{Directory, parent_of};
 use crate::os::kernel_file;
 use crate::os::new_file::{NewFile, Readers};
-use crate::stats::{CacheCounts, Latencies, Operation, StageCounts, Stats};
+use crate::stats::{CacheCounts, Latencies, Operation, ReadaheadCounts, StageCounts, Stats};
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
 
@@ -165,6 +165,8 @@ pub struct Snapshot {
     direct_bytes: u64,
     /// How much of the archives is copied to this node; `None` without `--stage`.
     staged: Option<StageCounts>,
+    /// What was read ahead of programs in the background.
+    readahead: Option<ReadaheadCounts>,
     /// Reads from the archives, including those of opening.
     archive_reads: u64,
     archive_bytes: u64,
@@ -211,6 +213,7 @@ impl Snapshot {
             direct_reads: totals.direct.reads,
             direct_bytes: totals.direct.bytes,
             staged: totals.staged,
+            readahead: totals.readahead,
             archive_reads: totals.archive_reads,
             archive_bytes: totals.archive_bytes,
             archive_read_ns: totals.archive_read_ns,
@@ -251,6 +254,7 @@ impl Snapshot {
         if let Some(StageCounts { copied, total }) = self.staged {
             parts.push(format!("{} of {} staged", format_size(copied), format_size(total)));
         }
+        parts.extend(self.readahead.map(|counts| counts.to_string()));
         if let Some(hits) = self.data_cache.hits_per_thousand() {
             let (whole, tenths) = (hits / 10, hits % 10);
             parts.push(format!("{whole}.{tenths}% of blocks found in the cache"));
@@ -362,6 +366,7 @@ mod tests {
     fn the_json_keys_match_the_document() {
         let stats = Stats::default();
         stats.watch_staging(Box::new(|| StageCounts { copied: 1, total: 2 }));
+        stats.watch_readahead(Box::new(ReadaheadCounts::default));
         let json = Snapshot::take(&served(&["/a.sqfs"]), &stats).json();
         let mut found = Vec::new();
         keys(&serde_json::from_str(&json).unwrap(), "", &mut found);

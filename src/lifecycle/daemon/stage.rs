@@ -1,5 +1,4 @@
-//! Copies archives to this node while they are served (--stage), or reads them into the page cache
-//! (--preload).
+//! Opens the archives of a plan, and copies them to this node while they are served (--stage).
 //!
 //! Invariants: what cannot fit is refused before a byte is copied. Unless the user wants to keep
 //! it, the copy is an unlinked file, so it disappears with the daemon, however the daemon ends. No
@@ -11,21 +10,20 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::MountPlan;
+use crate::lifecycle::{MountPlan, ReadaheadChoice};
 use crate::os::directory::Directory;
 use crate::os::memory::{self, Headroom};
 use crate::os::unlinked;
 use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{
-    self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Room, Storage,
+    self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Room,
 };
 use crate::sync::Arc;
-use crate::units::{Size, format_duration, format_size};
+use crate::units::{Size, format_size};
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
                     the page cache keeps what fits";
@@ -77,7 +75,7 @@ pub(in crate::lifecycle) fn archives(
         (None, false) => Changes::Reported,
     };
     let Some(directory) = &plan.stage else {
-        let files = storage::open_files(&plan.archives, changes)?;
+        let files = storage::open_files(&plan.archives, changes, plan.fill_scope())?;
         return Ok(Archives { files, staging: None });
     };
     let files = storage::open_originals(&plan.archives, changes)?;
@@ -90,66 +88,27 @@ pub(in crate::lifecycle) fn archives(
     Ok(Archives { files, staging: Some(staging) })
 }
 
-#[derive(Default)]
-pub(in crate::lifecycle) struct Preload {
-    files: Vec<Arc<FileStorage>>,
-    most: u64,
-}
-
-/// Those of `files` that `plan` asks to read into the page cache, or what fits into memory next to
-/// a cache of `cache_bytes`, with a warning. Files that are already in memory, such as a copy in
-/// /dev/shm, stay as they are.
-pub(in crate::lifecycle) fn to_preload(
+/// Warns if the user wants all of `files` read into the page cache, and the memory that is left
+/// next to a cache of `cache_bytes` does not hold them.
+pub(in crate::lifecycle) fn warn_of_memory(
     plan: &MountPlan,
     files: &[Arc<FileStorage>],
     cache_bytes: u64,
-) -> Preload {
-    // To copy them leaves the copy in the page cache.
-    if !plan.preload || plan.stage.is_some() {
-        return Preload::default();
-    }
-    // What is read of an archive at a URL is kept in a copy anyway.
-    files.iter().filter(|file| file.is_remote()).for_each(|file| file.begin_scan());
-    let is_read = |file: &&Arc<FileStorage>| !file.is_remote() && !file.is_in_memory();
-    let files: Vec<_> = files.iter().filter(is_read).cloned().collect();
-    let left = memory::headroom();
-    let most = match check_memory(storage::copied_len(&files), cache_bytes, left) {
-        Ok(()) => u64::MAX,
-        Err(error) => {
-            let most = preloaded_part(cache_bytes, left);
-            match most {
-                0 => log::warn!("--preload: {error}; preloading nothing"),
-                _ => log::warn!("--preload: {error}; preloading the first {}", format_size(most)),
-            }
-            most
-        }
-    };
-    Preload { files, most }
-}
-
-/// How much is read, in bytes, of archives that do not fit into the memory that is left, next to a
-/// cache. Half, so that files read through the mount do not evict the preloaded pages.
-fn preloaded_part(cache_bytes: u64, left: Option<Headroom>) -> u64 {
-    left.map_or(u64::MAX, |left| left.bytes.saturating_sub(cache_bytes) / 2)
-}
-
-/// Reads archives into the page cache, in the background. Readers that are ahead of it read by
-/// themselves, so if it fails, that is only a warning.
-pub(in crate::lifecycle) fn preload(Preload { files, most }: Preload) {
-    if files.is_empty() || most == 0 {
+) {
+    if plan.readahead != ReadaheadChoice::All || plan.stage.is_some() {
         return;
     }
-    let read = move || {
-        let start = Instant::now();
-        match storage::read_first(&files, most) {
-            Ok(()) => {
-                log::info!("--preload: read in {}", format_duration(start.elapsed()));
+    let is_read = |file: &&Arc<FileStorage>| !file.is_remote() && !file.is_in_memory();
+    let len = storage::copied_len(&files.iter().filter(is_read).cloned().collect::<Vec<_>>());
+    let left = memory::headroom();
+    if let Err(error) = check_memory(len, cache_bytes, left) {
+        match storage::unused_in_page_cache(len, cache_bytes, left) {
+            0 => log::warn!("--readahead: {error}; reading nothing ahead"),
+            most => {
+                let most = format_size(most);
+                log::warn!("--readahead: {error}; reading at most {most} ahead of programs");
             }
-            Err(error) => log::warn!("--preload: {error}"),
         }
-    };
-    if let Err(error) = thread::Builder::new().name("preload".into()).spawn(read) {
-        log::warn!("--preload: cannot start a thread: {error}");
     }
 }
 
@@ -303,12 +262,5 @@ mod tests {
         check_memory(u64::MAX, u64::MAX, None).unwrap();
         check_memory(0, 28, left(1, Bound::Node)).unwrap();
         check_memory(u64::MAX, u64::MAX, left(u64::MAX - 1, Bound::Node)).unwrap_err();
-    }
-
-    #[test]
-    fn half_of_the_memory_beside_the_cache_is_for_archives_that_do_not_fit() {
-        let part = |bytes| preloaded_part(28, Some(Headroom { bytes, bound: Bound::Node }));
-        assert_eq!([part(128), part(29), part(28), part(0)], [50, 0, 0, 0]);
-        assert_eq!(preloaded_part(28, None), u64::MAX);
     }
 }

@@ -23,6 +23,7 @@ use crate::os::process::{ASK_AGAIN, ProcessId};
 use crate::os::processors;
 use crate::progress::Progress;
 use crate::stats::Stats;
+use crate::storage::{self, ArchiveCache};
 use crate::sync::Arc;
 use crate::vfs::Tree;
 
@@ -35,7 +36,7 @@ use super::opening;
 use super::report::Report;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
-use super::stage::{self, Archives, Preload, Staging};
+use super::stage::{self, Archives, Staging};
 use super::{Daemon, wait};
 
 /// Serves in the background of a launcher, with a FUSE connection from `source`. `progress` shows
@@ -287,8 +288,6 @@ pub(super) struct Opened {
     pub(super) cache_bytes: u64,
     pub(super) budget: Budget,
     pub(super) archive_cache: ArchiveCachePolicy,
-    /// Files to read into the page cache.
-    pub(super) preloaded: Preload,
     /// The copy that is filled while they are served.
     pub(super) staging: Option<Staging>,
 }
@@ -312,16 +311,19 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     if let Some(staging) = &staging {
         staging.count_in(&stats);
     }
-    let preloaded = stage::to_preload(plan, &files, options.cache_bytes);
+    stage::warn_of_memory(plan, &files, options.cache_bytes);
     let tree = formats::open_files(&files, &options, progress)?;
     report_contents(plan, tree.as_ref());
     let tree = opening::view(plan, tree)?;
     opening::check_root(plan, tree.as_ref())?;
     let report = Report::begin(plan, Arc::clone(&stats));
     let copy = staging.as_ref().map(Staging::copy);
-    let archive_cache = ArchiveCachePolicy::new(plan, &files, copy, Arc::clone(&stats));
     let OpenOptions { cache_bytes, budget, .. } = options;
-    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, preloaded, staging })
+    let switch = Arc::new(ArchiveCache::default());
+    let copies = storage::serve(&files, &switch, plan.fill_scope(), cache_bytes)?;
+    stats.watch_readahead(Box::new(move || copies.iter().map(|copy| copy.readahead()).sum()));
+    let archive_cache = ArchiveCachePolicy::new(plan, &files, switch, copy, Arc::clone(&stats));
+    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, staging })
 }
 
 /// Inner archives that are looked into to tell whether there is nothing else.

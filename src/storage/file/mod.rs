@@ -32,8 +32,11 @@ use crate::remote::{self, RemoteFile, Requester};
 use crate::sync::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::url;
 
+mod background;
 #[cfg(test)]
 mod tests;
+
+pub(super) use background::{BackgroundReads, CachedReads, CachedSource};
 
 /// A file opened for reading.
 #[derive(Debug)]
@@ -60,6 +63,7 @@ enum Bytes {
     /// A copy, in which the archive has this number.
     Near {
         copy: Arc<NearCopy>,
+        file: Arc<File>,
         number: usize,
         /// Keeps the fill of the copy alive, if it ends with the files.
         fill: Option<Arc<Fill>>,
@@ -79,6 +83,7 @@ struct Serving {
     /// kernel read into the page cache. If the file system does not expect that (FOPEN_DIRECT_IO),
     /// it may answer with fewer bytes, which the kernel takes for the end of the file.
     is_on_fuse: bool,
+    reads: Option<BackgroundReads>,
 }
 
 /// Whether the page cache of the archives of a mount keeps what was handed out.
@@ -119,12 +124,17 @@ const HEAD: u64 = 128 << 10;
 /// default readahead is 128 KiB.
 const WILL_NEED_MAX: u64 = 128 << 10;
 
+/// The types of file systems (statfs(2), f_type) on other machines, or served by a process: FUSE,
+/// GPFS, Lustre, BeeGFS, 9P, CephFS, SMB.
+const NETWORK_FILE_SYSTEMS: [u64; 7] =
+    [trust::FUSE, 0x4750_4653, 0x0BD0_0BD0, 0x1983_0326, 0x0102_1997, 0x00C3_6400, 0xFE53_4D42];
+
 /// Bytes of tables that are asked of a server at once. In the time of one request it sends about as
 /// much.
 const REMOTE_TABLES: u64 = 256 << 10;
 
 /// An open file, for one call.
-enum Opened<'h> {
+pub(super) enum Opened<'h> {
     Borrowed(&'h File),
     Shared(Arc<File>),
 }
@@ -191,11 +201,12 @@ impl FileStorage {
     /// of its files.
     pub(super) fn near(
         &self,
-        copy: &Arc<NearCopy>,
+        (copy, file): (&Arc<NearCopy>, &Arc<File>),
         number: usize,
         fill: Option<Arc<Fill>>,
     ) -> Self {
-        let bytes = Bytes::Near { copy: Arc::clone(copy), number, fill };
+        let (copy, file) = (Arc::clone(copy), Arc::clone(file));
+        let bytes = Bytes::Near { copy, file, number, fill };
         let near = Self::new(self.path.clone(), (self.identity, self.origin), bytes);
         Self { pool: self.pool.clone(), ..near }
     }
@@ -277,13 +288,19 @@ impl FileStorage {
 
     /// Prepares the file for requests of a mount, after it was opened and scanned: `cache` says
     /// whether pages that were served stay. If `is_random`, the file is opened once more, and
-    /// contents of files are read without what lies around them. Has no effect the second time.
-    pub fn serve(&self, cache: &Arc<ArchiveCache>, is_random: bool) {
+    /// contents of files are read without what lies around them. `reads` gets to know all reads.
+    /// Has no effect the second time.
+    pub(super) fn serve(
+        &self,
+        cache: &Arc<ArchiveCache>,
+        is_random: bool,
+        reads: Option<BackgroundReads>,
+    ) {
         self.serving.get_or_init(|| {
             let is_in_memory = self.is_in_memory();
             let random = match &self.bytes {
                 Bytes::Local(file) => Some(&**file),
-                Bytes::Near { copy, .. } => Some(&**copy.file()),
+                Bytes::Near { file, .. } => Some(&**file),
                 Bytes::Pooled(..) | Bytes::Remote(_) => None,
             };
             let is_on_fuse = self.is_on_fuse();
@@ -293,7 +310,7 @@ impl FileStorage {
                 self.drop_cached(0, HEAD);
             }
             let cache = (!is_in_memory).then(|| Arc::clone(cache));
-            Serving { random, cache, is_on_fuse }
+            Serving { random, cache, is_on_fuse, reads }
         });
     }
 
@@ -322,6 +339,24 @@ impl FileStorage {
         found.is_some_and(|found| found.f_type as u64 == trust::FUSE)
     }
 
+    /// The copy that it is read through, if it is in a file.
+    pub(super) fn copy(&self) -> Option<&Arc<NearCopy>> {
+        match &self.bytes {
+            Bytes::Near { copy, .. } => Some(copy),
+            Bytes::Local(_) | Bytes::Pooled(..) | Bytes::Remote(_) => None,
+        }
+    }
+
+    /// Whether it is on a file system for which the page cache does not work. Then only a copy can
+    /// hold what is read ahead. GPFS has a cache of its own, others can be mounted in both ways. A
+    /// file system on local storage never counts: if it has another cache, such as that of ZFS, a
+    /// copy would be a second one.
+    pub(super) fn bypasses_page_cache(&self) -> bool {
+        let Ok((file, _)) = self.opened() else { return false };
+        NETWORK_FILE_SYSTEMS.contains(&self.origin.file_system)
+            && page_cache::keeps_reads_of(&file) == Some(false)
+    }
+
     /// Whether the byte at each of `offsets` is in the page cache. `false` if the system cannot
     /// say.
     pub(super) fn are_cached(&self, offsets: impl Iterator<Item = u64> + Clone) -> Vec<bool> {
@@ -339,13 +374,11 @@ impl FileStorage {
     }
 
     /// The file to read from, and the offset at which this archive starts in it.
-    fn opened(&self) -> Result<(Opened<'_>, u64)> {
+    pub(super) fn opened(&self) -> Result<(Opened<'_>, u64)> {
         Ok(match &self.bytes {
             Bytes::Local(file) => (Opened::Borrowed(file), 0),
             Bytes::Pooled(pool, slot) => (Opened::Shared(self.pooled(pool, slot)?), 0),
-            Bytes::Near { copy, number, .. } => {
-                (Opened::Borrowed(copy.file()), copy.start(*number))
-            }
+            Bytes::Near { copy, file, number, .. } => (Opened::Borrowed(file), copy.start(*number)),
             Bytes::Remote(_) => {
                 let context = format!("{}: not a file of this node", self.path.display());
                 return Err(Error::new(Kind::Unsupported, context));
@@ -400,12 +433,20 @@ impl FileStorage {
         let file = match &self.bytes {
             Bytes::Local(file) => Opened::Borrowed(file),
             Bytes::Pooled(pool, slot) => Opened::Shared(self.pooled(pool, slot)?),
-            Bytes::Near { copy, number, .. } => {
-                return copy.read_exact_at(*number, buffer, offset, other, what);
+            Bytes::Near { copy, file, number, .. } => {
+                let file = other.unwrap_or(file);
+                return copy.read_exact_at(*number, buffer, offset, file, what);
             }
             Bytes::Remote(file) => return file.read_exact_at(buffer, offset, Requester::Reader),
         };
+        let reads = self.serving.get().and_then(|serving| serving.reads.as_ref());
+        let watch = reads.map(BackgroundReads::watch);
         let outcome = other.unwrap_or(&file).read_exact_at(buffer, offset);
+        if let Some(watch) = watch
+            && (what == Wanted::Contents || wanted >= RANDOM_MIN)
+        {
+            watch.note(&(offset..end));
+        }
         // After the read, so that it covers these bytes; it also explains a failed read.
         self.version.as_ref().map_or(Ok(()), |version| version.check(&file, &self.path))?;
         outcome.map_err(|error| match error.kind() {
@@ -453,9 +494,9 @@ impl Storage for FileStorage {
                 let valid = Valid::Unmodified { modified, changed };
                 Some(FilePosition { file: Arc::clone(file), valid, offset })
             }
-            Bytes::Near { copy, number, .. } => {
+            Bytes::Near { copy, file, number, .. } => {
                 let offset = copy.start(*number).checked_add(offset)?;
-                let (file, valid) = (Arc::clone(copy.file()), Valid::Filled(copy.filled()));
+                let (file, valid) = (Arc::clone(file), Valid::Filled(copy.filled()));
                 Some(FilePosition { file, valid, offset })
             }
             Bytes::Pooled(..) | Bytes::Remote(_) => None,
@@ -480,26 +521,36 @@ impl Storage for FileStorage {
 
     fn begin_scan(&self) {
         self.note_opened();
-        if let Bytes::Near { copy, number, fill: Some(_) } = &self.bytes {
+        // Elsewhere the few bytes that a scan reads of each file take no request each.
+        if let Bytes::Near { copy, number, fill: Some(_), .. } = &self.bytes
+            && self.is_remote()
+        {
             copy.begin_scan(*number);
         }
     }
 
     fn end_scan(&self) {
-        if let Bytes::Near { copy, number, fill: Some(_) } = &self.bytes {
+        if let Bytes::Near { copy, number, fill: Some(_), .. } = &self.bytes
+            && self.is_remote()
+        {
             copy.end_scan(*number);
         }
     }
 
     fn will_need(&self, offset: u64, len: u64) {
+        let end = self.identity.len.min(offset.saturating_add(len));
         let serving = self.serving.get();
-        if serving.map_or_else(|| self.is_on_fuse(), |serving| serving.is_on_fuse) {
+        let reads = serving.and_then(|serving| serving.reads.as_ref());
+        let copy = match (&self.bytes, reads) {
+            (Bytes::Near { copy, number, .. }, _) => Some((copy, *number)),
+            (_, Some(BackgroundReads { copy, number, .. })) => Some((copy, *number)),
+            _ => None,
+        };
+        if copy.is_some_and(|(copy, number)| copy.will_need(number, &(offset..end))) {
             return;
         }
-        let end = self.identity.len.min(offset.saturating_add(len));
-        if let Bytes::Near { copy, number, .. } = &self.bytes
-            && copy.will_need(*number, &(offset..end))
-        {
+        // All of it was read before. The page cache may have lost it since.
+        if serving.map_or_else(|| self.is_on_fuse(), |serving| serving.is_on_fuse) {
             return;
         }
         let Ok((file, start)) = self.opened() else { return };

@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::time::Duration;
 
 use super::*;
 use crate::os::page_cache;
 use crate::os::unlinked;
-use crate::storage::{CopyTarget, FileStorage, Fill, NearCopy, Storage, near_copy, read_first};
+use crate::storage::{
+    CopyTarget, FileStorage, Fill, FillScope, NearCopy, Storage, near_copy, serve,
+};
 use crate::sync::Arc;
 
 const PAGE: u64 = 4096;
@@ -32,7 +35,7 @@ fn only_whole_pages_of_what_was_served_are_dropped() {
     read(&all);
     assert!(!storage.drops_served(), "nothing is mounted");
     let switch = Arc::new(ArchiveCache::default());
-    storage.serve(&switch, true);
+    storage.serve(&switch, true, None);
     assert!(!storage.drops_served(), "pages are kept by default");
     switch.set_drops(true);
     if !storage.drops_served() {
@@ -87,10 +90,12 @@ fn drop_piecewise(storage: &FileStorage) {
 }
 
 #[test]
-fn preloaded_pages_can_be_dropped_file_by_file() {
+fn pages_that_were_read_ahead_can_be_dropped_file_by_file() {
     let Some((_file, storage)) = uncached() else { return };
-    storage.serve(&Arc::new(ArchiveCache::default()), true);
-    read_first(&[Arc::clone(&storage)], u64::MAX).unwrap();
+    let files = [Arc::clone(&storage)];
+    let cache = Arc::new(ArchiveCache::default());
+    let copies = serve(&files, &cache, FillScope::Everything, 0).unwrap();
+    copies[0].wait(Duration::ZERO, |_| {}).unwrap();
     assert_eq!(pages(&storage), (LEN / PAGE) as usize);
     drop_piecewise(&storage);
     assert_eq!(pages(&storage), 0);
@@ -102,7 +107,7 @@ fn copied(storage: Arc<FileStorage>, target: File) -> (Arc<NearCopy>, Vec<Arc<Fi
     let (copy, copies) =
         near_copy(vec![storage], CopyTarget::New(target), "copy".into(), room).unwrap();
     let _fill = Fill::start(&copy).unwrap();
-    copy.wait(std::time::Duration::ZERO, |_| {}).unwrap();
+    copy.wait(Duration::ZERO, |_| {}).unwrap();
     (copy, copies)
 }
 
@@ -115,7 +120,7 @@ fn a_copy_on_a_disk_can_be_dropped() {
     copy.drop_pages().unwrap();
     assert_eq!(pages(&copies[0]), 0);
     // What is read of it then can be dropped file by file.
-    copies[0].serve(&Arc::new(ArchiveCache::default()), true);
+    copies[0].serve(&Arc::new(ArchiveCache::default()), true, None);
     copies[0].read_contents_at(&mut vec![0; LEN as usize], 0).unwrap();
     drop_piecewise(&copies[0]);
     assert_eq!(pages(&copies[0]), 0);
@@ -134,7 +139,7 @@ fn files_in_memory_are_never_dropped() {
     let target = unlinked::create("/dev/shm".as_ref()).unwrap();
     let (_copy, copies) = copied(Arc::clone(&storage), target);
     for storage in [&storage, &copies[0]] {
-        storage.serve(&switch, true);
+        storage.serve(&switch, true, None);
         assert!(!storage.drops_served());
     }
 }
@@ -143,7 +148,7 @@ fn files_in_memory_are_never_dropped() {
 fn readahead_of_the_head_does_not_continue_in_the_contents() {
     let Some((_file, storage)) = uncached() else { return };
     storage.read_exact_at(&mut [0; 1024], 0).unwrap();
-    storage.serve(&Arc::new(ArchiveCache::default()), true);
+    storage.serve(&Arc::new(ArchiveCache::default()), true, None);
     for part in 0..64 {
         storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10)).unwrap();
     }
@@ -156,7 +161,7 @@ fn contents_are_read_without_what_lies_around_them() {
     file.write_all(&vec![7; 4 << 20]).unwrap();
     file.as_file().sync_all().unwrap();
     let storage = FileStorage::open(file.path()).unwrap();
-    storage.serve(&Arc::new(ArchiveCache::default()), true);
+    storage.serve(&Arc::new(ArchiveCache::default()), true, None);
     let pages = |storage: &FileStorage| {
         let offsets = (0..1024).map(|page| page * PAGE);
         storage.are_cached(offsets).into_iter().filter(|is_cached| *is_cached).count()

@@ -1,7 +1,8 @@
 //! The threads that fetch what no reader has fetched yet.
 
+use std::io;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::NearCopy;
 use super::part::{CopiedArchive, Flight};
@@ -16,6 +17,9 @@ use crate::units::{Size, format_duration};
 /// readers have fetched.
 const THREADS: usize = 20;
 
+/// How long a thread waits for readers.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+
 /// The fill of a copy, which goes on until this is dropped.
 #[derive(Debug)]
 pub struct Fill(Arc<NearCopy>);
@@ -26,22 +30,27 @@ impl Fill {
     /// # Errors
     /// `Io` if no thread can be started.
     pub fn start(copy: &Arc<NearCopy>) -> Result<Self> {
-        let fill = Self(Arc::clone(copy));
-        let start = Instant::now();
-        for number in 0..THREADS {
-            let copy = Arc::clone(copy);
-            let thread = thread::Builder::new().name("stage".into());
-            match thread.spawn(move || run(&copy, start)) {
-                Err(error) if number == 0 => {
-                    let context = format!("{}: cannot start a thread", fill.0.name);
-                    return Err(Error::io(context, error));
-                }
-                // Fewer do as well.
-                Err(_) => break,
-                Ok(_) => {}
-            }
-        }
+        let fill = Self::on_demand(copy);
+        fill.begin()?;
         Ok(fill)
+    }
+
+    /// Starts its first thread.
+    ///
+    /// # Errors
+    /// `Io` if no thread can be started.
+    pub fn begin(&self) -> Result<()> {
+        let copy = &self.0;
+        copy.schedule.lock().threads.running += 1;
+        let failed = |error| Error::io(format!("{}: cannot start a thread", copy.name), error);
+        spawn(copy).map_err(failed)
+    }
+
+    /// Fills `copy` when there is something to fetch. Threads start then, and end some seconds
+    /// after it.
+    pub fn on_demand(copy: &Arc<NearCopy>) -> Self {
+        copy.schedule.lock().threads.most = THREADS;
+        Self(Arc::clone(copy))
     }
 }
 
@@ -52,16 +61,31 @@ impl Drop for Fill {
     }
 }
 
-pub(super) fn run(copy: &NearCopy, start: Instant) {
+/// Starts a thread of the fill of `copy`, which is counted already.
+pub(super) fn spawn(copy: &Arc<NearCopy>) -> io::Result<()> {
+    let thread = thread::Builder::new().name("fill".into());
+    let for_thread = Arc::clone(copy);
+    let started = thread.spawn(move || {
+        run(&for_thread, Instant::now());
+        for_thread.schedule.lock().threads.running -= 1;
+    });
+    started.map(drop).inspect_err(|_| copy.schedule.lock().threads.running -= 1)
+}
+
+pub(super) fn run(copy: &Arc<NearCopy>, start: Instant) {
     while let Some((part, flight)) = next_flight(copy, start) {
         let range = flight.range.clone();
-        // Shared, because not all threads have a whole piece at the same time.
-        let mut buffer = copy.buffers.lock().pop().unwrap_or_default();
-        let outcome = match resize(&mut buffer, flight.len()) {
-            Ok(buffer) => copy.fetch(part, flight, buffer),
-            Err(error) => Err(error),
+        let outcome = match &copy.file {
+            Some(_) => {
+                // Shared, because not all threads have a whole piece at the same time.
+                let mut buffer = copy.buffers.lock().pop().unwrap_or_default();
+                let fetched = resize(&mut buffer, flight.len());
+                let outcome = fetched.and_then(|buffer| copy.fetch(part, flight, buffer));
+                copy.buffers.lock().push(buffer);
+                outcome
+            }
+            None => copy.load(part, flight),
         };
-        copy.buffers.lock().push(buffer);
         match outcome {
             Ok(()) => {
                 let could_not = copy.schedule.lock().succeed();
@@ -104,9 +128,14 @@ fn fail(copy: &NearCopy, part: &CopiedArchive, range: &Range<u64>, error: Error)
     copy.progressed.notify_all();
 }
 
-/// What this thread fetches next. `None` if nothing is left, or the fill was stopped.
-fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&CopiedArchive, Flight<'_>)> {
+/// What this thread fetches next. `None` if nothing is left, for some time if that may change, or
+/// the fill was stopped.
+fn next_flight<'c>(
+    copy: &'c Arc<NearCopy>,
+    start: Instant,
+) -> Option<(&'c CopiedArchive, Flight<'c>)> {
     let mut schedule = copy.schedule.lock();
+    let mut idle_since = None;
     while schedule.stage == Stage::Filling {
         let now = Instant::now();
         if schedule.is_look_due(now) {
@@ -115,28 +144,39 @@ fn next_flight(copy: &NearCopy, start: Instant) -> Option<(&CopiedArchive, Fligh
         }
         let nothing = ArchiveFill { end: u64::MAX, is_wanted: false, is_filled: false };
         let extent = |offset| copy.part(offset).map_or(nothing, CopiedArchive::extent);
-        match schedule.next(&copy.granules, extent, now) {
+        schedule.unused = copy.unused_bytes();
+        let until = match schedule.next(&copy.granules, extent, now) {
             Next::Fetch(range) => {
                 let part = copy.part(range.start)?;
                 schedule.begin(range.clone(), Requester::Fill, now);
+                copy.wake(schedule);
                 return Some((part, Flight { copy, range, requester: Requester::Fill }));
             }
-            // More may be announced.
-            Next::End if !copy.parts.iter().all(CopiedArchive::is_filled) => {
-                copy.progressed.wait(&mut schedule);
-            }
-            Next::Wait(None) => copy.progressed.wait(&mut schedule),
-            Next::Wait(Some(until)) => {
-                let left = until.saturating_duration_since(now);
-                copy.progressed.wait_for(&mut schedule, left);
-            }
+            Next::Wait(until) => until,
+            // More may be announced or asked for.
+            Next::End if !copy.parts.iter().all(CopiedArchive::is_filled) => None,
             Next::End => {
                 schedule.stage = Stage::Closing;
                 drop(schedule);
                 close(copy, start);
                 return None;
             }
+        };
+        // Without a time, another thread wakes this one. If the fill only follows readers, there
+        // may be none for hours.
+        let idle_end = *idle_since.get_or_insert(now) + IDLE_MAX;
+        let follows = schedule.threads.most > 0 && copy.unused.is_some() && until.is_none();
+        if follows && now >= idle_end {
+            return None;
         }
+        schedule.threads.idle += 1;
+        match until.or(follows.then_some(idle_end)) {
+            None => copy.progressed.wait(&mut schedule),
+            Some(until) => {
+                copy.progressed.wait_for(&mut schedule, until.saturating_duration_since(now));
+            }
+        }
+        schedule.threads.idle -= 1;
     }
     None
 }
@@ -155,7 +195,8 @@ fn close(copy: &NearCopy, start: Instant) {
     }
     if copy.is_complete() {
         let time = format_duration(start.elapsed());
-        log::info!("{}: archives copied in {time}", copy.name);
+        let done = if copy.file.is_some() { "copied" } else { "read" };
+        log::info!("{}: archives {done} in {time}", copy.name);
     }
     copy.schedule.lock().stage = Stage::Closed;
     copy.landed.notify_all();

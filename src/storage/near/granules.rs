@@ -1,6 +1,6 @@
-//! Which granules of a near copy are there.
+//! Sets of granules: those that a near copy has, and those that were fetched ahead of readers.
 //!
-//! Invariant: a granule that is there stays there, so a reader that finds one needs no lock.
+//! Invariant: a granule that a copy has stays there, so a reader that finds one needs no lock.
 
 use std::ops::Range;
 
@@ -14,6 +14,7 @@ use crate::units::Size;
 pub(super) const GRANULE: u64 = 16 << 10;
 
 /// A set of granules. All ranges are in bytes of the copy.
+#[derive(Debug)]
 pub(super) struct Granules {
     bits: Arc<SharedBits>,
     count: u64,
@@ -39,6 +40,11 @@ impl Granules {
         self.bits.make_void();
     }
 
+    /// The size of all granules, in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.count.saturating_mul(GRANULE)
+    }
+
     /// Whether all granules are there.
     pub(super) fn is_full(&self) -> bool {
         self.missing.load(Ordering::Acquire) == 0
@@ -49,12 +55,44 @@ impl Granules {
         masks(&granules(range)).all(|(word, mask)| self.bits.word(word) & mask == mask)
     }
 
-    /// Adds the granules with bytes of `range`.
-    pub(super) fn add(&self, range: &Range<u64>) {
+    /// Adds the granules with bytes of `range`. Returns how many are new.
+    pub(super) fn add(&self, range: &Range<u64>) -> u64 {
+        let mut added = 0;
         for (word, mask) in masks(&granules(range)) {
-            let added = u64::from(self.bits.set(word, mask).count_ones());
-            self.missing.fetch_sub(added, Ordering::AcqRel);
+            if self.bits.word(word) & mask != mask {
+                added += u64::from(self.bits.set(word, mask).count_ones());
+            }
         }
+        self.missing.fetch_sub(added, Ordering::AcqRel);
+        added
+    }
+
+    /// Removes the granules with bytes of `range`. Returns how many were in the set.
+    pub(super) fn remove(&self, range: &Range<u64>) -> u64 {
+        let mut removed = 0;
+        for (word, mask) in masks(&granules(range)) {
+            if self.bits.word(word) & mask != 0 {
+                removed += u64::from(self.bits.clear(word, mask).count_ones());
+            }
+        }
+        self.missing.fetch_add(removed, Ordering::AcqRel);
+        removed
+    }
+
+    /// The share of the granules of `range` that are in the set, from 0 to 1. Of a long range, a
+    /// sample is counted.
+    pub(super) fn share(&self, range: &Range<u64>) -> f64 {
+        /// Words of a sample.
+        const SAMPLE: u64 = 8 << 10;
+        let all = granules(range);
+        let stride = (all.end - all.start) / (64 * SAMPLE) + 1;
+        let step = usize::try_from(stride).unwrap_or(usize::MAX);
+        let counted = masks(&all).step_by(step).map(|(word, mask)| {
+            [self.bits.word(word) & mask, mask].map(|bits| u64::from(bits.count_ones()))
+        });
+        let [found, of] =
+            counted.fold([0, 0], |[sum, total], [found, of]| [sum + found, total + of]);
+        found as f64 / of.max(1) as f64
     }
 
     /// The first bytes of `range` whose granules are alike, and whether those are there. An empty

@@ -1,9 +1,13 @@
 //! A copy of archives on this node that is filled while it is read.
 //!
-//! Reading through it works at once. A reader that misses bytes fetches them from the source
+//! It is a file, or the page cache of the archives. Without a file, readers read the archives, and
+//! the copy only records what they and the fill have read.
+//!
+//! Reading through a file works at once. A reader that misses bytes fetches them from the source
 //! itself, keeps them in the copy, and never fetches what another thread is fetching. The fill
-//! (`fill`) fetches the rest in the order of the archives, with several threads, and takes the
-//! bandwidth that readers leave (`schedule`). After the last byte the source is closed.
+//! (`fill`) fetches more with several threads, and takes the bandwidth that readers leave
+//! (`schedule`): all of it in the order of the archives, or in proportion to what readers ask for
+//! (`demand`). After the last byte the source is closed.
 //!
 //! Each byte of the source is fetched once, unless there is no room to keep it: then what is there
 //! stays, and the rest is read from the source each time. A source that fails is tried again; only
@@ -26,15 +30,17 @@ use crate::os::file_position::Filled;
 use crate::os::unlinked;
 use crate::remote::Requester;
 use crate::stats::StageCounts;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::units::Size;
 
 mod checksums;
+mod demand;
 mod fill;
 mod granules;
 #[cfg(all(test, feature = "model"))]
 mod model;
 mod part;
+mod readahead;
 mod room;
 mod schedule;
 mod streams;
@@ -44,9 +50,10 @@ mod tests;
 pub use fill::Fill;
 pub(super) use part::{Original, Source, copied_len};
 pub(super) use room::room_on_demand;
-pub use room::{Room, room_in_memory};
+pub use room::{Room, room_in_memory, unused_in_page_cache};
 
 use checksums::Checksums;
+use demand::{Demand, FirstWaits};
 use granules::{GRANULE, Granules};
 use part::{Claim, CopiedArchive, Flight};
 use room::RecentTables;
@@ -54,18 +61,33 @@ use schedule::{Schedule, Stage};
 
 /// The copy of some archives.
 pub struct NearCopy {
-    file: Arc<File>,
+    /// `None` if the page cache of the archives is the copy.
+    file: Option<Arc<File>>,
+    /// Memory that a copy in the page cache leaves to the caches of the mount.
+    cache_bytes: u64,
     /// If it outlives the mount.
     checksums: Option<Checksums>,
     /// What errors and the log call it, such as `--stage /dev/shm`.
     name: String,
     parts: Vec<CopiedArchive>,
+    scope: FillScope,
     len: u64,
     room: Room,
+    /// Those that were fetched, by readers or the fill.
     granules: Granules,
+    /// Those that the fill has fetched ahead of readers; `None` if that is not of interest.
+    unused: Option<Arc<Granules>>,
     recent_tables: RecentTables,
     /// Bytes that are there.
     copied: AtomicU64,
+    /// Bytes that were fetched ahead of readers, and those of them that readers used then.
+    ahead: AtomicU64,
+    used: AtomicU64,
+    /// Whether the archives are open, and reads are those of programs.
+    is_served: AtomicBool,
+    /// Whether readers have waited for an archive since the start.
+    has_waited: AtomicBool,
+    first_waits: FirstWaits,
     /// Unused buffers of the fill. Held for a push or a pop.
     buffers: Mutex<Vec<Vec<u8>>>,
     /// Why it will not be complete, for threads that wait until it is.
@@ -82,26 +104,35 @@ pub struct NearCopy {
     progressed: Condvar,
 }
 
-/// The file of a copy.
-pub(super) struct Target {
-    pub(super) file: Arc<File>,
-    /// If it outlives the mount: the file of its checksums, and what identifies the archives.
-    pub(super) kept: Option<(File, [u8; 32])>,
+/// Where a copy is.
+pub(super) enum Target {
+    File {
+        file: Arc<File>,
+        /// If it outlives the mount: the file of its checksums, and what identifies the archives.
+        kept: Option<(File, [u8; 32])>,
+    },
+    /// The page cache of the archives, next to a cache of `cache_bytes`.
+    PageCache { cache_bytes: u64 },
 }
 
 impl From<File> for Target {
     fn from(file: File) -> Self {
-        Self { file: Arc::new(file), kept: None }
+        Self::File { file: Arc::new(file), kept: None }
     }
 }
 
 /// What the fill fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FillScope {
+pub enum FillScope {
     /// All bytes.
     Everything,
     /// What readers announce, and an archive while it is scanned.
     Announced,
+    /// The same, and more in proportion to what readers ask for, in a job with this many nodes.
+    Demanded {
+        /// Nodes of the job.
+        nodes: u64,
+    },
 }
 
 /// What a reader wants.
@@ -114,9 +145,9 @@ pub(super) enum Wanted {
 }
 
 impl NearCopy {
-    /// A copy of `originals` in a file, which is empty or has a part of them.
+    /// A copy of `originals` in `target`. A file is empty or has a part of them.
     pub(super) fn new(
-        Target { file, kept }: Target,
+        target: Target,
         name: String,
         originals: Vec<Original>,
         room: Room,
@@ -124,36 +155,56 @@ impl NearCopy {
     ) -> Result<Arc<Self>> {
         let len = originals.iter().map(|(_, len, _)| *len).fold(0, u64::saturating_add);
         let (parts, end) = part::laid_out(originals, scope);
-        // Other processes recognize the file by its size.
-        file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
+        let (file, kept, cache_bytes) = match target {
+            Target::File { file, kept } => (Some(file), kept, 0),
+            Target::PageCache { cache_bytes } => (None, None, cache_bytes),
+        };
+        if let Some(file) = &file {
+            // Other processes recognize the file by its size.
+            file.set_len(end).map_err(|error| Error::io("cannot make room for the copy", error))?;
+        }
+        let is_counted = file.is_none() || matches!(scope, FillScope::Demanded { .. });
+        let unused = is_counted.then(|| Granules::new(end).map(Arc::new)).transpose()?;
+        let demand = match (scope, &unused) {
+            (FillScope::Demanded { nodes }, Some(unused)) => {
+                Some(Demand::new(Arc::clone(unused), nodes))
+            }
+            _ => None,
+        };
+        let mut schedule = Schedule::default();
+        schedule.demand = demand;
+        schedule.reads_on = file.is_none();
         let checksums = kept
             .map(|(file, identity)| Checksums::of(file, &identity, end))
             .transpose()
             .map_err(|error| Error::io("cannot write checksums", error))?;
         Ok(Arc::new(Self {
             file,
+            cache_bytes,
             checksums,
             name,
             parts,
+            scope,
             len,
             room,
             granules: Granules::new(end)?,
+            unused,
             recent_tables: RecentTables::default(),
             copied: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            is_served: AtomicBool::new(false),
+            has_waited: AtomicBool::new(false),
+            first_waits: FirstWaits::default(),
             buffers: Mutex::default(),
             failure: Mutex::new(None),
             failing: Mutex::new(None),
             is_being_dropped: AtomicBool::new(false),
             has_warned_of_room: AtomicBool::new(false),
-            schedule: Mutex::new(Schedule::default()),
+            schedule: Mutex::new(schedule),
             landed: Condvar::new(),
             progressed: Condvar::new(),
         }))
-    }
-
-    /// The file that holds it.
-    pub(super) fn file(&self) -> &Arc<File> {
-        &self.file
     }
 
     /// The offset of the archive with this number in the file.
@@ -170,18 +221,21 @@ impl NearCopy {
     /// which the kernel drops only as a whole. Waits until the disk has it.
     pub fn drop_pages(&self) -> io::Result<()> {
         // One thread is enough, even if the disk is so slow that another is to do the same.
-        if self.is_in_memory() || self.is_being_dropped.swap(true, Ordering::Relaxed) {
+        let Some(file) = self.file.as_ref().filter(|file| !unlinked::is_in_memory(file)) else {
+            return Ok(());
+        };
+        if self.is_being_dropped.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        let synced = self.file.sync_data();
+        let synced = file.sync_data();
         self.is_being_dropped.store(false, Ordering::Relaxed);
         synced?;
-        Ok(fadvise(&*self.file, 0, None, Advice::DontNeed)?)
+        Ok(fadvise(&**file, 0, None, Advice::DontNeed)?)
     }
 
     /// Whether it is only in memory.
     pub fn is_in_memory(&self) -> bool {
-        unlinked::is_in_memory(&self.file)
+        self.file.as_ref().is_none_or(|file| unlinked::is_in_memory(file))
     }
 
     /// Whether all bytes are there.
@@ -195,26 +249,46 @@ impl NearCopy {
     }
 
     /// Fills `buffer` with the bytes at `offset` of the archive with this number, which has them.
-    /// What is there is read from `file`, if given, which is the file of the copy opened again.
+    /// What is there is read from `file`, which is the file of the copy, perhaps opened again.
     /// Around `Tables`, more is fetched.
     pub(super) fn read_exact_at(
-        &self,
+        self: &Arc<Self>,
         number: usize,
         buffer: &mut [u8],
         offset: u64,
-        file: Option<&File>,
+        file: &File,
         what: Wanted,
     ) -> Result<()> {
         let part = self.parts.get(number).ok_or_else(|| closed(&self.name))?;
-        let file = file.unwrap_or(&self.file);
         let start = part.start + offset;
-        let end = start + buffer.len() as u64;
-        if self.granules.has(&(start..end)) {
+        let range = start..start + buffer.len() as u64;
+        let is_there = self.granules.has(&range);
+        if is_there {
             self.read_present(file, buffer, start)?;
         } else {
             self.read_missing(part, file, buffer, start, what)?;
         }
+        if what == Wanted::Contents {
+            self.note_read(range, !is_there, !is_there);
+        }
         part.check()
+    }
+
+    /// Makes a thread of the fill look for what to fetch, and starts one if none waits.
+    fn wake(self: &Arc<Self>, mut schedule: MutexGuard<'_, Schedule>) {
+        if schedule.stage != Stage::Filling {
+            return;
+        }
+        let threads = &mut schedule.threads;
+        let starts = threads.idle == 0 && threads.running < threads.most;
+        threads.running += usize::from(starts);
+        drop(schedule);
+        if starts {
+            // If it cannot be started, readers fetch what they need.
+            let _ = fill::spawn(self);
+        } else {
+            self.progressed.notify_one();
+        }
     }
 
     fn read_present(&self, file: &File, buffer: &mut [u8], start: u64) -> Result<()> {
@@ -312,18 +386,27 @@ impl NearCopy {
         }
     }
 
+    /// Reads all of `flight` into the page cache.
+    fn load(&self, part: &CopiedArchive, flight: Flight<'_>) -> Result<()> {
+        let range = &flight.range;
+        let source = part.source()?.ok_or_else(|| closed(&part.name))?;
+        source.load(&(range.start - part.start..range.end - part.start))?;
+        self.add(range, flight.requester);
+        Ok(())
+    }
+
     /// Fetches all of `flight` into `buffer`, which is as long, and keeps it if there is room. What
     /// an earlier mount has kept is not fetched.
     fn fetch(&self, part: &CopiedArchive, flight: Flight<'_>, buffer: &mut [u8]) -> Result<()> {
         let range = &flight.range;
-        let missing = match &self.checksums {
-            Some(checksums) => checksums.recover(&self.file, range, buffer),
-            None => vec![range.clone()],
+        let missing = match (&self.checksums, &self.file) {
+            (Some(checksums), Some(file)) => checksums.recover(file, range, buffer),
+            _ => vec![range.clone()],
         };
         // First what is there, because the rest may not be to be had.
         let mut next = range.start;
         for run in missing.iter().chain([&(range.end..range.end)]) {
-            self.add(&(next..run.start));
+            self.add(&(next..run.start), flight.requester);
             next = run.end;
         }
         for run in missing {
@@ -331,12 +414,13 @@ impl NearCopy {
             let buffer = &mut buffer[inside];
             let source = part.source()?.ok_or_else(|| closed(&part.name))?;
             self.fetch_from(part, &*source, buffer, run.start, flight.requester)?;
-            match self.file.write_all_at(buffer, run.start) {
+            let Some(file) = &self.file else { continue };
+            match file.write_all_at(buffer, run.start) {
                 Ok(()) => {
                     if let Some(checksums) = &self.checksums {
                         checksums.note(&run, buffer);
                     }
-                    self.add(&run);
+                    self.add(&run, flight.requester);
                 }
                 Err(error) => {
                     self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
@@ -346,13 +430,29 @@ impl NearCopy {
         Ok(())
     }
 
-    /// Notes that `range` is there.
-    fn add(&self, range: &Range<u64>) {
+    /// Notes that `range` is there now.
+    fn add(&self, range: &Range<u64>, requester: Requester) {
         let len = range.end - range.start;
-        if len > 0 {
+        if len == 0 {
+            return;
+        }
+        let Some(unused) = self.unused.as_ref().filter(|_| requester == Requester::Fill) else {
             self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
             self.granules.add(range);
+            return;
+        };
+        let mut next = range.start;
+        while next < range.end {
+            let (run, is_there) = self.granules.first_run(&(next..range.end));
+            if !is_there {
+                self.ahead.fetch_add(run.end - run.start, Ordering::Relaxed);
+                // First, so that a reader who finds a granule finds it unused.
+                unused.add(&run);
+            }
+            next = run.end;
         }
+        self.log_progress(self.copied.fetch_add(len, Ordering::Relaxed), len);
+        self.granules.add(range);
     }
 
     /// Reads `wanted` of `part`, which begins at `offset` of the file, and keeps nothing in the
@@ -419,14 +519,15 @@ impl NearCopy {
 
     /// Announces that `range` of the archive with this number will be read soon. Returns whether
     /// some of it is to be fetched.
-    pub(super) fn will_need(&self, number: usize, range: &Range<u64>) -> bool {
+    pub(super) fn will_need(self: &Arc<Self>, number: usize, range: &Range<u64>) -> bool {
         let Some(part) = self.parts.get(number) else { return false };
         let start = part.start.saturating_add(range.start);
         let range = start..part.end().min(part.start.saturating_add(range.end));
         let is_missing = range.start < range.end && !self.granules.has(&range);
         if is_missing {
-            self.schedule.lock().announce(part.whole_granules(&range));
-            self.progressed.notify_one();
+            let mut schedule = self.schedule.lock();
+            schedule.announce(part.whole_granules(&range));
+            self.wake(schedule);
         }
         is_missing
     }
@@ -439,13 +540,12 @@ impl NearCopy {
     }
 
     /// Fetches all of the archive with this number, until the same number of calls of `end_scan`.
-    pub(super) fn begin_scan(&self, number: usize) {
+    pub(super) fn begin_scan(self: &Arc<Self>, number: usize) {
         if let Some(part) = self.parts.get(number) {
             // With the lock, so that no thread is between its look and what it does then.
             let schedule = self.schedule.lock();
             part.begin_fill();
-            drop(schedule);
-            self.progressed.notify_all();
+            self.wake(schedule);
         }
     }
 

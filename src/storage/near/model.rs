@@ -60,9 +60,9 @@ fn copy_of(source: &Arc<Counting>) -> Arc<NearCopy> {
         .unwrap()
 }
 
-fn read(copy: &NearCopy, range: Range<u64>) -> Result<()> {
+fn read(copy: &Arc<NearCopy>, range: Range<u64>) -> Result<()> {
     let mut found = vec![0; (range.end - range.start) as usize];
-    copy.read_exact_at(0, &mut found, range.start, None, Wanted::Contents)?;
+    copy.read_exact_at(0, &mut found, range.start, copy.file.as_ref().unwrap(), Wanted::Contents)?;
     assert!(found.iter().zip(range).all(|(found, offset)| *found == byte(offset)));
     Ok(())
 }

@@ -20,6 +20,14 @@ pub(in crate::storage) trait Source: Send + Sync {
     /// buffer is full; `Io` if it cannot be read.
     fn fetch(&self, buffer: &mut [u8], offset: u64, requester: Requester) -> Result<()>;
 
+    /// Reads `range` into the page cache, for a copy there.
+    ///
+    /// Fails as `fetch`.
+    fn load(&self, range: &Range<u64>) -> Result<()> {
+        let mut buffer = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
+        self.fetch(&mut buffer, range.start, Requester::Fill)
+    }
+
     /// Fails if some of what was fetched may be of another version than the one that was opened.
     fn check_version(&self) -> Result<()>;
 

@@ -60,6 +60,18 @@ fn room_below(file: &Arc<File>, most: u64, reserve: u64) -> Room {
     })
 }
 
+/// Bytes of archives of `len` bytes that may be in the page cache and not be used yet, next to a
+/// cache of `cache_bytes`. If not all fit, half of the memory that is left, so that files that are
+/// read through the mount do not evict them.
+pub fn unused_in_page_cache(len: u64, cache_bytes: u64, left: Option<Headroom>) -> u64 {
+    match left {
+        Some(Headroom { bytes, .. }) if len.saturating_add(cache_bytes) > bytes => {
+            bytes.saturating_sub(cache_bytes) / 2
+        }
+        _ => u64::MAX,
+    }
+}
+
 fn reserve() -> u64 {
     memory::limit().map_or(RESERVE_MAX, |limit| limit / RESERVE_PART).min(RESERVE_MAX)
 }
@@ -80,7 +92,12 @@ impl NearCopy {
         if let Some(why) = (self.room)() {
             self.wait_for_room(&why);
         }
+        let unused_max = match &self.file {
+            Some(_) => u64::MAX,
+            None => unused_in_page_cache(self.len, self.cache_bytes, memory::headroom()),
+        };
         let mut schedule = self.schedule.lock();
+        schedule.unused_max = unused_max;
         schedule.note_look(Instant::now());
         schedule
     }
@@ -146,6 +163,16 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+
+    #[test]
+    fn half_of_the_memory_beside_the_cache_is_for_archives_that_do_not_fit() {
+        let most = |len, bytes| {
+            unused_in_page_cache(len, 28, Some(Headroom { bytes, bound: memory::Bound::Node }))
+        };
+        assert_eq!(most(100, 128), u64::MAX);
+        assert_eq!([127, 29, 28, 0].map(|left| most(100, left)), [49, 0, 0, 0]);
+        assert_eq!(unused_in_page_cache(u64::MAX, 28, None), u64::MAX);
+    }
 
     /// > Without `--stage`, what was read stays in an unlinked file on this node: at most a quarter
     /// > of the free space of `$TMPDIR` or /tmp, or a sixteenth of the memory if that is in memory.

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::demand::{Demand, Region};
 use super::granules::{GRANULE, Granules};
 use super::streams::{PIECE, STREAMS_ALONE, Streams};
 use crate::remote::Requester;
@@ -71,7 +72,26 @@ pub(super) struct Schedule {
     room_at: Option<Instant>,
     /// When there was a look for room.
     looked_at: Option<Instant>,
+    /// What readers ask for, if the fill fetches ahead of them.
+    pub(super) demand: Option<Demand>,
+    /// Bytes that may be fetched ahead and not be used yet, and how many there are.
+    pub(super) unused_max: u64,
+    pub(super) unused: u64,
+    /// Whether a piece may contain bytes that are there: reading on in a file costs less than a
+    /// second read.
+    pub(super) reads_on: bool,
+    pub(super) threads: Threads,
     pub(super) stage: Stage,
+}
+
+/// The threads of a fill.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Threads {
+    /// How many there may be.
+    pub(super) most: usize,
+    pub(super) running: usize,
+    /// Those that wait for something to fetch.
+    pub(super) idle: usize,
 }
 
 /// How far the fill is.
@@ -102,6 +122,11 @@ impl Default for Schedule {
             retry_at: None,
             room_at: None,
             looked_at: None,
+            demand: None,
+            unused_max: u64::MAX,
+            unused: 0,
+            reads_on: false,
+            threads: Threads::default(),
             stage: Stage::Filling,
         }
     }
@@ -134,9 +159,14 @@ impl Schedule {
         };
         let (_, requester, began) = self.flights.swap_remove(index);
         match requester {
-            Requester::Reader => self.last_reader = Some(now),
+            Requester::Reader => self.note_reader(now),
             Requester::Fill => self.streams.note_piece(range.end - range.start, now - began),
         }
+    }
+
+    /// Notes that a reader waited for the source until `now`.
+    pub(super) fn note_reader(&mut self, now: Instant) {
+        self.last_reader = Some(now);
     }
 
     /// Puts `range` before what the fill would fetch.
@@ -215,10 +245,10 @@ impl Schedule {
             return Next::Wait(self.room_at);
         }
         self.room_at = None;
-        let most = self.piece;
+        let (most, reads_on) = (self.piece, self.reads_on);
         let piece = |start: u64, end: u64| {
             let end = end.min(extent(start).end).min(start.saturating_add(most));
-            granules.first_run(&(start..end)).0
+            if reads_on { start..end } else { granules.first_run(&(start..end)).0 }
         };
         let waits = self.retry_at.filter(|&retry_at| now < retry_at);
         if waits.is_some() {
@@ -241,6 +271,11 @@ impl Schedule {
                 None => self.announced[0].start = self.end_of_flight(start),
             }
         }
+        if waits.is_none()
+            && let Some(next) = self.next_in_demand(granules, piece, now)
+        {
+            return next;
+        }
         // What failed is tried again after the rest, so that one bad place does not hold it up.
         let mut is_left = false;
         for _ in 0..2 {
@@ -250,7 +285,13 @@ impl Schedule {
                 match self.free(&found) {
                     _ if !is_wanted || !is_filled => self.cursor = end.max(start + 1),
                     Some(_) if waits.is_some() => return Next::Wait(waits),
-                    Some(free) => return self.admit(free, now),
+                    Some(free) => {
+                        let next = self.admit(free, now);
+                        if let Next::Fetch(range) = &next {
+                            self.cursor = range.end;
+                        }
+                        return next;
+                    }
                     None => {
                         is_left = true;
                         self.cursor = self.end_of_flight(start);
@@ -262,16 +303,60 @@ impl Schedule {
         if is_left { Next::Wait(None) } else { Next::End }
     }
 
-    /// Fetches `range`, unless that is too much at once.
-    fn admit(&mut self, range: Range<u64>, now: Instant) -> Next {
+    /// Whether so many bytes are unused that the fill waits.
+    pub(super) fn is_full(&self) -> bool {
+        self.unused.saturating_add(PIECE) > self.unused_max
+    }
+
+    /// What to fetch ahead of readers. `None` if nothing, or not now.
+    fn next_in_demand(
+        &mut self,
+        granules: &Granules,
+        piece: impl Fn(u64, u64) -> Range<u64>,
+        now: Instant,
+    ) -> Option<Next> {
+        let mut demand = self.demand.take()?;
+        if demand.is_look_due() {
+            demand.look(granules);
+        }
+        let next = demand.regions.iter_mut().find_map(|Region { range, left }| {
+            while *left > 0 {
+                let start = granules.first_missing(range.start)?;
+                if start >= range.end {
+                    *left = 0;
+                    break;
+                }
+                let Some(free) = self.free(&piece(start, range.end)) else {
+                    range.start = self.end_of_flight(start);
+                    continue;
+                };
+                let next = self.admit(free, now);
+                if let Next::Fetch(free) = &next {
+                    let new = (1.0 - granules.share(free)) * (free.end - free.start) as f64;
+                    *left = left.saturating_sub(new as u64);
+                    range.start = free.end;
+                }
+                return Some(next);
+            }
+            None
+        });
+        self.demand = Some(demand);
+        next
+    }
+
+    /// Fetches `range`, or waits if that is too much at once.
+    fn admit(&self, range: Range<u64>, now: Instant) -> Next {
+        let unused = self.unused.saturating_add(self.bytes(Requester::Fill));
+        if unused.saturating_add(range.end - range.start) > self.unused_max {
+            return Next::Wait(None);
+        }
         let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
         let has_readers = self.bytes(Requester::Reader) > 0 || quiet_at.is_some();
         let streams = if has_readers { self.streams.beside_readers() } else { STREAMS_ALONE };
-        if !self.has_room_for(&range, streams) {
-            return Next::Wait(quiet_at);
+        match self.has_room_for(&range, streams) {
+            true => Next::Fetch(range),
+            false => Next::Wait(quiet_at),
         }
-        self.cursor = range.end;
-        Next::Fetch(range)
     }
 
     /// Whether the fill may fetch `range` as well, with this many streams.

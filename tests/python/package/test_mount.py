@@ -101,7 +101,7 @@ class MountTest(Stage):
         numbers = os.path.join(self.work, "numbers.json")
         with archfs.mount(
             self.image, subdir="folder", cache=1 << 23, stats_json=numbers, grace="1s", idle_timeout="1h",
-            stage="/dev/shm", preload=True, archive_cache="drop", no_name_readahead=True,
+            stage="/dev/shm", readahead="all", preload=True, archive_cache="drop", no_name_readahead=True,
             options=["uid=7", "gid=8"], linger=0,
         ) as root:
             self.assertEqual(os.listdir(root), ["data"])

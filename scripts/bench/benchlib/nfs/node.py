@@ -46,6 +46,10 @@ def ways(tar, image):
         Way("squashfuse_ll", [squashfuse, NFS / image, LOCAL], end=["umount", LOCAL]),
         Way("archfs", **mounted(image)),
         Way("archfs, tar", **mounted(tar)),
+        Way("archfs --readahead off", **mounted(image, "--readahead=off")),
+        Way("archfs --readahead off, tar", **mounted(tar, "--readahead=off")),
+        Way("archfs --readahead all", **mounted(image, "--readahead=all")),
+        Way("archfs --readahead all, tar", **mounted(tar, "--readahead=all")),
         Way("archfs --stage", **mounted(image, "--stage=/dev/shm")),
         Way("archfs --stage, tar", **mounted(tar, "--stage=/dev/shm")),
     ]

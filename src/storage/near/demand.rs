@@ -1,0 +1,417 @@
+//! What readers ask for, and how much may be fetched ahead of them because of it.
+//!
+//! A loader that shuffles asks for each file once, in an order that cannot be known. To be ahead of
+//! it is therefore to fetch files that it has not asked for yet. If the job reads all of them, each
+//! byte is used later. If it reads a few, the rest is wasted, and the storage belongs to everybody.
+//! So the bytes that are fetched ahead follow from what was asked for:
+//!
+//! - The most recent reads form regions: runs of offsets without a gap that is too wide to be
+//!   chance. Of `n` reads at random, the widest gap is about `ln n` times the mean one. Only bytes
+//!   between two reads of a region are fetched. A job that reads one class, or a validation split,
+//!   therefore fetches nothing of the others.
+//! - In a region, the bytes that are fetched and not used yet are at most `FACTOR` times those that
+//!   were asked for, until an eighth of the region was asked for. Then the job most likely reads
+//!   the region, and all of it may be fetched.
+//! - A small region may be fetched as soon as it is one, because that costs less than to wait for
+//!   evidence.
+//!
+//! `simulation` in the tests has the patterns of loaders, with what each fetches and wastes.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::granules::Granules;
+use crate::sync::{Arc, AtomicU64, Ordering};
+
+/// Reads that form regions: enough to tell 40 classes from reads all over the archive.
+const RECENT: usize = 512;
+
+/// Fewest reads of a region.
+const READS_MIN: usize = 8;
+
+/// A gap between two reads divides a region if it exceeds the mean gap by this factor and `ln n`,
+/// which happens by chance in 0.2 % of all looks (`n` times e to the power of minus the factor).
+const GAP_FACTOR: f64 = 6.0;
+
+/// Unused bytes for each byte that was asked for. With the bytes that readers share granules with,
+/// which are a sixth of files of 100 kB, a job fetches at most three times what it reads.
+const FACTOR: f64 = 1.5;
+
+/// The share of a region from which on all of it is fetched.
+const ENOUGH: f64 = 1.0 / 8.0;
+
+/// Unused bytes that a region may have in any case: a fraction of a second of a node's network.
+const SMALL: u64 = 256 << 20;
+
+/// Reads between two looks at the regions, at first and later.
+const LOOK_FIRST: usize = 8;
+const LOOK_LATER: usize = 32;
+
+/// Tells whether readers wait for storage, before anything is fetched ahead of them: by a sample of
+/// the first reads, and of those after a read that took long.
+#[derive(Debug, Default)]
+pub(super) struct FirstWaits {
+    /// Reads of the sample, and those of them that waited. After the sample, readers do not change
+    /// them, so that they are in the cache of each CPU core.
+    reads: AtomicU64,
+    waits: AtomicU64,
+}
+
+impl FirstWaits {
+    /// Reads of a sample, the fewest that must wait, and the part of all that must.
+    const SAMPLE: u64 = 64;
+    const WAITS_MIN: u64 = 8;
+    const PART: u64 = 4;
+
+    /// Whether the next read belongs to a sample.
+    pub(super) fn is_sampling(&self) -> bool {
+        self.reads.load(Ordering::Relaxed) < Self::SAMPLE
+    }
+
+    /// Notes a read of a sample. Returns whether enough have waited.
+    pub(super) fn note(&self, waited: bool) -> bool {
+        let reads = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
+        if !waited {
+            return false;
+        }
+        let waits = self.waits.fetch_add(1, Ordering::Relaxed) + 1;
+        waits >= Self::WAITS_MIN && waits * Self::PART >= reads
+    }
+
+    /// Begins a new sample.
+    pub(super) fn begin(&self) {
+        self.waits.store(0, Ordering::Relaxed);
+        self.reads.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Where bytes may be fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Region {
+    /// From the first to the last read.
+    pub(super) range: Range<u64>,
+    /// Bytes that may still be fetched.
+    pub(super) left: u64,
+}
+
+/// What readers asked for.
+#[derive(Debug)]
+pub(super) struct Demand {
+    /// The granules that were fetched and not used yet.
+    unused: Arc<Granules>,
+    /// The most recent reads of bytes that were not asked for before, the oldest first.
+    recent: VecDeque<Range<u64>>,
+    /// Reads since the last look.
+    new: usize,
+    /// Found at the last look.
+    pub(super) regions: Vec<Region>,
+    /// Nodes that read the same archives in this job.
+    nodes: u64,
+}
+
+impl Demand {
+    /// No demand, in a job with this many nodes. `unused` are the granules that were fetched and
+    /// not used yet.
+    pub(super) fn new(unused: Arc<Granules>, nodes: u64) -> Self {
+        let (recent, regions) = (VecDeque::new(), Vec::new());
+        Self { unused, recent, new: 0, regions, nodes: nodes.max(1) }
+    }
+
+    /// Notes a read of bytes that were not asked for before.
+    pub(super) fn note(&mut self, range: Range<u64>) {
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(range);
+        self.new += 1;
+    }
+
+    /// Whether enough was read since the last look for another one.
+    pub(super) fn is_look_due(&self) -> bool {
+        let later = self.recent.len() > 2 * LOOK_LATER;
+        self.new >= if later { LOOK_LATER } else { LOOK_FIRST }
+    }
+
+    /// Finds the regions, and how much may be fetched of each. `granules` are those that were asked
+    /// for or fetched.
+    pub(super) fn look(&mut self, granules: &Granules) {
+        self.new = 0;
+        let mut reads: Vec<_> = self.recent.iter().cloned().collect();
+        reads.sort_unstable_by_key(|read| read.start);
+        self.regions.clear();
+        let mut small = SMALL / self.nodes;
+        let mut parts = vec![&*reads];
+        while let Some(part) = parts.pop() {
+            if let Some(at) = widest_gap(part) {
+                let (before, after) = part.split_at(at);
+                parts.extend([after, before]);
+            } else if part.len() >= READS_MIN {
+                let range = widened(hull(part), part.len() as u64, granules.len());
+                let left = self.allowed(&range, granules, small);
+                small = small.saturating_sub(left);
+                self.regions.push(Region { range, left });
+            }
+        }
+    }
+
+    /// Bytes that may be fetched of `range`, of which `small` need no evidence.
+    fn allowed(&self, range: &Range<u64>, granules: &Granules, small: u64) -> u64 {
+        let len = (range.end - range.start) as f64;
+        let unused = self.unused.share(range);
+        let asked = (granules.share(range) - unused).max(0.0);
+        if self.nodes == 1 && asked >= ENOUGH {
+            return u64::MAX;
+        }
+        // Each node of a job reads another part of an epoch, so the more nodes there are, the less
+        // of what is fetched ahead do its own readers use.
+        let factor = FACTOR / self.nodes as f64;
+        let most = (asked * factor * len).max(small as f64);
+        (most - unused * len).max(0.0) as u64
+    }
+}
+
+/// The index of the read behind the widest gap of `reads`, if it is too wide to be chance.
+fn widest_gap(reads: &[Range<u64>]) -> Option<usize> {
+    let count = reads.len() as f64;
+    let gap = |pair: &[Range<u64>]| pair[1].start.saturating_sub(pair[0].end);
+    let gaps = reads.windows(2).map(gap);
+    let (before, widest) = gaps.enumerate().max_by_key(|(_, gap)| *gap)?;
+    let all = hull(reads);
+    let mean = (all.end - all.start) as f64 / count;
+    (widest as f64 > mean * (GAP_FACTOR + count.ln())).then_some(before + 1)
+}
+
+/// `range` with the ends of a copy of `len` bytes, if they are about as close as the next of
+/// `reads` reads is.
+fn widened(range: Range<u64>, reads: u64, len: u64) -> Range<u64> {
+    let close = 2 * (range.end - range.start) / reads.max(1);
+    let start = if range.start <= close { 0 } else { range.start };
+    let is_last = len.saturating_sub(range.end) <= close;
+    start..if is_last { len.max(range.end) } else { range.end }
+}
+
+/// From the start of the first of `reads`, which are sorted, to the last end.
+fn hull(reads: &[Range<u64>]) -> Range<u64> {
+    let start = reads.first().map_or(0, |read| read.start);
+    start..reads.iter().map(|read| read.end).max().unwrap_or(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::granules::GRANULE;
+    use super::*;
+
+    /// Bytes of a file, with those around it that share its granules.
+    const FILE: u64 = 7 * GRANULE;
+
+    /// An archive of `files` files, its reader, and a fill that is as fast as its budget.
+    struct Simulation {
+        granules: Granules,
+        unused: Arc<Granules>,
+        demand: Demand,
+        /// Granules that were fetched ahead, and reads that had to wait.
+        ahead: u64,
+        waits: u64,
+        reads: u64,
+    }
+
+    impl Simulation {
+        fn new(files: u64, nodes: u64) -> Self {
+            let unused = Arc::new(Granules::new(files * FILE).unwrap());
+            Self {
+                granules: Granules::new(files * FILE).unwrap(),
+                demand: Demand::new(Arc::clone(&unused), nodes),
+                unused,
+                ahead: 0,
+                waits: 0,
+                reads: 0,
+            }
+        }
+
+        fn read(&mut self, file: u64) {
+            let range = file * FILE..(file + 1) * FILE;
+            let is_new = self.granules.add(&range) > 0;
+            let used = self.unused.remove(&range) > 0;
+            self.reads += 1;
+            self.waits += u64::from(is_new);
+            if is_new || used {
+                self.demand.note(range);
+            }
+            if self.demand.is_look_due() {
+                self.demand.look(&self.granules);
+                self.fetch();
+            }
+        }
+
+        fn fetch(&mut self) {
+            for Region { range, left } in self.demand.regions.clone() {
+                let mut left = left / GRANULE;
+                let mut next = range.start;
+                while left > 0
+                    && let Some(start) = self.granules.first_missing(next)
+                {
+                    if start >= range.end {
+                        break;
+                    }
+                    let one = start..start + GRANULE;
+                    self.granules.add(&one);
+                    self.unused.add(&one);
+                    (self.ahead, left, next) = (self.ahead + 1, left - 1, one.end);
+                }
+            }
+        }
+
+        fn read_all(mut self, files: impl IntoIterator<Item = u64>) -> Self {
+            files.into_iter().for_each(|file| self.read(file));
+            self
+        }
+
+        /// Bytes that were fetched, by the fill and by readers, for each byte that was read.
+        fn fetched(&self) -> f64 {
+            let read_by_readers = self.waits * FILE / GRANULE;
+            (self.ahead + read_by_readers) as f64 / (self.reads * FILE / GRANULE) as f64
+        }
+
+        /// The share of reads that waited.
+        fn waited(&self) -> f64 {
+            self.waits as f64 / self.reads as f64
+        }
+    }
+
+    /// The numbers of `files` in an order that looks random.
+    fn shuffled(files: Range<u64>) -> Vec<u64> {
+        let mut random = 1_u64;
+        let mut keyed: Vec<(u64, u64)> = files
+            .map(|file| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 33, file)
+            })
+            .collect();
+        keyed.sort_unstable();
+        keyed.into_iter().map(|(_, file)| file).collect()
+    }
+
+    /// As ImageNet, a twentieth of its files.
+    const FILES: u64 = 64_000;
+
+    #[test]
+    fn simulation_of_a_shuffled_epoch() {
+        let epoch = Simulation::new(FILES, 1).read_all(shuffled(0..FILES));
+        assert_eq!(epoch.fetched(), 1.0);
+        // An eighth is read until there is enough evidence; of it, what was fetched ahead is used.
+        assert!((0.08..0.125).contains(&epoch.waited()), "{}", epoch.waited());
+        // A small archive is fetched at once.
+        let files = SMALL / FILE;
+        let epoch = Simulation::new(files, 1).read_all(shuffled(0..files));
+        assert!(epoch.waits <= 2 * READS_MIN as u64, "{}", epoch.waits);
+    }
+
+    #[test]
+    fn simulation_of_one_class() {
+        for (size, times) in [(FILES / 1000, 1), (FILES / 100, 1), (FILES / 20, 3)] {
+            let class = FILES / 3..FILES / 3 + size;
+            let order = shuffled(class.clone()).repeat(times);
+            let job = Simulation::new(FILES, 1).read_all(order);
+            assert!(job.fetched() <= 1.02, "{size}: {}", job.fetched());
+            assert!(job.waited() < 0.25, "{size}: {}", job.waited());
+        }
+    }
+
+    /// Until they can be told apart, they look like files all over the archive.
+    #[test]
+    fn simulation_of_some_classes() {
+        let classes = [3, 17, 40, 41, 77].map(|class| class * FILES / 100);
+        let files = classes.iter().flat_map(|&start| start..start + FILES / 100);
+        let order = shuffled(0..5 * FILES / 100);
+        let files: Vec<_> = files.collect();
+        let job = Simulation::new(FILES, 1).read_all(order.iter().map(|&nth| files[nth as usize]));
+        let wasted =
+            job.fetched() * (order.len() as u64 * FILE) as f64 - order.len() as f64 * FILE as f64;
+        assert!(wasted <= SMALL as f64, "{wasted}");
+        assert!(job.waited() < 0.2, "{}", job.waited());
+    }
+
+    /// What is fetched without evidence is left out by an archive that is large.
+    #[test]
+    fn simulation_of_a_part_at_random() {
+        for part in [100, 20, 10] {
+            let order = shuffled(0..20 * FILES).into_iter().take((20 * FILES / part) as usize);
+            let job = Simulation::new(20 * FILES, 1).read_all(order);
+            assert!(job.fetched() <= 3.0, "1/{part}: {}", job.fetched());
+        }
+    }
+
+    #[test]
+    fn simulation_of_a_job_on_several_nodes() {
+        let nodes = 16;
+        let order = shuffled(0..FILES).into_iter().take((FILES / nodes) as usize);
+        let job = Simulation::new(FILES, nodes).read_all(order);
+        assert!(job.fetched() <= 1.15, "{}", job.fetched());
+    }
+
+    #[test]
+    fn simulation_of_two_passes_over_a_part() {
+        let part = shuffled(FILES / 2..FILES * 3 / 4);
+        let job = Simulation::new(FILES, 1).read_all(part.repeat(2));
+        assert!(job.fetched() <= 0.51, "{}", job.fetched());
+    }
+
+    /// A shard is read in order, and another one far away then.
+    #[test]
+    fn simulation_of_reads_in_order() {
+        let shards = [7, 50, 20].map(|shard| shard * 640..(shard + 1) * 640);
+        let job = Simulation::new(FILES, 1).read_all(shards.into_iter().flatten());
+        assert!(job.fetched() <= 1.02, "{}", job.fetched());
+    }
+
+    #[test]
+    fn a_reader_that_moves_on_leaves_nothing_behind() {
+        let mut job = Simulation::new(FILES, 1).read_all(shuffled(0..6400).into_iter().take(600));
+        let before = job.ahead;
+        for file in shuffled(FILES / 2..FILES / 2 + 640) {
+            job.read(file);
+        }
+        let more = job.ahead - before;
+        assert!(more <= 640 * FILE / GRANULE + 6400 * FILE / GRANULE, "{more}");
+        assert!(job.demand.regions.iter().all(|region| region.range.start >= FILES / 2 * FILE));
+    }
+
+    #[test]
+    fn a_few_slow_reads_are_no_reason() {
+        let first = FirstWaits::default();
+        assert!((0..64).all(|nth| first.is_sampling() && !first.note(nth % 6 == 0)));
+        assert!(!first.is_sampling());
+        first.begin();
+        assert_eq!((0..20).position(|_| first.note(true)), Some(7));
+        let often = FirstWaits::default();
+        assert_eq!((0..40).position(|nth| often.note(nth % 4 == 0)), Some(28));
+    }
+
+    #[test]
+    fn regions_end_at_gaps_that_are_not_chance() {
+        let unused = Arc::new(Granules::new(1 << 40).unwrap());
+        let mut demand = Demand::new(unused, 1);
+        let read = |offset: u64| offset..offset + 1000;
+        // Far from each other: too few to say anything.
+        for nth in 0..READS_MIN as u64 - 1 {
+            demand.note(read(nth << 30));
+        }
+        demand.look(&Granules::new(1 << 40).unwrap());
+        assert_eq!(demand.regions, []);
+        demand.note(read(7 << 30));
+        demand.look(&Granules::new(1 << 40).unwrap());
+        assert_eq!(demand.regions.len(), 1);
+        let mut demand = Demand::new(Arc::new(Granules::new(1 << 40).unwrap()), 1);
+        for start in [1_u64 << 30, 500 << 30] {
+            (0..40).for_each(|nth| demand.note(read(start + nth * 1_000_000)));
+        }
+        demand.look(&Granules::new(1 << 40).unwrap());
+        let found: Vec<_> = demand.regions.iter().map(|region| region.range.clone()).collect();
+        let region = |start: u64| start..start + 39_001_000;
+        assert_eq!(found, [region(1 << 30), region(500 << 30)]);
+        assert_eq!(widened(5..100, 10, 120), 0..100);
+        assert_eq!(widened(20..100, 10, 119), 20..100);
+        assert_eq!(widened(20..100, 8, 120), 0..120);
+        assert_eq!(demand.regions[0].left, SMALL);
+    }
+}
