@@ -4,7 +4,7 @@
 //! the caller's thread and gets the results in order.
 //!
 //! Invariants: a batch holds about `BATCH` bytes at most, so the number of threads bounds the
-//! memory. Pieces come in the order of files and offsets, each byte and each hole once.
+//! memory. Parts come in the order of files and offsets, each byte and each hole once.
 
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
@@ -23,9 +23,16 @@ pub(crate) const BATCH: u64 = 1 << 20;
 /// Maximum number of files in a batch. Empty files take time, although they hold no bytes.
 const BATCH_FILES: usize = 256;
 
-/// A part of a file.
-pub(crate) struct Piece {
+/// A file, or the part of a large one that is in a batch.
+pub(crate) struct Part {
     pub(crate) file: InodeId,
+    /// None if the file is empty. The error if a read failed, or if the checksum of the file is
+    /// wrong. The file may have more parts; ignore them.
+    pub(crate) pieces: Result<Vec<Piece>>,
+}
+
+/// A range of a file.
+pub(crate) struct Piece {
     /// Its offset in the file, bytes.
     pub(crate) offset: u64,
     pub(crate) data: Data,
@@ -36,9 +43,16 @@ pub(crate) enum Data {
     Bytes(Vec<u8>),
     /// Length of a hole: zeros that are not stored.
     Hole(u64),
-    /// The read failed, or the checksum of the file is wrong. The file may have more pieces; ignore
-    /// them.
-    Failed(Error),
+}
+
+impl Data {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Hole(len) => *len,
+        }
+    }
 }
 
 /// Where a batch starts: the index of a file, and the offset in it.
@@ -52,13 +66,14 @@ struct Cut {
 /// the start of the file, are reported as holes: the block size of an image, or 1 for every hole.
 ///
 /// # Errors
-/// The errors of `take`, and `Interrupted`. A file that cannot be read becomes a `Failed` piece.
+/// The errors of `take`, and `Interrupted`. A part that cannot be read has an error in place of its
+/// pieces.
 pub(crate) fn feed<R: Send>(
     job: &Job<'_>,
     catalog: &Catalog,
     files: &[InodeId],
     grain: u64,
-    work: impl Fn(Vec<Piece>) -> R + Sync,
+    work: impl Fn(Vec<Part>) -> R + Sync,
     mut take: impl FnMut(R) -> Result<()>,
 ) -> Result<()> {
     let reader = Reader { job, catalog, files, grain, checks: Mutex::default() };
@@ -159,58 +174,43 @@ impl Reader<'_> {
         })
     }
 
-    fn batch(&self, from: Cut, to: Cut) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    fn batch(&self, from: Cut, to: Cut) -> Vec<Part> {
         let last = if to.offset > 0 { to.nth } else { to.nth.saturating_sub(1) };
-        for nth in from.nth..=last {
-            let Some(&file) = self.files.get(nth) else { break };
-            let size = self.catalog.inode(file).size();
+        let part = |nth: usize| {
+            let file = *self.files.get(nth)?;
             let start = if nth == from.nth { from.offset } else { 0 };
-            let end = if nth == to.nth && to.offset > 0 { to.offset } else { size };
-            if start == end {
-                // Empty files get a piece because the writer may create the inode when it sees one.
-                pieces.push(Piece { file, offset: start, data: Data::Bytes(Vec::new()) });
-            }
-            for span in self.extents(file, start..end) {
-                if self.job.check().is_err() {
-                    return pieces;
-                }
-                pieces.push(self.piece(file, span));
-            }
-        }
-        pieces
+            let end = match nth == to.nth && to.offset > 0 {
+                true => to.offset,
+                false => self.catalog.inode(file).size(),
+            };
+            let spans = self.extents(file, start..end);
+            Some(Part { file, pieces: spans.map(|span| self.piece(file, span?)).collect() })
+        };
+        (from.nth..=last).map_while(part).collect()
     }
 
-    fn piece(&self, file: InodeId, span: Result<Span>) -> Piece {
+    fn piece(&self, file: InodeId, span: Span) -> Result<Piece> {
+        self.job.check()?;
         let InodeKind::File { size, content, .. } = self.catalog.inode(file).kind else {
             unreachable!("only regular files are read");
         };
         let (offset, data) = match span {
-            Err(error) => (0, Data::Failed(error)),
-            Ok(Span::Hole(range)) => (range.start, Data::Hole(range.end - range.start)),
+            Span::Hole(range) => (range.start, Data::Hole(range.end - range.start)),
             // The extents are read twice. If they changed, a span could exceed the batch.
-            Ok(Span::Data(range)) if range.end - range.start > BATCH => {
-                let origin = self.catalog.origin(file);
-                let context = format!("{origin}: changed while it was read");
-                (range.start, Data::Failed(Error::new(Kind::Changed, context)))
+            Span::Data(range) if range.end - range.start > BATCH => {
+                let context = format!("{}: changed while it was read", self.catalog.origin(file));
+                return Err(Error::new(Kind::Changed, context));
             }
-            Ok(Span::Data(range)) => {
+            Span::Data(range) => {
                 // A batch, rounded up to whole grains, fits into memory.
                 let mut bytes = vec![0; (range.end - range.start) as usize];
-                let read = self.catalog.content(content).read(content.key, range.start, &mut bytes);
-                match read.and_then(|()| self.check((file, size, content), range.start, &bytes)) {
-                    Ok(()) => (range.start, Data::Bytes(bytes)),
-                    Err(error) => (range.start, Data::Failed(error)),
-                }
+                self.catalog.content(content).read(content.key, range.start, &mut bytes)?;
+                self.check((file, size, content), range.start, &bytes)?;
+                (range.start, Data::Bytes(bytes))
             }
         };
-        let done = match &data {
-            Data::Bytes(bytes) => bytes.len() as u64,
-            Data::Hole(len) => *len,
-            Data::Failed(_) => 0,
-        };
-        self.job.progress.advance(done);
-        Piece { file, offset, data }
+        self.job.progress.advance(data.len());
+        Ok(Piece { offset, data })
     }
 
     /// Adds bytes that were read of a file to its checksum.
@@ -350,34 +350,43 @@ mod tests {
         Failed,
     }
 
+    fn see_piece(fake: &Fake, key: u64, Piece { offset, data }: Piece) -> Seen {
+        let data = match data {
+            Data::Bytes(bytes) => {
+                for (&found, offset) in bytes.iter().zip(offset..) {
+                    let data = fake.data.as_ref();
+                    let stored = data.is_none_or(|d| d.iter().any(|r| r.contains(&offset)));
+                    let expected = if stored { byte(key, offset) } else { 0 };
+                    assert_eq!(found, expected, "file {key} at {offset}");
+                }
+                SeenData::Bytes(bytes.len() as u64)
+            }
+            Data::Hole(len) => SeenData::Hole(len),
+        };
+        Seen { key, offset, data }
+    }
+
     /// The batches of all files. Checks the bytes, and that each intact file is complete.
     fn batches(fakes: &[Fake], grain: u64, threads: usize) -> Vec<Vec<Seen>> {
         let catalog = catalog(fakes.to_vec(), false);
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
         let job = Job::new(threads, &progress, &stop);
         let files = catalog.files();
-        let see = |piece: Piece| {
-            let key = u64::from(piece.file.0) - 1;
-            let data = match piece.data {
-                Data::Bytes(bytes) => {
-                    let fake = &fakes[key as usize];
-                    for (&found, offset) in bytes.iter().zip(piece.offset..) {
-                        let data = fake.data.as_ref();
-                        let stored = data.is_none_or(|d| d.iter().any(|r| r.contains(&offset)));
-                        let expected = if stored { byte(key, offset) } else { 0 };
-                        assert_eq!(found, expected, "file {key} at {offset}");
-                    }
-                    SeenData::Bytes(bytes.len() as u64)
+        let see = |Part { file, pieces }: Part| {
+            let key = u64::from(file.0) - 1;
+            match pieces {
+                Ok(pieces) if pieces.is_empty() => vec![bytes(key, 0, 0)],
+                Ok(pieces) => {
+                    let see = |piece| see_piece(&fakes[key as usize], key, piece);
+                    pieces.into_iter().map(see).collect()
                 }
-                Data::Hole(len) => SeenData::Hole(len),
-                Data::Failed(error) => {
+                Err(error) => {
                     assert_eq!(error.kind(), Kind::Changed);
-                    SeenData::Failed
+                    vec![Seen { key, offset: 0, data: SeenData::Failed }]
                 }
-            };
-            Seen { key, offset: piece.offset, data }
+            }
         };
-        let work = |pieces: Vec<Piece>| pieces.into_iter().map(see).collect::<Vec<_>>();
+        let work = |parts: Vec<Part>| parts.into_iter().flat_map(see).collect::<Vec<_>>();
         let mut taken = Vec::new();
         let take = |batch| {
             taken.push(batch);
@@ -424,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn small_files_share_a_batch_and_empty_ones_have_a_piece() {
+    fn small_files_share_a_batch_and_empty_ones_have_a_part() {
         let found = batches(&[dense(10), dense(0), dense(BATCH - 10), dense(0), dense(1)], 4096, 2);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0], [bytes(0, 0, 10), bytes(1, 0, 0), bytes(2, 0, BATCH - 10)]);
@@ -497,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn read_errors_become_pieces_and_the_rest_is_read() {
+    fn read_errors_become_parts_and_the_rest_is_read() {
         let bad = |file: Fake| Fake { broken: true, ..file };
         let files = [dense(10), bad(dense(3 * BATCH)), bad(sparse(1 << 40, &[0..9])), dense(10)];
         let found = batches(&files, 4096, 2).concat();
@@ -513,8 +522,8 @@ mod tests {
         let (progress, stop) = (Progress::default(), AtomicBool::new(false));
         let job = Job::new(2, &progress, &stop);
         let largest = AtomicU64::new(0);
-        let work = |pieces: Vec<Piece>| {
-            for piece in pieces {
+        let work = |parts: Vec<Part>| {
+            for piece in parts.into_iter().filter_map(|part| part.pieces.ok()).flatten() {
                 if let Data::Bytes(bytes) = piece.data {
                     largest.fetch_max(bytes.len() as u64, Ordering::Relaxed);
                 }

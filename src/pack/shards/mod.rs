@@ -121,7 +121,14 @@ pub(crate) fn write(
     let files: Vec<InodeId> =
         in_order().flat_map(|sample| samples.ids(catalog, sample).collect::<Vec<_>>()).collect();
     let mut writer = Writer::new(job, &members, &order, &cuts, &mut set);
-    feed(job, catalog, &files, 1, |pieces| pieces, |pieces| writer.take(pieces))?;
+    feed(
+        job,
+        catalog,
+        &files,
+        1,
+        |parts| parts,
+        |parts| parts.into_iter().try_for_each(|part| writer.take(part)),
+    )?;
     let mut totals = writer.finish()?;
     if shards.labels == Labels::ByDirectory {
         let mut output = set.classes()?;

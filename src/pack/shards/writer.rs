@@ -2,7 +2,7 @@
 //!
 //! A sample is written with all its files or not at all.
 //!
-//! Invariant: pieces come in the order of the plan. So a piece belongs to the next file of the plan
+//! Invariant: parts come in the order of the plan. So a part belongs to the next file of the plan
 //! with its inode, and all files before that could not be read.
 
 use std::collections::HashSet;
@@ -14,9 +14,9 @@ use super::{Members, Sharded};
 use crate::error::{Error, Result};
 use crate::pack::Job;
 use crate::pack::catalog::InodeId;
-use crate::pack::feed::{Data, Piece};
+use crate::pack::feed::Part;
 use crate::pack::output::Output;
-use crate::pack::tar::body::{Body, changed, failure, finish};
+use crate::pack::tar::body::{Body, changed, finish};
 
 /// A writer between two pieces.
 pub(super) struct Writer<'w> {
@@ -79,43 +79,35 @@ impl<'w> Writer<'w> {
         }
     }
 
-    /// Writes the files in `pieces`.
-    pub(super) fn take(&mut self, mut pieces: Vec<Piece>) -> Result<()> {
-        let mut nth = 0;
-        while nth < pieces.len() {
-            let id = pieces[nth].file;
-            if self.left_out.contains(&id) {
-                nth += 1;
-                continue;
+    /// Writes the next file, or a part of it.
+    pub(super) fn take(&mut self, Part { file, pieces }: Part) -> Result<()> {
+        if self.left_out.contains(&file) {
+            return Ok(());
+        }
+        if self.file.as_ref().is_some_and(|(open, _)| *open != file) {
+            self.end_early();
+        }
+        let pieces = match pieces {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                self.leave_out(file, &error);
+                return Ok(());
             }
-            if self.file.as_ref().is_some_and(|(open, _)| *open != id) {
-                self.end_early();
-            }
-            if self.file.is_none() {
-                if let Some(error) = failure(&mut pieces[nth..]) {
-                    self.leave_out(id, &error);
-                    continue;
-                }
-                self.begin(id)?;
-            }
-            let nothing = Piece { file: id, offset: 0, data: Data::Hole(0) };
-            let piece = std::mem::replace(&mut pieces[nth], nothing);
-            nth += 1;
-            let (Some((_, body)), Some(output)) = (&mut self.file, &mut self.output) else {
-                continue;
-            };
-            match body.expect(piece) {
-                Ok(piece) => body.put(output, &piece)?,
-                Err(error) => {
-                    self.leave_out(id, &error);
-                    continue;
+        };
+        if self.file.is_none() {
+            self.begin(file)?;
+        }
+        let (Some((_, body)), Some(output)) = (&mut self.file, &mut self.output) else {
+            return Ok(());
+        };
+        match body.put(output, &pieces)? {
+            Err(error) => self.leave_out(file, &error),
+            Ok(()) if body.is_whole() => {
+                if let Some((_, body)) = self.file.take() {
+                    body.end(output)?;
                 }
             }
-            if body.is_whole()
-                && let Some((_, body)) = self.file.take()
-            {
-                body.end(output)?;
-            }
+            Ok(()) => {}
         }
         Ok(())
     }

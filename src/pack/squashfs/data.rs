@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Catalog, InodeId};
-use crate::pack::feed::{Data as Bytes, Piece, feed};
+use crate::pack::feed::{Data as Bytes, Part, Piece, feed};
 use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -190,8 +190,8 @@ struct PackContext<'s> {
     has_failed: AtomicBool,
 }
 
-/// A file, or the part of it in a batch.
-struct Part {
+/// A part that the threads have encoded.
+struct EncodedPart {
     file: InodeId,
     /// The hash if this is the whole file.
     digest: Option<Digest>,
@@ -220,29 +220,19 @@ enum Block {
 }
 
 impl PackContext<'_> {
-    /// Compresses a batch; runs on the threads.
-    fn work(&self, pieces: Vec<Piece>) -> Vec<Part> {
-        let mut parts: Vec<Vec<Piece>> = Vec::new();
-        for piece in pieces {
-            match parts.last_mut() {
-                Some(part) if part[0].file == piece.file => part.push(piece),
-                _ => parts.push(vec![piece]),
+    /// Compresses a part of a file; runs on the threads.
+    fn encode_part(&self, Part { file, pieces }: Part) -> EncodedPart {
+        let pieces = match pieces {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                if self.on_problem == OnProblem::Abort {
+                    self.has_failed.store(true, Ordering::Relaxed);
+                }
+                return EncodedPart { file, digest: None, content: Err(error) };
             }
-        }
-        parts.into_iter().map(|part| self.part(part)).collect()
-    }
-
-    fn part(&self, mut pieces: Vec<Piece>) -> Part {
-        let file = pieces[0].file;
-        let failed = pieces.iter().position(|piece| matches!(piece.data, Bytes::Failed(_)));
-        if let Some(Bytes::Failed(error)) = failed.map(|nth| pieces.swap_remove(nth).data) {
-            if self.on_problem == OnProblem::Abort {
-                self.has_failed.store(true, Ordering::Relaxed);
-            }
-            return Part { file, digest: None, content: Err(error) };
-        }
+        };
         if self.has_failed.load(Ordering::Relaxed) {
-            return Part { file, digest: None, content: Ok(Content::Dropped) };
+            return EncodedPart { file, digest: None, content: Ok(Content::Dropped) };
         }
         let is_whole = !duplicates::is_large(self.catalog, file);
         let is_empty = self.catalog.inode(file).size() == 0;
@@ -251,23 +241,26 @@ impl PackContext<'_> {
             let mut known = self.known.lock();
             if known.contains_key(&digest) {
                 drop(known);
-                return Part { file, digest: Some(digest), content: Ok(Content::Seen(pieces)) };
+                return EncodedPart {
+                    file,
+                    digest: Some(digest),
+                    content: Ok(Content::Seen(pieces)),
+                };
             }
             known.insert(digest, None);
         }
-        Part { file, digest, content: self.encode(&pieces).map(Content::Encoded) }
+        EncodedPart { file, digest, content: self.encode(file, &pieces).map(Content::Encoded) }
     }
 
-    fn encode(&self, pieces: &[Piece]) -> Result<EncodedFile> {
+    fn encode(&self, file: InodeId, pieces: &[Piece]) -> Result<EncodedFile> {
         self.block_encoders.with(|block_encoder| {
             let mut encoded = EncodedFile::default();
             for piece in pieces {
                 match &piece.data {
                     Bytes::Bytes(bytes) => {
-                        self.encode_bytes(block_encoder, piece, bytes, &mut encoded)?;
+                        self.encode_bytes(block_encoder, file, bytes, &mut encoded)?;
                     }
                     Bytes::Hole(len) => encoded.blocks.push(Block::Hole(*len)),
-                    Bytes::Failed(_) => {}
                 }
             }
             Ok(encoded)
@@ -277,12 +270,12 @@ impl PackContext<'_> {
     fn encode_bytes(
         &self,
         block_encoder: &mut BlockEncoder,
-        piece: &Piece,
+        file: InodeId,
         bytes: &[u8],
         encoded: &mut EncodedFile,
     ) -> Result<()> {
         let block_size = self.geometry.block_size as usize;
-        let is_small = self.catalog.inode(piece.file).size() < u64::from(self.geometry.block_size);
+        let is_small = self.catalog.inode(file).size() < u64::from(self.geometry.block_size);
         for block in bytes.chunks(block_size) {
             let fits_fragment =
                 block.len() < block_size && block.len() <= self.geometry.fragment_size as usize;
@@ -318,14 +311,15 @@ impl Writer<'_, '_> {
     fn run(&mut self, files: &[InodeId]) -> Result<()> {
         let (job, context) = (self.job, self.context);
         let grain = u64::from(context.geometry.block_size);
-        let work = |pieces| context.work(pieces);
-        let take = |parts: Vec<Part>| parts.into_iter().try_for_each(|part| self.take(part));
+        let encode = |part| context.encode_part(part);
+        let work = |parts: Vec<Part>| parts.into_iter().map(encode).collect::<Vec<_>>();
+        let take = |parts: Vec<EncodedPart>| parts.into_iter().try_for_each(|part| self.take(part));
         feed(job, context.catalog, files, grain, work, take)?;
         self.close();
         Ok(())
     }
 
-    fn take(&mut self, part: Part) -> Result<()> {
+    fn take(&mut self, part: EncodedPart) -> Result<()> {
         let file = part.file;
         if self.open.is_none_or(|(open, _)| open != file) {
             self.close();
@@ -346,7 +340,7 @@ impl Writer<'_, '_> {
         }
         let encoded = match content {
             Content::Encoded(encoded) => encoded,
-            Content::Seen(pieces) => self.context.encode(&pieces)?,
+            Content::Seen(pieces) => self.context.encode(file, &pieces)?,
             Content::Dropped => return Ok(()),
         };
         let placement = self.add(file, encoded)?;

@@ -20,7 +20,7 @@ use blake3::Hasher;
 use crate::error::Result;
 use crate::pack::Job;
 use crate::pack::catalog::{Catalog, InodeId};
-use crate::pack::feed::{BATCH, Data, Piece, feed};
+use crate::pack::feed::{BATCH, Data, Part, Piece, feed};
 
 /// The hash of a file.
 pub(super) type Digest = [u8; 16];
@@ -43,14 +43,13 @@ impl Key {
     pub(super) fn digest(&self, pieces: &[Piece]) -> Digest {
         let mut hasher = Hasher::new_keyed(&self.0);
         for piece in pieces {
-            let (kind, len) = match &piece.data {
-                Data::Bytes(bytes) => (1, bytes.len() as u64),
-                Data::Hole(len) => (2, *len),
-                Data::Failed(_) => (3, 0),
+            let kind = match &piece.data {
+                Data::Bytes(_) => 1,
+                Data::Hole(_) => 2,
             };
             hasher.update(&[kind]);
             hasher.update(&piece.offset.to_le_bytes());
-            hasher.update(&len.to_le_bytes());
+            hasher.update(&piece.data.len().to_le_bytes());
             if let Data::Bytes(bytes) = &piece.data {
                 hasher.update(bytes);
             }
@@ -90,31 +89,25 @@ pub(super) fn large(
     let large = || files.iter().copied().filter(|&id| is_large(catalog, id));
     large().for_each(|id| *counts.entry(size(id)).or_default() += 1);
     let candidates: Vec<InodeId> = large().filter(|&id| counts[&size(id)] > 1).collect();
-    let mut found = Found { key, open: None, firsts: HashMap::new(), copies: HashMap::new() };
+    let mut hashed = Hashed { key, open: None, firsts: HashMap::new(), copies: HashMap::new() };
     if candidates.is_empty() {
-        return Ok(found.copies);
+        return Ok(hashed.copies);
     }
     job.progress.begin("comparing files");
     job.progress.expect(candidates.iter().map(|&id| size(id)).sum());
-    let work = |pieces: Vec<Piece>| {
-        let parts = pieces.chunk_by(|a, b| a.file == b.file);
-        let part = |part: &[Piece]| {
-            let failed = part.iter().any(|piece| matches!(piece.data, Data::Failed(_)));
-            (part[0].file, (!failed).then(|| key.digest(part)))
-        };
-        parts.map(part).collect::<Vec<_>>()
-    };
+    let digest = |part: Part| (part.file, part.pieces.ok().map(|pieces| key.digest(&pieces)));
+    let work = |parts: Vec<Part>| parts.into_iter().map(digest).collect::<Vec<_>>();
     let take = |parts: Vec<(InodeId, Option<Digest>)>| {
-        parts.into_iter().for_each(|(file, digest)| found.add(file, digest));
+        parts.into_iter().for_each(|(file, digest)| hashed.add(file, digest));
         Ok(())
     };
     feed(job, catalog, &candidates, grain, work, take)?;
-    found.close();
-    Ok(found.copies)
+    hashed.close();
+    Ok(hashed.copies)
 }
 
 /// The files hashed so far.
-struct Found {
+struct Hashed {
     key: Key,
     /// The current file; no hasher if one of its batches could not be read.
     open: Option<(InodeId, Option<Hasher>)>,
@@ -122,7 +115,7 @@ struct Found {
     copies: HashMap<InodeId, InodeId>,
 }
 
-impl Found {
+impl Hashed {
     fn add(&mut self, file: InodeId, digest: Option<Digest>) {
         if self.open.as_ref().is_none_or(|(open, _)| *open != file) {
             self.close();

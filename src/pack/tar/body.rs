@@ -24,7 +24,7 @@ pub(crate) struct Body {
     /// Bytes of the file written so far, out of `size`.
     written: u64,
     size: u64,
-    map: Option<Map>,
+    map: Option<SparseMap>,
 }
 
 impl Body {
@@ -33,7 +33,7 @@ impl Body {
         output: &mut Output,
         header: &[u8],
         size: u64,
-        map: Option<Map>,
+        map: Option<SparseMap>,
     ) -> Result<Self> {
         let start = output.len();
         output.append(header)?;
@@ -48,46 +48,23 @@ impl Body {
         Self::sparse(output, header, size, None)
     }
 
-    /// Checks that a piece is the next one.
-    ///
-    /// # Errors
-    /// The error of a failed read; `Changed` if the file does not match its header.
-    pub(crate) fn expect(&self, piece: Piece) -> Result<Piece> {
-        let len = match &piece.data {
-            Data::Bytes(bytes) => bytes.len() as u64,
-            Data::Hole(len) => *len,
-            Data::Failed(_) => 0,
-        };
-        let end = piece.offset.saturating_add(len);
-        let has_unmapped_data = match (&self.map, &piece.data) {
-            (Some(map), Data::Bytes(_)) => map.stored_within(piece.offset..end) < len,
-            _ => false,
-        };
-        if piece.offset != self.written || end > self.size || has_unmapped_data {
-            return Err(changed());
-        }
-        match piece.data {
-            Data::Failed(error) => Err(error),
-            data => Ok(Piece { data, ..piece }),
-        }
-    }
-
-    /// Writes a piece that `expect` returned.
-    pub(crate) fn put(&mut self, output: &mut Output, piece: &Piece) -> Result<()> {
-        match (&piece.data, &self.map) {
-            (Data::Bytes(bytes), _) => {
-                output.append(bytes)?;
-                self.written += bytes.len() as u64;
+    /// Writes the next pieces. The inner error is `Changed`: they do not match the header. Then the
+    /// caller discards the member.
+    pub(crate) fn put(&mut self, output: &mut Output, pieces: &[Piece]) -> Result<Result<()>> {
+        for Piece { offset, data } in pieces {
+            let (len, end) = (data.len(), offset.saturating_add(data.len()));
+            let mapped = self.map.as_ref().map_or(len, |map| map.stored_within(*offset..end));
+            let is_bytes = matches!(data, Data::Bytes(_));
+            if *offset != self.written || end > self.size || (is_bytes && mapped < len) {
+                return Ok(Err(changed()));
             }
-            (Data::Hole(len), map) => {
-                let end = self.written + len;
-                let stored = map.as_ref().map_or(*len, |map| map.stored_within(self.written..end));
-                zeros(output, stored)?;
-                self.written = end;
+            match data {
+                Data::Bytes(bytes) => output.append(bytes)?,
+                Data::Hole(_) => zeros(output, mapped)?,
             }
-            (Data::Failed(_), _) => {}
+            self.written = end;
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Whether the member is stored without its holes.
@@ -102,7 +79,7 @@ impl Body {
 
     /// Ends the member.
     pub(crate) fn end(self, output: &mut Output) -> Result<()> {
-        let stored = self.map.as_ref().map_or(self.size, Map::stored);
+        let stored = self.map.as_ref().map_or(self.size, SparseMap::stored);
         output.append(padding(stored))
     }
 
@@ -115,19 +92,6 @@ impl Body {
 /// The error for a file that differs from what was listed.
 pub(crate) fn changed() -> Error {
     Error::new(Kind::Changed, "changed while it was read")
-}
-
-/// Takes the first error of the first file out of `pieces`. Such a file is then known before its
-/// header is written.
-pub(crate) fn failure(pieces: &mut [Piece]) -> Option<Error> {
-    let first = pieces.first()?.file;
-    let own_pieces = pieces.iter_mut().take_while(|piece| piece.file == first);
-    let failed =
-        own_pieces.map(|piece| &mut piece.data).find(|data| matches!(data, Data::Failed(_)))?;
-    match std::mem::replace(failed, Data::Hole(0)) {
-        Data::Failed(error) => Some(error),
-        _ => None,
-    }
 }
 
 /// Writes the blocks that end an archive, up to a whole record of `tar -b 20`.
@@ -156,7 +120,7 @@ const RANGES: usize = 1 << 16;
 const RECORDS: u64 = 1024;
 
 /// Which bytes of a file are stored.
-pub(super) struct Map {
+pub(super) struct SparseMap {
     ranges: Vec<Range<u64>>,
     /// The map as text, which comes before the data.
     text: Vec<u8>,
@@ -164,7 +128,7 @@ pub(super) struct Map {
     data: u64,
 }
 
-impl Map {
+impl SparseMap {
     /// The map of a file of `size` bytes; `None` if storing the zeros takes no more space.
     pub(super) fn of(source: &dyn Content, id: ContentId, size: u64) -> Result<Option<Self>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -232,7 +196,7 @@ mod tests {
     #[test]
     fn lists_stored_ranges_and_the_end_of_the_file() {
         let text = |ranges, size| {
-            let map = Map::new(ranges, size);
+            let map = SparseMap::new(ranges, size);
             assert_eq!(map.text().len() % 512, 0);
             String::from_utf8(map.text().to_vec()).unwrap().trim_end_matches('\0').to_owned()
         };
@@ -243,7 +207,7 @@ mod tests {
 
     #[test]
     fn counts_stored_bytes_in_a_range() {
-        let map = Map::new(vec![10..20, 30..40], 100);
+        let map = SparseMap::new(vec![10..20, 30..40], 100);
         for (range, stored) in
             [(0..100, 20), (15..35, 10), (20..30, 0), (40..50, 0), (12..14, 2), (9..11, 1)]
         {

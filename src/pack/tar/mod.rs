@@ -12,11 +12,11 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use self::body::{Body, Map, changed, failure, finish};
+use self::body::{Body, SparseMap, changed, finish};
 use self::header::{Flag, Header, NO_XATTRS};
 use super::Job;
 use super::catalog::{Catalog, InodeId, InodeKind, Walk};
-use super::feed::{Data, Piece, feed};
+use super::feed::{Part, feed};
 use super::output::Output;
 use crate::error::{Error, Result};
 use crate::units::counted;
@@ -94,7 +94,14 @@ pub(crate) fn write(
         sockets: 0,
         members: Members::default(),
     };
-    feed(job, catalog, &files, 1, |pieces| pieces, |pieces| writer.take(pieces))?;
+    feed(
+        job,
+        catalog,
+        &files,
+        1,
+        |parts| parts,
+        |parts| parts.into_iter().try_for_each(|part| writer.take(part)),
+    )?;
     writer.finish()
 }
 
@@ -118,81 +125,72 @@ struct Writer<'w> {
 }
 
 impl Writer<'_> {
-    fn take(&mut self, mut pieces: Vec<Piece>) -> Result<()> {
-        let mut nth = 0;
-        while nth < pieces.len() {
-            let file = pieces[nth].file;
-            if self.left_out.contains(&file) {
-                nth += 1;
-                continue;
-            }
-            if self.open.is_none() {
-                let failed = failure(&mut pieces[nth..]);
-                if let Err(error) = self.begin(file, failed)? {
-                    self.leave_out(file, &error)?;
-                    continue;
-                }
-            }
-            let Some((_, body)) = self.open.as_mut().filter(|(open, _)| *open == file) else {
-                // The previous file ended early.
-                self.end_early()?;
-                continue;
-            };
-            let empty = Piece { file, offset: 0, data: Data::Hole(0) };
-            let piece = std::mem::replace(&mut pieces[nth], empty);
-            nth += 1;
-            match body.expect(piece) {
-                Ok(piece) => body.put(self.output, &piece)?,
-                Err(error) => {
-                    self.leave_out(file, &error)?;
-                    continue;
-                }
-            }
-            if body.is_whole()
-                && let Some((_, body)) = self.open.take()
-            {
+    fn take(&mut self, Part { file, pieces }: Part) -> Result<()> {
+        if self.left_out.contains(&file) {
+            return Ok(());
+        }
+        if self.open.as_ref().is_some_and(|(open, _)| *open != file) {
+            self.end_early()?;
+        }
+        // An error is thus known before the header is written, unless the file has several parts.
+        let pieces = match pieces {
+            Ok(pieces) => pieces,
+            Err(error) => return self.leave_out(file, &error),
+        };
+        let mut body = match self.open.take() {
+            Some((_, body)) => body,
+            None => match self.begin(file)? {
+                Ok(body) => body,
+                Err(error) => return self.leave_out(file, &error),
+            },
+        };
+        let put = body.put(self.output, &pieces)?;
+        match put {
+            Ok(()) if body.is_whole() => {
                 body.end(self.output)?;
                 self.members.files += 1;
                 self.members.bytes += self.catalog.inode(file).size();
+                Ok(())
+            }
+            Ok(()) => {
+                self.open = Some((file, body));
+                Ok(())
+            }
+            Err(error) => {
+                self.open = Some((file, body));
+                self.leave_out(file, &error)
             }
         }
-        Ok(())
     }
 
-    /// Writes everything before a file, and its header unless it `failed`. The inner error is that
-    /// of the file.
-    fn begin(&mut self, file: InodeId, failed: Option<Error>) -> Result<Result<()>> {
+    /// Writes everything before a file, and its header. The inner error is that of the file.
+    fn begin(&mut self, file: InodeId) -> Result<Result<Body>> {
         let path = self.pass(Some(file))?.unwrap_or_default();
-        if let Some(error) = failed {
-            return Ok(Err(error));
-        }
-        let InodeKind::File { size, content, sparse } = self.catalog.inode(file).kind else {
-            return Ok(Ok(()));
-        };
-        let map = match (sparse, self.holes) {
-            (true, Holes::LeftOut) => Map::of(self.catalog.content(content), content, size),
-            (true, Holes::Zeros) => {
-                self.filled += 1;
-                Ok(None)
+        let inode = self.catalog.inode(file);
+        let map = match (&inode.kind, self.holes) {
+            (InodeKind::File { size, content, sparse: true }, Holes::LeftOut) => {
+                match SparseMap::of(self.catalog.content(*content), *content, *size) {
+                    Ok(map) => map,
+                    Err(error) => return Ok(Err(error)),
+                }
             }
-            (false, _) => Ok(None),
-        };
-        let map = match map {
-            Ok(map) => map,
-            Err(error) => return Ok(Err(error)),
+            (InodeKind::File { sparse: true, .. }, Holes::Zeros) => {
+                self.filled += 1;
+                None
+            }
+            _ => None,
         };
         let mut header = describe(self.catalog, file, &path, self.epoch);
         if let Some(map) = &map {
             header.size = map.stored();
-            header.real_size = Some(size);
+            header.real_size = Some(inode.size());
             self.members.sparse += 1;
         }
-        let body = Body::sparse(self.output, &header.encode(), size, map)?;
-        self.open = Some((file, body));
+        let body = Body::sparse(self.output, &header.encode(), inode.size(), map)?;
         if self.catalog.links(file) > 1 {
             self.first.insert(file, path.into());
         }
-        Ok(Ok(()))
+        Ok(Ok(body))
     }
 
     /// Writes members without bytes until the walk reaches `file`, and returns its path.
