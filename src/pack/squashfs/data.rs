@@ -13,9 +13,11 @@ use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
-use super::block::{BlockEncoder, BlockEncoders, EncodedBlock, is_zero};
+use super::Layout;
+use super::blocks::{
+    BlockEncoder, BlockEncoders, EncodedBlock, Fragment, Fragments, Tail, is_zero,
+};
 use super::duplicates::{self, Digest, Key};
-use super::fragments::{Closing, Encoders, Fragment, Fragments, Tail};
 use super::geometry::{Geometry, Tails};
 
 /// Where the bytes of a file are.
@@ -25,38 +27,25 @@ pub(super) struct Placement {
     pub(super) start: u64,
     /// Index of its first entry in `Data::size_fields`.
     pub(super) size_fields: usize,
-    /// Bytes of holes.
     pub(super) sparse: u64,
     pub(super) tail: Option<Tail>,
 }
 
-/// The state of a file.
+/// What is known of the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum FileState {
     /// No data yet, or no regular file.
     Unseen,
     Placed(Placement),
-    /// The file could not be read.
     Failed,
 }
 
-/// What was saved and what was not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) duplicates: u64,
-    pub(super) duplicate_bytes: u64,
-    pub(super) uncompressed: u64,
-    pub(super) compressed: u64,
-}
-
-/// Where all bytes are.
 pub(super) struct Data {
     /// By inode number of the catalog.
-    pub(super) states: Vec<State>,
+    pub(super) states: Vec<FileState>,
     /// Sizes of blocks on disk, with a flag for uncompressed ones; 0 is a hole.
     pub(super) size_fields: Vec<u32>,
     pub(super) fragments: Vec<Fragment>,
-    pub(super) counts: Counts,
 }
 
 impl Data {
@@ -86,7 +75,7 @@ fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Opt
     })
 }
 
-/// Writes the bytes of `files` to `output`.
+/// Writes the bytes of `files` to `output`, and counts what was saved.
 ///
 /// Fails with `Interrupted`, and the errors of compressing and writing. A file that cannot be read
 /// is a problem of `job` and gets the state `Failed`.
@@ -96,6 +85,7 @@ pub(super) fn write(
     geometry: &Geometry,
     files: &[InodeId],
     on_problem: OnProblem,
+    layout: &mut Layout,
     output: &mut Output,
 ) -> Result<Data> {
     let mut refused = Vec::new();
@@ -116,10 +106,7 @@ pub(super) fn write(
         files.iter().copied().filter(|file| !copies.contains_key(file)).collect();
     job.progress.expect(firsts.iter().map(|&id| catalog.inode(id).size()).sum());
     let block_encoders = BlockEncoders::new(*geometry);
-    let encoders = Encoders::new(&block_encoders);
     thread::scope(|scope| {
-        let _closing = Closing(&encoders);
-        let threads = encoders.start(scope, job.threads);
         let context = PackContext {
             catalog,
             geometry,
@@ -133,17 +120,17 @@ pub(super) fn write(
             job,
             context: &context,
             output,
-            fragments: Fragments::new(geometry, &encoders, threads),
+            layout,
+            fragments: Fragments::new(geometry, &block_encoders, scope, job.threads),
             open: None,
             data: Data {
-                states: vec![State::Unseen; catalog.len()],
+                states: vec![FileState::Unseen; catalog.len()],
                 size_fields: Vec::new(),
                 fragments: Vec::new(),
-                counts: Counts::default(),
             },
         };
         for file in &refused {
-            writer.data.states[file.index()] = State::Failed;
+            writer.data.states[file.index()] = FileState::Failed;
         }
         writer.run(&firsts)?;
         // In the order of files, because that of a hash map is random.
@@ -151,29 +138,21 @@ pub(super) fn write(
         let mut orphans = Vec::new();
         for (file, first) in copied() {
             match writer.data.states[first.index()] {
-                State::Placed(placement) => writer.copy(file, placement),
+                FileState::Placed(placement) => writer.copy(file, placement),
                 // The first file could be read for the comparison, but not now. Perhaps its copy
                 // still can.
                 _ => orphans.push(file),
             }
         }
         writer.run(&orphans)?;
-        let Writer { fragments, output, mut data, .. } = writer;
+        let Writer { fragments, output, layout, mut data, .. } = writer;
         data.fragments = fragments.finish(output)?;
         for fragment in &data.fragments {
-            data.counts.add(fragment.size_field);
+            layout.count_block(fragment.size_field);
         }
+        layout.fragments = data.fragments.len() as u64;
         Ok(data)
     })
-}
-
-impl Counts {
-    fn add(&mut self, size_field: u32) {
-        match super::block::is_uncompressed(size_field) {
-            true => self.uncompressed += 1,
-            false => self.compressed += 1,
-        }
-    }
 }
 
 /// State shared by the threads.
@@ -301,6 +280,7 @@ struct Writer<'s, 'o> {
     job: &'s Job<'s>,
     context: &'s PackContext<'s>,
     output: &'o mut Output,
+    layout: &'o mut Layout,
     fragments: Fragments<'s>,
     /// The file that is being written, and its placement so far.
     open: Option<(InodeId, Placement)>,
@@ -325,7 +305,7 @@ impl Writer<'_, '_> {
             self.close();
         }
         let content = match part.content {
-            Ok(_) if self.data.states[file.index()] == State::Failed => return Ok(()),
+            Ok(_) if self.data.states[file.index()] == FileState::Failed => return Ok(()),
             Ok(Content::Dropped) => return Ok(()),
             Ok(content) => content,
             Err(error) => {
@@ -367,7 +347,7 @@ impl Writer<'_, '_> {
                         placement.start = self.output.len();
                     }
                     self.data.size_fields.push(stored.size_field);
-                    self.data.counts.add(stored.size_field);
+                    self.layout.count_block(stored.size_field);
                     self.output.append(&stored.bytes)?;
                 }
             }
@@ -381,19 +361,19 @@ impl Writer<'_, '_> {
 
     fn close(&mut self) {
         if let Some((file, placement)) = self.open.take() {
-            self.data.states[file.index()] = State::Placed(placement);
+            self.data.states[file.index()] = FileState::Placed(placement);
         }
     }
 
     fn copy(&mut self, file: InodeId, placement: Placement) {
-        self.data.states[file.index()] = State::Placed(placement);
-        self.data.counts.duplicates += 1;
-        self.data.counts.duplicate_bytes += self.context.catalog.inode(file).size();
+        self.data.states[file.index()] = FileState::Placed(placement);
+        self.layout.duplicates += 1;
+        self.layout.duplicate_bytes += self.context.catalog.inode(file).size();
     }
 
     fn fail(&mut self, file: InodeId, error: &Error) {
         self.open = None;
-        self.data.states[file.index()] = State::Failed;
+        self.data.states[file.index()] = FileState::Failed;
         self.job.problem(self.context.catalog.origin(file), error);
     }
 }

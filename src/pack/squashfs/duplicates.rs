@@ -22,7 +22,6 @@ use crate::pack::Job;
 use crate::pack::catalog::{Catalog, InodeId};
 use crate::pack::feed::{BATCH, Data, Part, Piece, feed};
 
-/// The hash of a file.
 pub(super) type Digest = [u8; 16];
 
 /// The key of this run.
@@ -106,7 +105,6 @@ pub(super) fn large(
     Ok(hashed.copies)
 }
 
-/// The files hashed so far.
 struct Hashed {
     key: Key,
     /// The current file; no hasher if one of its batches could not be read.

@@ -87,7 +87,6 @@ impl Recipe {
     }
 }
 
-/// The default block size, bytes.
 const DEFAULT_BLOCK_SIZE: u32 = 128 << 10;
 
 /// The choices for an image.
@@ -99,7 +98,6 @@ pub(super) struct Geometry {
     pub(super) fragment_size: u32,
     /// What goes into fragment blocks.
     pub(super) tails: Tails,
-    /// How much compression must save.
     pub(super) saving: Saving,
     pub(super) compressor: Compressor,
 }
@@ -152,7 +150,6 @@ impl Geometry {
         Self { block_size, fragment_size, tails, saving, compressor: recipe.compressor }
     }
 
-    /// The compression method.
     pub(super) fn method(&self) -> Method {
         match self.compressor {
             Compressor::Zstd(level) => Method::Zstd(level),
@@ -173,10 +170,8 @@ impl Geometry {
     }
 }
 
-/// Highest level of zstd for metadata.
 const METADATA_LEVEL_MAX: i32 = 9;
 
-/// The block size for files of these sizes.
 fn block_size(sizes: impl Iterator<Item = u64>) -> u32 {
     let (min, max) = (u64::from(DEFAULT_BLOCK_SIZE), u64::from(*Recipe::BLOCK_SIZES.end()));
     let mut bytes = 0_u64;

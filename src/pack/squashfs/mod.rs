@@ -17,14 +17,11 @@ use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
 use crate::units::counted;
 
-mod block;
+mod blocks;
 mod data;
-mod directories;
 mod duplicates;
-mod fragments;
 mod geometry;
 mod inodes;
-mod metadata;
 mod superblock;
 mod tables;
 #[cfg(test)]
@@ -84,6 +81,15 @@ pub struct Layout {
     pub notes: Vec<String>,
 }
 
+impl Layout {
+    fn count_block(&mut self, size_field: u32) {
+        match blocks::is_uncompressed(size_field) {
+            true => self.plain_blocks += 1,
+            false => self.compressed_blocks += 1,
+        }
+    }
+}
+
 /// Writes an image of `catalog` to `output`, which is empty. A file that cannot be packed is a
 /// problem of `job`; if the run must then be abandoned, the output is no valid image.
 ///
@@ -101,18 +107,13 @@ pub(crate) fn write(
     let geometry = Geometry::choose(recipe, catalog, &files);
     output.append(&[0; superblock::SIZE])?;
     output.append(&superblock::options(recipe.compressor).unwrap_or_default())?;
-    let data = data::write(job, catalog, &geometry, &files, on_problem, output)?;
     let mut layout = Layout {
         compressor: name(recipe.compressor),
         block_size: geometry.block_size,
         read_cost: geometry.fragment_size,
-        duplicates: data.counts.duplicates,
-        duplicate_bytes: data.counts.duplicate_bytes,
-        plain_blocks: data.counts.uncompressed,
-        compressed_blocks: data.counts.compressed,
-        fragments: data.fragments.len() as u64,
         ..Layout::default()
     };
+    let data = data::write(job, catalog, &geometry, &files, on_problem, &mut layout, output)?;
     let mut encoder = Encoder::new(geometry.metadata_method())?;
     let tree_start = output.len();
     job.progress.begin("writing inodes and directories");
@@ -154,7 +155,7 @@ fn check_limits(catalog: &Catalog) -> Result<()> {
         owners.number(inode.meta.uid)?;
         owners.number(inode.meta.gid)?;
         if matches!(inode.kind, InodeKind::Directory(_)) {
-            directories::check_names(catalog.entries(id).map(|(name, _)| name))?;
+            inodes::check_names(catalog.entries(id).map(|(name, _)| name))?;
         }
     }
     Ok(())

@@ -4,10 +4,8 @@
 
 use super::geometry::Compressor;
 
-/// Bytes of a superblock.
 pub(super) const SIZE: usize = 96;
 
-/// Means that there is no table.
 const NO_TABLE: u64 = u64::MAX;
 
 /// Flags: what is uncompressed, and what the image contains.
@@ -34,7 +32,6 @@ pub(super) struct Superblock {
     pub(super) modified: u32,
     pub(super) fragments: u32,
     pub(super) owners: u16,
-    /// Reference of the root inode.
     pub(super) root: u64,
     /// Bytes of the image, without padding.
     pub(super) bytes_used: u64,
@@ -47,7 +44,6 @@ pub(super) struct Superblock {
 }
 
 impl Superblock {
-    /// The on-disk form.
     pub(super) fn encode(&self) -> [u8; SIZE] {
         let mut bytes = Vec::with_capacity(SIZE);
         bytes.extend_from_slice(b"hsqs");

@@ -105,7 +105,7 @@ fn odd() -> Catalog {
     let root = InodeId::ROOT;
     for len in [0, 1, 4095, 4096, 4097, 8192, 131_071, 131_072, 131_073, 1 << 20, (1 << 20) + 1] {
         forest.bytes(root, format!("text{len}").as_bytes(), text(len, len));
-        let noise = block::noise(len, len as u64);
+        let noise = blocks::noise(len, len as u64);
         forest.bytes(root, format!("noise{len}").as_bytes(), noise);
         forest.bytes(root, format!("zeros{len}").as_bytes(), vec![0; len]);
     }
@@ -374,8 +374,8 @@ fn the_same_bytes_are_stored_once() {
     let path = work.path().join("a");
     let mut forest = Forest::new();
     for nth in 0..20 {
-        forest.bytes(InodeId::ROOT, format!("s{nth}").as_bytes(), block::noise(100_000, 1));
-        forest.bytes(InodeId::ROOT, format!("l{nth}").as_bytes(), block::noise(1_500_000, 2));
+        forest.bytes(InodeId::ROOT, format!("s{nth}").as_bytes(), blocks::noise(100_000, 1));
+        forest.bytes(InodeId::ROOT, format!("l{nth}").as_bytes(), blocks::noise(1_500_000, 2));
     }
     let catalog = forest.finish();
     let (layout, _) = pack(&catalog, &RECIPE, 4, &path);
@@ -393,7 +393,7 @@ fn reading_a_small_file_decodes_no_more_than_was_allowed() {
         forest.bytes(InodeId::ROOT, format!("s{nth}").as_bytes(), text(10_000, nth));
     }
     forest.bytes(InodeId::ROOT, b"t", text(20_001, 3));
-    forest.bytes(InodeId::ROOT, b"u", block::noise(9000, 3));
+    forest.bytes(InodeId::ROOT, b"u", blocks::noise(9000, 3));
     let catalog = forest.finish();
     let recipe = Recipe { read_cost: Some(20_000), ..RECIPE };
     let (layout, _) = pack(&catalog, &recipe, 4, &path);
@@ -412,7 +412,7 @@ fn unreadable_files_are_reported_and_left_out_under_all_names() {
     let forest = || {
         let mut forest = Forest::new();
         let fails = |len, reads| File {
-            bytes: block::noise(len, 1),
+            bytes: blocks::noise(len, 1),
             fails_after: Some(reads),
             ..File::default()
         };
@@ -421,7 +421,7 @@ fn unreadable_files_are_reported_and_left_out_under_all_names() {
         forest.file(InodeId::ROOT, b"large", fails(5_000_000, 2));
         // Readable once for the comparison (five batches), and then no more.
         forest.file(InodeId::ROOT, b"m1", File { fails_after: Some(5), ..fails(4_500_000, 0) });
-        forest.bytes(InodeId::ROOT, b"m2", block::noise(4_500_000, 1));
+        forest.bytes(InodeId::ROOT, b"m2", blocks::noise(4_500_000, 1));
         forest.bytes(InodeId::ROOT, b"good", text(1000, 1));
         let target = vec![b'x'; 65536];
         let kind = InodeKind::Symlink(target.into());
@@ -435,7 +435,7 @@ fn unreadable_files_are_reported_and_left_out_under_all_names() {
     let tree = open(&path);
     let found = list(tree.as_ref(), Ino::ROOT);
     assert_eq!(found.iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(), [&b"good"[..], b"m2"]);
-    assert!(read(tree.as_ref(), found[1].1) == block::noise(4_500_000, 1));
+    assert!(read(tree.as_ref(), found[1].1) == blocks::noise(4_500_000, 1));
 
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(2, &progress, &stop);

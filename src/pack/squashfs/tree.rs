@@ -17,14 +17,11 @@ use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind};
 use crate::vfs::Timestamp;
 
 use super::Layout;
-use super::block::is_uncompressed;
-use super::data::{Data, Placement, State};
-use super::directories::{self, Entry, Listing};
-use super::fragments::Fragment;
+use super::blocks::{Fragment, is_uncompressed};
+use super::data::{Data, FileState, Placement};
 use super::geometry::Geometry;
-use super::inodes::{Directory, File, Header, kind_number};
-use super::metadata::{Chain, Position};
-use super::tables::{Owners, Xattrs};
+use super::inodes::{Directory, Entry, File, Header, Listing, kind_number, write_listing};
+use super::tables::{Chain, Owners, Position, Xattrs};
 
 /// Maximum length of the target of a symbolic link, bytes: what readers of the format accept.
 const TARGET: usize = 65535;
@@ -38,11 +35,9 @@ pub(super) struct Tree {
     pub(super) directories: Vec<u8>,
     /// References of inodes by their number, from 1.
     pub(super) references: Vec<u64>,
-    /// Reference of the root inode.
     pub(super) root: u64,
     pub(super) owners: Owners,
     pub(super) xattrs: Xattrs,
-    /// The latest modification time.
     pub(super) newest: u32,
     /// Objects whose time the format cannot store.
     pub(super) changed_times: u64,
@@ -114,7 +109,7 @@ fn numbers(
                 continue;
             }
             is_out[index] = match &catalog.inode(id).kind {
-                InodeKind::File { .. } => !matches!(data.states[index], State::Placed(_)),
+                InodeKind::File { .. } => !matches!(data.states[index], FileState::Placed(_)),
                 InodeKind::Symlink(target) if target.len() > TARGET => {
                     let message = format!(
                         "link target of {} bytes, the limit of SquashFS is {TARGET}",
@@ -168,7 +163,6 @@ struct Writer<'w> {
     catalog: &'w Catalog,
     geometry: &'w Geometry,
     data: &'w Data,
-    /// Limit of modification times.
     latest: u32,
     layout: &'w mut Layout,
     encoder: &'w mut Encoder,
@@ -211,19 +205,18 @@ impl Writer<'_> {
             let inode = (*positions.get(number.checked_sub(1)? as usize)?)?;
             Some(Entry { name, inode, number, kind: kind_number(catalog.inode(id).file_kind()) })
         });
-        let listing = directories::write(&mut self.directories, self.encoder, entries)?;
+        let listing = write_listing(&mut self.directories, self.encoder, entries)?;
         self.listings.insert(directory, (listing, links));
         Ok(())
     }
 
-    /// Writes an inode and returns its position.
     fn inode(&mut self, id: InodeId, parent: u32) -> Result<Position> {
         let inode = self.catalog.inode(id);
         let header = self.header(id, inode)?;
         let position = self.inodes.position();
         match &inode.kind {
             InodeKind::File { size, .. } => {
-                let State::Placed(placement) = self.data.states[id.index()] else {
+                let FileState::Placed(placement) = self.data.states[id.index()] else {
                     return Err(Error::new(
                         Kind::Io,
                         "internal error: a file without a position has a number",

@@ -1,16 +1,21 @@
-//! Decides whether a block is compressed, and compresses it.
+//! Compresses blocks: those of one file, and fragment blocks with small files and ends of files.
 //!
-//! Invariant: a stored block is never longer than the input, and depends only on its bytes.
+//! Invariants: a stored block is never longer than the input, and depends only on its bytes. The
+//! position of a fragment block depends on what was added, not on the speed of threads.
 //!
 //! A high zstd level takes seconds for a few hundred megabytes of JPEGs and gains nothing. So a
 //! block is checked first. If its entropy is low, it certainly gets smaller. Otherwise zstd at
 //! level 1 decides, which is fast where it finds no matches.
 
-use crate::codecs::{Encoder, Method};
-use crate::error::Result;
-use crate::sync::Mutex;
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::{Builder, Scope};
 
 use super::geometry::{Geometry, Saving};
+use crate::codecs::{Encoder, Method};
+use crate::error::{Error, Kind, Result};
+use crate::pack::output::Output;
+use crate::sync::{Arc, Mutex};
 
 /// Set in the size of an uncompressed data block (squashfs.rst, section 3.4).
 const UNCOMPRESSED: u32 = 1 << 24;
@@ -32,7 +37,6 @@ pub(super) struct EncodedBlock {
 }
 
 impl EncodedBlock {
-    /// A block that is stored uncompressed.
     pub(super) fn uncompressed(bytes: Vec<u8>) -> Self {
         // A block is at most 1 MiB long.
         let size_field = bytes.len() as u32 | UNCOMPRESSED;
@@ -105,12 +109,10 @@ pub(super) struct BlockEncoders {
 }
 
 impl BlockEncoders {
-    /// An empty pool.
     pub(super) fn new(geometry: Geometry) -> Self {
         Self { geometry, idle: Mutex::default() }
     }
 
-    /// Calls `work` with an encoder of the pool.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut BlockEncoder) -> Result<T>) -> Result<T> {
         let idle = self.idle.lock().pop();
         let mut block_encoder = match idle {
@@ -123,7 +125,6 @@ impl BlockEncoders {
     }
 }
 
-/// Whether all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
     // Compares the bytes with themselves, shifted by one, because memcmp is fastest.
     bytes.first().is_none_or(|&first| first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
@@ -146,6 +147,149 @@ fn entropy(bytes: &[u8]) -> f64 {
     let total = f64::from(total);
     let bits = |&n: &u32| f64::from(n) * (total / f64::from(n)).log2();
     counts.iter().filter(|&&n| n > 0).map(bits).sum::<f64>() / total.max(1.0)
+}
+
+/// Bytes of fragment blocks in the queue, enough to keep many threads busy.
+const PENDING_BYTES: u32 = 32 << 20;
+
+/// Where a fragment block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fragment {
+    pub(super) start: u64,
+    /// Its size on disk, with a flag if it is uncompressed.
+    pub(super) size_field: u32,
+    /// Uncompressed size, bytes.
+    pub(super) len: u32,
+}
+
+/// A position in a fragment block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    pub(super) fragment: u32,
+    pub(super) offset: u32,
+}
+
+/// A block to compress, and the channel for the result.
+struct Task {
+    bytes: Vec<u8>,
+    answer: SyncSender<Result<EncodedBlock>>,
+}
+
+impl Task {
+    fn run(self, encoders: &BlockEncoders) {
+        let stored = encoders.with(|encoder| encoder.encode_unchecked(&self.bytes));
+        // The receiver may be gone after an error.
+        let _ = self.answer.send(stored);
+    }
+}
+
+struct Pending {
+    len: u32,
+    answer: Receiver<Result<EncodedBlock>>,
+}
+
+/// The fragment blocks of an image. Threads compress them. Block n is written when block n +
+/// `max_pending` is complete, or at the end.
+pub(super) struct Fragments<'f> {
+    encoders: &'f BlockEncoders,
+    /// Leads to the threads, which exit when it is dropped. `None` if there are none.
+    tasks: Option<Sender<Task>>,
+    capacity: usize,
+    /// Number of blocks that may be pending before the first of them must be written.
+    max_pending: usize,
+    /// The block that is being filled.
+    open: Vec<u8>,
+    pending: VecDeque<Pending>,
+    written: Vec<Fragment>,
+}
+
+impl<'f> Fragments<'f> {
+    /// No blocks yet. Starts up to `threads` threads.
+    pub(super) fn new<'e>(
+        geometry: &Geometry,
+        encoders: &'f BlockEncoders,
+        scope: &'f Scope<'f, 'e>,
+        threads: usize,
+    ) -> Self {
+        let (tasks, queue) = channel::<Task>();
+        // Guards the receiver: the threads wait for tasks one after the other.
+        let queue = Arc::new(Mutex::new(queue));
+        let start = |_: &usize| {
+            let queue = Arc::clone(&queue);
+            let next = move || queue.lock().recv().ok();
+            let run = move || {
+                while let Some(task) = next() {
+                    task.run(encoders);
+                }
+            };
+            Builder::new().spawn_scoped(scope, run).is_ok()
+        };
+        let is_started = (0..threads).take_while(start).count() > 0;
+        Self {
+            encoders,
+            tasks: is_started.then_some(tasks),
+            capacity: geometry.fragment_size as usize,
+            max_pending: (PENDING_BYTES / geometry.fragment_size.max(1)).clamp(32, 1024) as usize,
+            open: Vec::new(),
+            pending: VecDeque::new(),
+            written: Vec::new(),
+        }
+    }
+
+    /// Adds `bytes`, at most as many as a fragment block holds. May write an earlier block, so the
+    /// caller must not be between two blocks of a file.
+    ///
+    /// Fails with `InvalidInput` if there are too many blocks for 32 bits; errors of compressing
+    /// and writing.
+    pub(super) fn add(&mut self, bytes: &[u8], output: &mut Output) -> Result<Tail> {
+        if !self.open.is_empty() && self.open.len() + bytes.len() > self.capacity {
+            self.complete(output)?;
+        }
+        let number = u32::try_from(self.written.len() + self.pending.len());
+        // The largest number means "no fragment".
+        let fragment = number.ok().filter(|&number| number < u32::MAX).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, "a SquashFS image has at most 2^32 - 1 fragment blocks")
+        })?;
+        let offset = self.open.len() as u32;
+        self.open.extend_from_slice(bytes);
+        Ok(Tail { fragment, offset })
+    }
+
+    /// Writes all remaining blocks and returns the table.
+    pub(super) fn finish(mut self, output: &mut Output) -> Result<Vec<Fragment>> {
+        if !self.open.is_empty() {
+            self.complete(output)?;
+        }
+        while !self.pending.is_empty() {
+            self.write_first(output)?;
+        }
+        Ok(self.written)
+    }
+
+    fn complete(&mut self, output: &mut Output) -> Result<()> {
+        let bytes = std::mem::replace(&mut self.open, Vec::with_capacity(self.capacity));
+        let len = bytes.len() as u32;
+        let (sender, answer) = sync_channel(1);
+        let task = Task { bytes, answer: sender };
+        match &self.tasks {
+            // If all threads have died, there is no answer.
+            Some(tasks) => drop(tasks.send(task)),
+            None => task.run(self.encoders),
+        }
+        self.pending.push_back(Pending { len, answer });
+        match self.pending.len() > self.max_pending {
+            true => self.write_first(output),
+            false => Ok(()),
+        }
+    }
+
+    fn write_first(&mut self, output: &mut Output) -> Result<()> {
+        let Some(Pending { len, answer }) = self.pending.pop_front() else { return Ok(()) };
+        let ended = |_| Err(Error::new(Kind::Io, "a thread has ended early"));
+        let stored = answer.recv().unwrap_or_else(ended)?;
+        self.written.push(Fragment { start: output.len(), size_field: stored.size_field, len });
+        output.append(&stored.bytes)
+    }
 }
 
 /// Incompressible bytes (SplitMix64).
