@@ -20,10 +20,8 @@ use crate::vfs::{FileKind, Name, Timestamp};
 pub(crate) struct InodeId(pub(crate) u32);
 
 impl InodeId {
-    /// The root directory.
     pub(crate) const ROOT: Self = Self(0);
 
-    /// The number as an index into an array.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
@@ -55,7 +53,6 @@ pub(crate) enum InodeKind {
         content: ContentId,
         sparse: bool,
     },
-    /// A symbolic link: its target.
     Symlink(Box<[u8]>),
     /// A block or character device; `number` is in the kernel's 32-bit encoding.
     Device {
@@ -74,7 +71,6 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Its kind as stat(2) reports it.
     pub(crate) fn file_kind(&self) -> FileKind {
         match self.kind {
             InodeKind::Directory(_) => FileKind::Directory,
@@ -104,6 +100,7 @@ struct Entry {
 }
 
 /// A finished catalog.
+#[derive(Default)]
 pub(crate) struct Catalog {
     inodes: Vec<Inode>,
     links: Vec<u32>,
@@ -112,13 +109,12 @@ pub(crate) struct Catalog {
     xattrs: Vec<Xattrs>,
     contents: Vec<Box<dyn Content>>,
     /// Number of names hidden by the same name in a later source.
-    hidden: u64,
-    /// The path of one of them.
-    hidden_path: Vec<u8>,
+    pub(crate) hidden: u64,
+    /// The path of one of them, without a leading slash.
+    pub(crate) hidden_path: Vec<u8>,
 }
 
 impl Catalog {
-    /// The inode with this number.
     pub(crate) fn inode(&self, id: InodeId) -> &Inode {
         &self.inodes[id.index()]
     }
@@ -139,16 +135,6 @@ impl Catalog {
         all.filter(|&id| self.links(id) > 0)
     }
 
-    /// Number of names hidden by the same name in a later source.
-    pub(crate) fn hidden(&self) -> u64 {
-        self.hidden
-    }
-
-    /// The path of one of the hidden names, without a leading slash.
-    pub(crate) fn hidden_path(&self) -> &[u8] {
-        &self.hidden_path
-    }
-
     /// The entries of a directory by the bytes of their names; empty for other inodes.
     pub(crate) fn entries(
         &self,
@@ -165,12 +151,10 @@ impl Catalog {
         &self.names[entry.offset..entry.offset + usize::from(entry.len)]
     }
 
-    /// The set of extended attributes with this number.
     pub(crate) fn xattrs(&self, number: u32) -> &[(Vec<u8>, Vec<u8>)] {
         &self.xattrs[number as usize]
     }
 
-    /// The source of a file's bytes.
     pub(crate) fn content(&self, id: ContentId) -> &dyn Content {
         self.contents[id.source as usize].as_ref()
     }
@@ -191,36 +175,27 @@ impl Catalog {
     }
 }
 
-/// A catalog under construction.
 pub(crate) struct Builder {
-    inodes: Vec<Inode>,
-    directories: Vec<Vec<Entry>>,
+    /// The entries of its directories are unsorted, and `links` is empty.
+    catalog: Catalog,
     /// Directories by parent and name, to merge those of several sources.
     known: HashMap<(InodeId, Box<[u8]>), InodeId>,
-    names: Vec<u8>,
-    xattrs: Vec<Xattrs>,
     xattr_numbers: HashMap<Xattrs, u32>,
-    contents: Vec<Box<dyn Content>>,
 }
 
 impl Builder {
     /// An empty root directory with these attributes.
     pub(crate) fn new(root: Meta) -> Self {
-        Self {
-            inodes: vec![Inode { meta: root, kind: InodeKind::Directory(0) }],
-            directories: vec![Vec::new()],
-            known: HashMap::new(),
-            names: Vec::new(),
-            xattrs: Vec::new(),
-            xattr_numbers: HashMap::new(),
-            contents: Vec::new(),
-        }
+        let root = Inode { meta: root, kind: InodeKind::Directory(0) };
+        let catalog =
+            Catalog { inodes: vec![root], directories: vec![Vec::new()], ..Catalog::default() };
+        Self { catalog, known: HashMap::new(), xattr_numbers: HashMap::new() }
     }
 
     /// Adds a source of bytes. Its number is the `source` of its `ContentId`s.
     pub(crate) fn source(&mut self, content: Box<dyn Content>) -> u32 {
-        self.contents.push(content);
-        number(self.contents.len() - 1)
+        self.catalog.contents.push(content);
+        number(self.catalog.contents.len() - 1)
     }
 
     /// The number of a set of extended attributes, for `Meta`; `None` if the set is empty.
@@ -229,10 +204,10 @@ impl Builder {
             return None;
         }
         set.sort();
-        let next = number(self.xattrs.len());
+        let next = number(self.catalog.xattrs.len());
         let found = *self.xattr_numbers.entry(set.clone()).or_insert(next);
         if found == next {
-            self.xattrs.push(set);
+            self.catalog.xattrs.push(set);
         }
         Some(found)
     }
@@ -241,13 +216,13 @@ impl Builder {
     pub(crate) fn directory(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
         let key = (parent, name.as_bytes().into());
         if let Some(&found) = self.known.get(&key) {
-            self.inodes[found.index()].meta = meta;
+            self.catalog.inodes[found.index()].meta = meta;
             // Hides whatever another source added under this name in between.
             self.link(parent, name, found);
             return found;
         }
-        let entries = number(self.directories.len());
-        self.directories.push(Vec::new());
+        let entries = number(self.catalog.directories.len());
+        self.catalog.directories.push(Vec::new());
         let id = self.add(parent, name, Inode { meta, kind: InodeKind::Directory(entries) });
         self.known.insert(key, id);
         id
@@ -260,7 +235,7 @@ impl Builder {
 
     /// Replaces the attributes of an inode, for example those of the root.
     pub(crate) fn set_meta(&mut self, id: InodeId, meta: Meta) {
-        self.inodes[id.index()].meta = meta;
+        self.catalog.inodes[id.index()].meta = meta;
     }
 
     /// Adds a file that is not a directory. It hides an earlier one with the same name.
@@ -272,40 +247,38 @@ impl Builder {
 
     /// Adds a file without a name; `link` names it later.
     pub(crate) fn nameless(&mut self, inode: Inode) -> InodeId {
-        let id = InodeId(number(self.inodes.len()));
-        self.inodes.push(inode);
+        let id = InodeId(number(self.catalog.inodes.len()));
+        self.catalog.inodes.push(inode);
         id
     }
 
     /// Adds a name for an inode.
     pub(crate) fn link(&mut self, parent: InodeId, name: Name<'_>, inode: InodeId) {
-        let InodeKind::Directory(entries) = self.inodes[parent.index()].kind else {
+        let InodeKind::Directory(entries) = self.catalog.inodes[parent.index()].kind else {
             return;
         };
         let bytes = name.as_bytes();
         // A name is at most 255 bytes long.
-        let entry = Entry { offset: self.names.len(), len: bytes.len() as u8, inode };
-        self.names.extend_from_slice(bytes);
-        self.directories[entries as usize].push(entry);
+        let entry = Entry { offset: self.catalog.names.len(), len: bytes.len() as u8, inode };
+        self.catalog.names.extend_from_slice(bytes);
+        self.catalog.directories[entries as usize].push(entry);
     }
 
     /// Sorts everything. `owner` replaces the owner of all files where it is set.
-    pub(crate) fn finish(mut self, owner: Owner) -> Catalog {
-        let mut hidden = 0;
+    pub(crate) fn finish(self, owner: Owner) -> Catalog {
+        let mut catalog = self.catalog;
         let mut hidden_entry = None;
-        let mut links = vec![0_u32; self.inodes.len()];
-        for (number, directory) in self.directories.iter_mut().enumerate() {
-            let name =
-                |entry: &Entry| &self.names[entry.offset..entry.offset + usize::from(entry.len)];
-            directory.sort_by(|a, b| name(a).cmp(name(b)));
+        let mut directories = std::mem::take(&mut catalog.directories);
+        for (number, directory) in directories.iter_mut().enumerate() {
+            directory.sort_by(|a, b| catalog.name(a).cmp(catalog.name(b)));
             // The sort is stable, so the last of equal names was added last. A directory added
             // twice is one inode and hides nothing.
             let mut unique: Vec<Entry> = Vec::with_capacity(directory.len());
             for &entry in directory.iter() {
                 match unique.last_mut() {
-                    Some(last) if name(last) == name(&entry) => {
+                    Some(last) if catalog.name(last) == catalog.name(&entry) => {
                         if last.inode != entry.inode {
-                            hidden += 1;
+                            catalog.hidden += 1;
                             hidden_entry = hidden_entry.or(Some((number, entry)));
                         }
                         *last = entry;
@@ -315,48 +288,26 @@ impl Builder {
             }
             *directory = unique;
         }
+        catalog.directories = directories;
         // Counts only names that the root leads to.
+        let mut links = vec![0_u32; catalog.len()];
         links[0] = 1;
         let mut waiting = vec![InodeId::ROOT];
         while let Some(id) = waiting.pop() {
-            let InodeKind::Directory(entries) = self.inodes[id.index()].kind else { continue };
-            for entry in &self.directories[entries as usize] {
-                links[entry.inode.index()] += 1;
-                waiting.push(entry.inode);
+            for (_, entry) in catalog.entries(id) {
+                links[entry.index()] += 1;
+                waiting.push(entry);
             }
         }
-        for inode in &mut self.inodes {
+        catalog.links = links;
+        for inode in &mut catalog.inodes {
             inode.meta.uid = owner.uid.unwrap_or(inode.meta.uid);
             inode.meta.gid = owner.gid.unwrap_or(inode.meta.gid);
         }
-        let hidden_path =
-            hidden_entry.map_or_else(Vec::new, |(directory, entry)| self.path(directory, entry));
-        let Self { inodes, directories, names, xattrs, contents, .. } = self;
-        Catalog { inodes, links, directories, names, xattrs, contents, hidden, hidden_path }
-    }
-
-    /// The path of `entry` in the directory at `number`. Searches all directories once for each
-    /// component.
-    fn path(&self, mut number: usize, entry: Entry) -> Vec<u8> {
-        let name = |entry: Entry| &self.names[entry.offset..entry.offset + usize::from(entry.len)];
-        let is_shown_in = |entry: &Entry, number: usize| match self.inodes[entry.inode.index()].kind
-        {
-            InodeKind::Directory(entries) => entries as usize == number,
-            _ => false,
-        };
-        let mut components = vec![name(entry)];
-        // A path has fewer components than there are directories.
-        for _ in 0..self.directories.len() {
-            let parent = self.directories.iter().enumerate().find_map(|(parent, entries)| {
-                let entry = entries.iter().find(|entry| is_shown_in(entry, number))?;
-                Some((parent, *entry))
-            });
-            let Some((parent, entry)) = parent else { break };
-            components.push(name(entry));
-            number = parent;
+        if let Some((directory, entry)) = hidden_entry {
+            catalog.hidden_path = catalog.path(directory, entry);
         }
-        components.reverse();
-        components.join(&b'/')
+        catalog
     }
 }
 
@@ -413,6 +364,27 @@ pub(crate) trait Content: Send + Sync {
 }
 
 impl Catalog {
+    /// The path of `entry` in the directory at `number`. Searches all directories once for each
+    /// component.
+    fn path(&self, mut number: usize, entry: Entry) -> Vec<u8> {
+        let is_shown_in = |entry: &Entry, number: usize| match self.inode(entry.inode).kind {
+            InodeKind::Directory(entries) => entries as usize == number,
+            _ => false,
+        };
+        let mut components = vec![self.name(&entry)];
+        // A path has fewer components than there are directories.
+        for _ in 0..self.directories.len() {
+            let parent = self.directories.iter().enumerate().find_map(|(parent, entries)| {
+                Some((parent, entries.iter().find(|entry| is_shown_in(entry, number))?))
+            });
+            let Some((parent, entry)) = parent else { break };
+            components.push(self.name(entry));
+            number = parent;
+        }
+        components.reverse();
+        components.join(&b'/')
+    }
+
     /// Visits everything from the root on, a directory before its entries, in the order of names.
     /// `visit` gets the path without a leading slash (empty for the root) and the inode. An inode
     /// with several names is visited once for each name.
@@ -536,7 +508,7 @@ mod tests {
         assert_eq!(first, second);
         let shown = builder.add(second, name("x"), fifo());
         let catalog = builder.finish(Owner::default());
-        assert_eq!(catalog.hidden(), 1);
+        assert_eq!(catalog.hidden, 1);
         assert_eq!((catalog.links(hidden), catalog.links(shown)), (0, 1));
         assert_eq!(catalog.inode(first).meta.uid, 7);
         assert_eq!(catalog.links(first), 1);

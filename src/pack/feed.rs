@@ -31,14 +31,12 @@ pub(crate) struct Part {
     pub(crate) pieces: Result<Vec<Piece>>,
 }
 
-/// A range of a file.
 pub(crate) struct Piece {
     /// Its offset in the file, bytes.
     pub(crate) offset: u64,
     pub(crate) data: Data,
 }
 
-/// The content of a piece.
 pub(crate) enum Data {
     Bytes(Vec<u8>),
     /// Length of a hole: zeros that are not stored.
@@ -46,7 +44,6 @@ pub(crate) enum Data {
 }
 
 impl Data {
-    /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -241,7 +238,6 @@ impl Reader<'_> {
     }
 }
 
-/// A range of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Span {
     Data(Range<u64>),

@@ -17,7 +17,6 @@ use crate::os::new_file::NewFile;
 
 pub use crate::os::new_file::Existing;
 
-/// Size of the write buffer, bytes.
 const BUFFER: usize = 1 << 20;
 
 /// A file that gets its name when it is complete.
@@ -146,7 +145,6 @@ pub(crate) struct Sealed {
 }
 
 impl Sealed {
-    /// The name that it will get.
     pub(crate) fn name(&self) -> &OsStr {
         self.path.file_name().unwrap_or_default()
     }
@@ -191,10 +189,8 @@ fn cannot_write(path: &Path, error: io::Error) -> Error {
     }
 }
 
-/// Prefix of temporary names.
 pub(super) const PREFIX: &str = ".archfs-pack-";
 
-/// Opens the directory of the archive `path`.
 pub(super) fn open_parent(path: &Path) -> Result<Directory> {
     let parent = parent_of(path);
     Directory::open(parent).map_err(|error| match error.kind() {

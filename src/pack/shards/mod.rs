@@ -11,7 +11,6 @@ use std::path::Path;
 use serde::Serialize;
 
 use self::samples::{Sample, Samples};
-use self::set::Set;
 use self::writer::Writer;
 use super::Job;
 use super::catalog::{Catalog, InodeId, Meta};
@@ -30,7 +29,7 @@ mod set;
 mod tests;
 mod writer;
 
-pub(super) use set::is_shard;
+pub(super) use set::{ShardSet, is_shard};
 
 /// Whether samples get a member with their label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,18 +72,6 @@ pub struct Sharded {
     pub notes: Vec<String>,
 }
 
-/// Complete shards that have no names yet.
-pub(crate) struct Unpublished {
-    set: Set,
-}
-
-impl Unpublished {
-    /// Gives all of them their names.
-    pub(crate) fn publish(self) -> Result<()> {
-        self.set.publish()
-    }
-}
-
 /// Writes the shards of `path` (`a-000000.tar` and so on for `a.tar`), and with labels the names of
 /// the classes (`a-classes.txt`, one per line). They get their names when the caller publishes
 /// them, because the caller decides whether problems prevent that.
@@ -98,8 +85,8 @@ pub(crate) fn write(
     epoch: Option<i64>,
     path: &Path,
     existing: Existing,
-) -> Result<(Unpublished, Sharded)> {
-    let mut set = Set::new(path, existing)?;
+) -> Result<(ShardSet, Sharded)> {
+    let mut set = ShardSet::new(path, existing)?;
     let samples = Samples::find(job, catalog, shards.labels);
     if samples.samples.is_empty() {
         return Err(Error::new(
@@ -146,7 +133,7 @@ pub(crate) fn write(
     }
     totals.notes = samples.notes();
     totals.notes.extend(lost(catalog, &files));
-    Ok((Unpublished { set }, totals))
+    Ok((set, totals))
 }
 
 /// What shards do not store of `files`, a sentence for each kind.

@@ -22,7 +22,6 @@ pub(super) struct Sample {
     pub(super) count: u32,
 }
 
-/// A directory with samples.
 pub(super) struct Directory {
     pub(super) id: InodeId,
     /// Its path with a trailing slash; empty for the root.
@@ -167,7 +166,6 @@ impl Samples {
         [&directory.path, key].concat()
     }
 
-    /// The files of a sample: paths and inodes.
     pub(super) fn files(
         &self,
         catalog: &Catalog,
@@ -178,12 +176,10 @@ impl Samples {
             .map(move |(name, id)| ([&directory.path, name].concat(), id))
     }
 
-    /// The inodes of the files of a sample.
     pub(super) fn ids(&self, catalog: &Catalog, sample: Sample) -> impl Iterator<Item = InodeId> {
         files_in(catalog, self.directories[sample.directory as usize].id, sample).map(|(_, id)| id)
     }
 
-    /// The class of a sample.
     pub(super) fn class(&self, sample: Sample) -> Option<u32> {
         self.directories[sample.directory as usize].class
     }
@@ -205,7 +201,6 @@ fn is_meta(name: &[u8]) -> bool {
     name.len() >= 4 && name.starts_with(b"__") && name.ends_with(b"__")
 }
 
-/// Why a sample is invalid, if it is.
 fn invalid_reason(
     catalog: &Catalog,
     directory: &Directory,

@@ -18,17 +18,16 @@ const OPEN_MAX: usize = 256;
 const DIGITS: usize = 6;
 
 /// The shards of a run, and the list of classes.
-pub(super) struct Set {
+pub(in crate::pack) struct ShardSet {
     /// The common start of all paths.
     stem: PathBuf,
-    /// Where they are.
     directory: Directory,
     existing: Existing,
     sealed: Vec<Sealed>,
     shards: u64,
 }
 
-impl Set {
+impl ShardSet {
     /// Creates a set for `path`, the name without numbers: `a.tar` for `a-000000.tar`.
     ///
     /// Fails with `InvalidInput` if shards with that name exist and must not be replaced; `Usage`
@@ -53,7 +52,6 @@ impl Set {
         }
     }
 
-    /// Creates the next shard.
     pub(super) fn shard(&mut self) -> Result<Output> {
         let number = self.shards;
         self.shards += 1;
@@ -61,12 +59,10 @@ impl Set {
         Output::create_in(&self.directory, &path, self.existing)
     }
 
-    /// Creates the list of classes.
     pub(super) fn classes(&self) -> Result<Output> {
         Output::create_in(&self.directory, &self.named("-classes.txt"), self.existing)
     }
 
-    /// Adds a complete file.
     pub(super) fn add(&mut self, output: Output) -> Result<()> {
         let sealed = output.seal()?;
         let sealed = if self.sealed.len() < OPEN_MAX { sealed } else { sealed.closed()? };
@@ -75,7 +71,7 @@ impl Set {
     }
 
     /// Gives all files their names, and removes other files of an earlier run.
-    pub(super) fn publish(self) -> Result<()> {
+    pub(in crate::pack) fn publish(self) -> Result<()> {
         let before = self.existing_files()?;
         let mut published: Vec<OsString> = Vec::new();
         for sealed in self.sealed {
@@ -150,7 +146,7 @@ mod tests {
         names
     }
 
-    fn fill(set: &mut Set, shards: usize) {
+    fn fill(set: &mut ShardSet, shards: usize) {
         for nth in 0..shards {
             let mut output = set.shard().unwrap();
             output.append(nth.to_string().as_bytes()).unwrap();
@@ -162,7 +158,7 @@ mod tests {
     fn all_files_appear_at_once() {
         let work = tempfile::tempdir().unwrap();
         let path = work.path().join("a.tar");
-        let mut set = Set::new(&path, Existing::Refuse).unwrap();
+        let mut set = ShardSet::new(&path, Existing::Refuse).unwrap();
         fill(&mut set, OPEN_MAX + 10);
         assert!(names(work.path()).iter().all(|name| name.starts_with(".archfs-pack-")));
         set.publish().unwrap();
@@ -171,7 +167,7 @@ mod tests {
         assert_eq!(found[OPEN_MAX + 9], format!("a-{:06}.tar", OPEN_MAX + 9));
         assert_eq!(fs::read_to_string(work.path().join(&found[261])).unwrap(), "261");
 
-        let mut dropped = Set::new(&work.path().join("b.tar"), Existing::Refuse).unwrap();
+        let mut dropped = ShardSet::new(&work.path().join("b.tar"), Existing::Refuse).unwrap();
         fill(&mut dropped, OPEN_MAX + 10);
         drop(dropped);
         assert_eq!(names(work.path()), found);
@@ -184,8 +180,8 @@ mod tests {
         for other in ["a-000007.tar", "a-classes.txt", "a-1.tar", "ab-000007.tar", "a-00000x.tar"] {
             fs::write(work.path().join(other), "old").unwrap();
         }
-        assert!(Set::new(&path, Existing::Refuse).is_err());
-        let mut set = Set::new(&path, Existing::Replace).unwrap();
+        assert!(ShardSet::new(&path, Existing::Refuse).is_err());
+        let mut set = ShardSet::new(&path, Existing::Replace).unwrap();
         fill(&mut set, 2);
         set.publish().unwrap();
         let expected = ["a-000000.tar", "a-000001.tar", "a-00000x.tar", "a-1.tar", "ab-000007.tar"];
@@ -195,11 +191,11 @@ mod tests {
     #[test]
     fn removes_given_names_if_one_cannot_be_given() {
         let work = tempfile::tempdir().unwrap();
-        let mut set = Set::new(&work.path().join("a.tar"), Existing::Refuse).unwrap();
+        let mut set = ShardSet::new(&work.path().join("a.tar"), Existing::Refuse).unwrap();
         fill(&mut set, 3);
         fs::write(work.path().join("a-000001.tar"), "another file").unwrap();
         assert!(set.publish().is_err());
         assert_eq!(names(work.path()), ["a-000001.tar"]);
-        assert!(Set::new(&work.path().join("a.sqfs"), Existing::Refuse).is_err());
+        assert!(ShardSet::new(&work.path().join("a.sqfs"), Existing::Refuse).is_err());
     }
 }

@@ -9,8 +9,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::samples::Sample;
-use super::set::Set;
-use super::{Members, Sharded};
+use super::{Members, ShardSet, Sharded};
 use crate::error::{Error, Result};
 use crate::pack::Job;
 use crate::pack::catalog::InodeId;
@@ -18,27 +17,23 @@ use crate::pack::feed::Part;
 use crate::pack::output::Output;
 use crate::pack::tar::body::{Body, changed, finish};
 
-/// A writer between two pieces.
 pub(super) struct Writer<'w> {
     job: &'w Job<'w>,
     members: &'w Members<'w>,
     order: &'w [u32],
     cuts: &'w [Range<usize>],
-    set: &'w mut Set,
+    set: &'w mut ShardSet,
     /// The shard that is being written, and its number.
     output: Option<Output>,
     shard: usize,
     /// Number of samples started.
     started: usize,
     sample: Option<OpenSample>,
-    /// The file that is being written.
     file: Option<(InodeId, Body)>,
-    /// Files that could not be read.
     left_out: HashSet<InodeId>,
     totals: Sharded,
 }
 
-/// A sample that is being written.
 struct OpenSample {
     sample: Sample,
     /// Its offset in the shard, and whether it is kept.
@@ -61,7 +56,7 @@ impl<'w> Writer<'w> {
         members: &'w Members<'w>,
         order: &'w [u32],
         cuts: &'w [Range<usize>],
-        set: &'w mut Set,
+        set: &'w mut ShardSet,
     ) -> Self {
         Self {
             job,
@@ -112,7 +107,6 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
-    /// Ends the last shard.
     pub(super) fn finish(mut self) -> Result<Sharded> {
         self.end_early();
         while self.next()?.is_some() {
@@ -132,7 +126,7 @@ impl<'w> Writer<'w> {
             let size = self.members.catalog.inode(id).size();
             if let Some(output) = &mut self.output {
                 let header = self.members.header(&path, id);
-                self.file = Some((id, Body::begin(output, &header, size)?));
+                self.file = Some((id, Body::begin(output, &header, size, None)?));
             }
             break;
         }

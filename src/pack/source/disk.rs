@@ -14,7 +14,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule, display_path};
+use super::placing::{
+    Directory, FileId, Found, FoundKind, Listed, Source, XattrRule, display_path,
+};
 use super::selection::Wanted;
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::parent_of;
@@ -71,12 +73,10 @@ impl OutputArchive {
     }
 }
 
-/// A directory on a disk.
 pub(super) struct DiskDirectory<'f> {
     base: OwnedFd,
     /// Its path as the user gave it, for messages.
     display: Vec<u8>,
-    /// Its own identity.
     id: FileId,
     other_mounts: OtherMounts,
     xattr_rule: XattrRule,
@@ -224,7 +224,6 @@ pub(super) fn open_below(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> io
 /// An open directory whose files are examined.
 pub(super) struct OpenDirectory<'d> {
     directory: BorrowedFd<'d>,
-    /// If this thread is in it.
     entered: Option<ThreadDirectory>,
 }
 
@@ -247,7 +246,6 @@ impl<'d> OpenDirectory<'d> {
     }
 }
 
-/// Reads the attributes of `name` in `parent`.
 pub(super) fn examine(
     parent: &OpenDirectory<'_>,
     name: &[u8],
@@ -305,12 +303,10 @@ pub(super) fn of(stat: &Stat) -> Found {
     }
 }
 
-/// The identity of a file: device and inode.
 pub(super) fn file_id(stat: &Stat) -> FileId {
     FileId { device: stat.st_dev, number: stat.st_ino }
 }
 
-/// The modification time.
 pub(super) fn modified(stat: &Stat) -> Timestamp {
     Timestamp { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 }
 }
@@ -321,7 +317,6 @@ fn device(number: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// The extended attributes of `name` in `parent`.
 fn xattrs(parent: &OpenDirectory<'_>, name: &[u8]) -> Result<Xattrs> {
     let failed = |error: Errno| Error::io("cannot read the extended attributes", error.into());
     let path = parent.path(name).map_err(|_| failed(Errno::INVAL))?;

@@ -23,8 +23,7 @@ struct Line {
     found: Option<(InodeId, Timestamp)>,
 }
 
-/// All lines of a map.
-pub(super) struct Map {
+pub(super) struct PathMap {
     display: String,
     lines: Vec<Line>,
     /// Index of the line by the path of the file.
@@ -37,7 +36,7 @@ pub(super) struct Map {
     mismatches: Vec<(usize, String)>,
 }
 
-impl Map {
+impl PathMap {
     /// Reads a map from a file, or from standard input if the path is `-`.
     pub(super) fn read(path: &Path) -> Result<Self> {
         Self::parse(path.display().to_string(), &selection::text(path)?)
@@ -137,7 +136,6 @@ impl Map {
         self.check_mismatches()
     }
 
-    /// The new path, inode and time of every file that is moved.
     pub(super) fn moves(&self) -> impl Iterator<Item = (&[u8], InodeId, Timestamp)> {
         let found = |line: &'_ Line| line.found;
         self.lines.iter().filter_map(move |line| {
@@ -201,8 +199,8 @@ fn clean(path: &[u8]) -> std::result::Result<Vec<u8>, String> {
 mod tests {
     use super::*;
 
-    fn parse(text: &[u8]) -> Result<Map> {
-        Map::parse("map".to_owned(), text)
+    fn parse(text: &[u8]) -> Result<PathMap> {
+        PathMap::parse("map".to_owned(), text)
     }
 
     fn lines(text: &[u8]) -> Vec<(String, String)> {

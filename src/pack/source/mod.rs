@@ -16,7 +16,6 @@ use super::catalog::{Catalog, InodeId, Owner};
 use crate::error::{Error, Kind, Result};
 
 mod disk;
-mod found;
 mod map;
 mod opening;
 mod placing;
@@ -28,17 +27,16 @@ mod tree;
 mod walk;
 
 use disk::{DiskDirectory, OutputArchive};
-use found::{Directory, Found};
-use map::Map;
+use map::PathMap;
 use opening::{Opened, PlainFile};
-use placing::{CatalogFiller, Destination};
+use placing::{CatalogFiller, Destination, Directory, Found};
 use selection::{Exclusions, Selection, Wanted};
 use table::{Rows, Table};
-use tree::{Archive, ArchiveContent, VisitedDirectories};
+use tree::{Archive, VisitedDirectories};
 use walk::Walk;
 
 pub use disk::{OtherMounts, OutputNames};
-pub use found::XattrRule;
+pub use placing::XattrRule;
 pub use selection::{Excludes, FileList, Separator};
 
 /// What is to be packed.
@@ -83,7 +81,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Gathered> {
     let paths = sources.checked_paths()?;
     let selection = sources.list.as_ref().map(FileList::read).transpose()?;
     let exclusions = Exclusions::read(&sources.excludes)?;
-    let mut map = sources.map.as_deref().map(Map::read).transpose()?;
+    let mut map = sources.map.as_deref().map(PathMap::read).transpose()?;
     let output_archive =
         sources.output.as_deref().and_then(|path| OutputArchive::new(path, sources.names));
     let mut opened = opening::all(job, sources, &paths, output_archive.as_ref())?;
@@ -94,8 +92,7 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Gathered> {
     }
     job.progress.begin("listing files");
     let filler = CatalogFiller::new(map.as_mut(), exclusions);
-    let mut gathering =
-        Gathering { job, selection: selection.as_ref(), filler, plain: 0, in_root: 0 };
+    let mut gathering = Gathering { job, selection: selection.as_ref(), filler, plain: 0 };
     gathering.plain_files(&mut opened)?;
     for (path, opened) in paths.iter().zip(opened) {
         job.check()?;
@@ -110,12 +107,10 @@ pub(crate) fn gather(job: &Job<'_>, sources: &Sources) -> Result<Gathered> {
             Opened::PlainFile(file) => gathering.add_plain_file(path, file)?,
         }
     }
-    let Gathering { filler, in_root, .. } = gathering;
-    let excluded = filler.excluded();
-    Ok(Gathered { catalog: filler.finish(in_root == 1, sources.owner)?, excluded })
+    let excluded = gathering.filler.excluded();
+    Ok(Gathered { catalog: gathering.filler.finish(sources.owner)?, excluded })
 }
 
-/// What the sources contain.
 pub(crate) struct Gathered {
     pub(crate) catalog: Catalog,
     /// Number of files and directories that were excluded, not counting those below excluded
@@ -144,7 +139,6 @@ impl Sources {
     }
 }
 
-/// Whether `path` means standard input.
 fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
@@ -168,15 +162,12 @@ fn name_in_archive(path: &Path, alone: bool) -> Result<Option<Vec<u8>>> {
     Ok(real.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec))
 }
 
-/// Puts the sources into the catalog.
 struct Gathering<'g, 'j> {
     job: &'g Job<'j>,
     selection: Option<&'g Selection>,
     filler: CatalogFiller<'g>,
     /// The number of the source of plain files.
     plain: u32,
-    /// Number of sources that are in the root and gave it their attributes.
-    in_root: usize,
 }
 
 impl Gathering<'_, '_> {
@@ -210,7 +201,7 @@ impl Gathering<'_, '_> {
         let mut visited = VisitedDirectories::default();
         let walk = Walk { job: self.job, source: &archive, selection: self.selection, destination };
         walk.run(top, &mut self.filler, &mut |_, _, found| visited.key(found))?;
-        self.filler.source(Box::new(ArchiveContent::of(archive)));
+        self.filler.source(Box::new(archive));
         Ok(())
     }
 
@@ -219,7 +210,6 @@ impl Gathering<'_, '_> {
         let id = found.id;
         let wanted = self.selection.map_or(Wanted::All, Selection::top);
         let name = name.and_then(crate::vfs::Name::parse);
-        self.in_root += usize::from(name.is_none());
         let inode = self.filler.top(name, found);
         Directory { path: Box::default(), id, key: 0, inode, wanted }
     }

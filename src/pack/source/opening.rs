@@ -15,7 +15,7 @@ use rustix::stdio;
 use rustix::termios::isatty;
 
 use super::disk::{self, DiskDirectory, OpenDirectory, OutputArchive, OutputNames};
-use super::found::{Found, FoundKind};
+use super::placing::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, XattrRule, is_stdin};
 use crate::error::{Error, Kind, Result};
@@ -36,7 +36,6 @@ const OPENED_AT_ONCE: usize = 8;
 /// Bytes of a file that show its format.
 const HEAD_LEN: u64 = 16;
 
-/// An open source.
 pub(super) enum Opened<'s> {
     Directory(DiskDirectory<'s>, Found),
     Archive(Archive),
@@ -44,13 +43,11 @@ pub(super) enum Opened<'s> {
 }
 
 impl Opened<'_> {
-    /// Whether it contains files.
     pub(super) fn holds_files(&self) -> bool {
         !matches!(self, Self::PlainFile(_))
     }
 }
 
-/// A file that is packed as it is.
 pub(super) struct PlainFile {
     /// Its path. The last component is no symbolic link.
     pub(super) path: PathBuf,
@@ -249,7 +246,6 @@ fn losses(job: &Job<'_>, path: &Path, tree: &dyn Tree) {
 /// A tree, and findings about inner archives that could not be opened.
 type Partly = (Arc<dyn Tree>, Vec<Finding>);
 
-/// The error for a file that is no archive.
 fn no_archive(file: &Arc<FileStorage>, options: &OpenOptions, progress: &Progress) -> Error {
     let opened = formats::open_partly(&[Arc::clone(file)], options, progress);
     let error = opened.err().unwrap_or_else(|| Error::new(Kind::UnknownFormat, "no archive"));
@@ -285,7 +281,6 @@ fn holds_only_archives(tree: &dyn Tree) -> bool {
     formats::contents(tree, usize::MAX).is_ok_and(|found| found == Contents::OnlyArchives)
 }
 
-/// The name of standard input in messages.
 const STDIN: &str = "standard input";
 
 /// Bytes per read.

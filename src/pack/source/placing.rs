@@ -1,4 +1,4 @@
-//! Adds the files of all sources to the catalog.
+//! What sources report about their files, and how that comes into the catalog.
 //!
 //! It leaves out excluded files, keeps hard links, moves files as the map says, and chooses the
 //! attributes of the root if no single source provides them.
@@ -7,14 +7,105 @@
 
 use std::collections::HashMap;
 
-use super::found::{Directory, FileId, Found, FoundKind};
-use super::map::Map;
-use super::selection::Exclusions;
+use super::map::PathMap;
+use super::selection::{Exclusions, Wanted};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{
-    Builder, Catalog, Content, ContentId, Inode, InodeId, InodeKind, Meta, Owner,
+    Builder, Catalog, Content, ContentId, Inode, InodeId, InodeKind, Meta, Owner, Xattrs,
 };
-use crate::vfs::{Name, Timestamp, joined};
+use crate::vfs::{FileKind, Name, Timestamp, joined};
+
+/// Whether extended attributes are packed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XattrRule {
+    /// They are packed, except those that describe how a file system stores the file.
+    #[default]
+    Pack,
+    /// They are left out.
+    Omit,
+}
+
+/// Identity of a file in its source: device and inode on a disk; in an archive device 0 and the
+/// inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FileId {
+    pub(super) device: u64,
+    pub(super) number: u64,
+}
+
+pub(super) struct Directory {
+    /// Its path in the source, without slashes at the ends; empty for the source itself.
+    pub(super) path: Box<[u8]>,
+    pub(super) id: FileId,
+    pub(super) key: u64,
+    pub(super) inode: InodeId,
+    pub(super) wanted: Wanted,
+}
+
+impl Directory {
+    pub(super) fn path_of(&self, name: &[u8]) -> Vec<u8> {
+        joined(&self.path, name)
+    }
+}
+
+/// A name in a directory, and the inode number if the listing reported it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Listed {
+    pub(super) name: Box<[u8]>,
+    pub(super) number: Option<u64>,
+}
+
+/// A file with everything known about it except its bytes.
+pub(super) struct Found {
+    pub(super) id: FileId,
+    /// Whether it may have other names.
+    pub(super) linked: bool,
+    /// Attributes without the number of the extended attributes, which is assigned later.
+    pub(super) meta: Meta,
+    pub(super) xattrs: Xattrs,
+    pub(super) kind: FoundKind,
+}
+
+/// The kind of a file, with what only that kind has.
+pub(super) enum FoundKind {
+    /// `entered` is whether the contents are packed. They are not on another file system with
+    /// `OtherMounts::Skip`.
+    Directory {
+        entered: bool,
+    },
+    File {
+        size: u64,
+        sparse: bool,
+    },
+    Symlink(Box<[u8]>),
+    Device {
+        kind: FileKind,
+        number: u32,
+    },
+    Fifo,
+    Socket,
+}
+
+pub(super) trait Source: Sync {
+    /// The names in a directory, in any order.
+    fn names(&self, directory: &Directory) -> Result<Vec<Listed>>;
+
+    /// The files with these names, one result for each; `None` for a file that is not packed.
+    fn examine(&self, directory: &Directory, names: &[Listed]) -> Vec<Result<Option<Found>>>;
+
+    /// The path of a file for messages.
+    fn origin(&self, path: &[u8]) -> String;
+}
+
+/// A path below `directory` for messages.
+pub(super) fn display_path(directory: &[u8], path: &[u8]) -> String {
+    let bytes = match directory {
+        _ if path.is_empty() => directory.to_vec(),
+        _ if directory.ends_with(b"/") => [directory, path].concat(),
+        _ => joined(directory, path),
+    };
+    String::from_utf8_lossy(&bytes).into_owned()
+}
 
 /// Where a source goes in the catalog.
 #[derive(Clone, Copy)]
@@ -28,24 +119,24 @@ pub(super) struct Destination<'p> {
     pub(super) space: u32,
 }
 
-/// A catalog that is being filled.
 pub(super) struct CatalogFiller<'m> {
     builder: Builder,
-    map: Option<&'m mut Map>,
+    map: Option<&'m mut PathMap>,
     exclusions: Exclusions,
     excluded: u64,
-    /// Files that may have several names.
     links: HashMap<(u32, FileId), InodeId>,
     /// The newest time of the entries of the root.
     newest: Timestamp,
     /// The attributes of the root, if a source provides them.
     root: Option<Meta>,
+    /// Number of sources that did.
+    in_root: usize,
     sources: u32,
 }
 
 impl<'m> CatalogFiller<'m> {
     /// An empty catalog. `map` moves files to other paths.
-    pub(super) fn new(map: Option<&'m mut Map>, exclusions: Exclusions) -> Self {
+    pub(super) fn new(map: Option<&'m mut PathMap>, exclusions: Exclusions) -> Self {
         Self {
             builder: Builder::new(default_meta(OLDEST)),
             map,
@@ -54,6 +145,7 @@ impl<'m> CatalogFiller<'m> {
             links: HashMap::new(),
             newest: OLDEST,
             root: None,
+            in_root: 0,
             sources: 0,
         }
     }
@@ -63,7 +155,6 @@ impl<'m> CatalogFiller<'m> {
         self.sources
     }
 
-    /// Adds a source of bytes.
     pub(super) fn source(&mut self, content: Box<dyn Content>) {
         self.builder.source(content);
         self.sources += 1;
@@ -95,6 +186,7 @@ impl<'m> CatalogFiller<'m> {
             }
             None => {
                 self.root = Some(meta);
+                self.in_root += 1;
                 InodeId::ROOT
             }
         }
@@ -164,9 +256,10 @@ impl<'m> CatalogFiller<'m> {
 
     /// Moves files as the map says and finishes the catalog. The root gets the attributes of its
     /// source if there is only one.
-    pub(super) fn finish(mut self, alone: bool, owner: Owner) -> Result<Catalog> {
+    pub(super) fn finish(mut self, owner: Owner) -> Result<Catalog> {
         self.move_files()?;
-        let root = self.root.filter(|_| alone).unwrap_or_else(|| default_meta(self.newest));
+        let root =
+            self.root.filter(|_| self.in_root == 1).unwrap_or_else(|| default_meta(self.newest));
         self.builder.set_meta(InodeId::ROOT, root);
         Ok(self.builder.finish(owner))
     }

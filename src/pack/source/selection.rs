@@ -85,7 +85,6 @@ pub(super) fn text(path: &Path) -> Result<Vec<u8>> {
 /// What to pack of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All of it.
     All,
     /// Only the paths in this range of the selection.
     Only(Range<usize>),
@@ -107,7 +106,6 @@ impl Selection {
         }
     }
 
-    /// The paths in a range.
     pub(super) fn paths(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         self.paths[range].iter().map(|path| &self.bytes[path.clone()])
     }
@@ -229,7 +227,6 @@ impl Exclusions {
         built.map(Self).map_err(|error| Error::new(Kind::InvalidInput, why(&error)))
     }
 
-    /// Whether there are no patterns.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

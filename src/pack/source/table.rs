@@ -15,7 +15,7 @@ use rustix::fs::{OFlags, SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use super::disk;
-use super::found::{Found, FoundKind, display_path};
+use super::placing::{Found, FoundKind, display_path};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::Content;
 use crate::pack::feed::BATCH;
@@ -33,9 +33,9 @@ struct Row {
     size: u64,
     seconds: i64,
     nanoseconds: u32,
-    /// Index of its device in `Table::devices`.
+    /// Index of its device in `Rows::devices`.
     device: u32,
-    /// Index of its directory in `Table::directories`.
+    /// Index of its directory in `Rows::directories`.
     directory: u32,
     name_len: u32,
     name: usize,
@@ -51,10 +51,7 @@ struct ParentDirectory {
 pub(super) struct Table {
     base: OwnedFd,
     display: Vec<u8>,
-    directories: Vec<ParentDirectory>,
-    files: Vec<Row>,
-    names: Vec<u8>,
-    devices: Vec<u64>,
+    rows: Rows,
     /// Whether the kernel lets this user read without updating access times. Relaxed: a thread that
     /// reads an old value only tries once more.
     traceless: AtomicBool,
@@ -65,31 +62,28 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table of the files in `rows`.
-    pub(super) fn new(rows: Rows, base: OwnedFd, display: Vec<u8>) -> Self {
-        let Rows { directories, mut files, mut names, devices } = rows;
-        files.shrink_to_fit();
-        names.shrink_to_fit();
+    pub(super) fn new(mut rows: Rows, base: OwnedFd, display: Vec<u8>) -> Self {
+        rows.files.shrink_to_fit();
+        rows.names.shrink_to_fit();
         let (traceless, held) = (AtomicBool::new(true), Mutex::default());
-        Self { base, display, directories, files, names, devices, traceless, held }
+        Self { base, display, rows, traceless, held }
     }
 
-    /// The path below the base directory.
     fn path(&self, row: &Row) -> Vec<u8> {
-        let name = &self.names[row.name..row.name + row.name_len as usize];
-        let mut parts = vec![name];
-        let mut directory = row.directory;
-        while directory != 0 {
-            let parent_directory = &self.directories[directory as usize];
-            parts.push(&self.names[parent_directory.name.clone()]);
-            directory = parent_directory.parent;
+        let Rows { directories, names, .. } = &self.rows;
+        let mut parts = vec![&names[row.name..row.name + row.name_len as usize]];
+        let mut next = row.directory;
+        while next != 0 {
+            let directory = &directories[next as usize];
+            parts.push(&names[directory.name.clone()]);
+            next = directory.parent;
         }
         parts.reverse();
         parts.join(&b'/')
     }
 
     fn row(&self, key: u64) -> Result<&Row> {
-        let row = usize::try_from(key).ok().and_then(|key| self.files.get(key));
+        let row = usize::try_from(key).ok().and_then(|key| self.rows.files.get(key));
         row.ok_or_else(|| {
             Error::new(Kind::NotFound, format!("{key} is not a file of this directory"))
         })
@@ -146,12 +140,11 @@ impl Table {
         Ok(file)
     }
 
-    /// Fails if the file has changed.
     fn check(&self, row: &Row, file: &File) -> Result<()> {
         let stat = fstat(file).map_err(|error| self.failed(row, error.into()))?;
         let found = disk::of(&stat);
         let modified = found.meta.modified;
-        let device = self.devices.get(row.device as usize).copied();
+        let device = self.rows.devices.get(row.device as usize).copied();
         let same = Some(found.id.device) == device
             && found.id.number == row.inode
             && matches!(found.kind, FoundKind::File { size, .. } if size == row.size)
@@ -209,7 +202,7 @@ impl Content for Table {
     }
 }
 
-/// The rows of a table that is being filled.
+/// The rows of a table.
 #[derive(Default)]
 pub(super) struct Rows {
     directories: Vec<ParentDirectory>,

@@ -6,7 +6,9 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 
-use super::found::{Directory, FileId, Found, FoundKind, Listed, Source, XattrRule, display_path};
+use super::placing::{
+    Directory, FileId, Found, FoundKind, Listed, Source, XattrRule, display_path,
+};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Content, Meta, Xattrs};
 use crate::sync::Arc;
@@ -15,16 +17,13 @@ use crate::vfs::{
 };
 
 thread_local! {
-    /// Buffers for reads from the tree.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// An archive.
-#[derive(Clone)]
 pub(super) struct Archive {
     tree: Arc<dyn Tree>,
     /// Its path as the user gave it, for messages.
-    display: Arc<[u8]>,
+    display: Vec<u8>,
     xattr_rule: XattrRule,
 }
 
@@ -34,7 +33,6 @@ impl Archive {
         Self { tree, display: display.into(), xattr_rule }
     }
 
-    /// The root of the archive.
     pub(super) fn top(&self) -> Result<Found> {
         self.found(&self.tree.attr(Ino::ROOT)?)
     }
@@ -74,6 +72,10 @@ impl Archive {
         let names = self.tree.list_xattrs(ino)?;
         let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
         names.map(|name| Ok((name.to_vec(), self.tree.xattr(ino, name)?))).collect()
+    }
+
+    fn named(&self, key: u64) -> impl Fn(Error) -> Error + '_ {
+        move |error| error.within(Content::origin(self, key))
     }
 
     fn examine_one(&self, directory: Ino, listed: &Listed) -> Result<Option<Found>> {
@@ -120,7 +122,6 @@ impl Source for Archive {
 pub(super) struct VisitedDirectories(HashSet<u64>);
 
 impl VisitedDirectories {
-    /// The key of a file.
     pub(super) fn key(&mut self, found: &Found) -> Result<u64> {
         let number = found.id.number;
         let is_directory = matches!(found.kind, FoundKind::Directory { .. });
@@ -131,31 +132,14 @@ impl VisitedDirectories {
     }
 }
 
-/// The bytes of the files in an archive.
-pub(super) struct ArchiveContent {
-    archive: Archive,
-}
-
-impl ArchiveContent {
-    /// The contents of `archive`.
-    pub(super) fn of(archive: Archive) -> Self {
-        Self { archive }
-    }
-
-    fn named(&self, key: u64) -> impl Fn(Error) -> Error + '_ {
-        move |error| error.within(self.origin(key))
-    }
-}
-
-impl Content for ArchiveContent {
+impl Content for Archive {
     fn read(&self, key: u64, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let ino = ino(key)?;
         let read = |scratch: &mut Scratch| {
             let (mut rest, mut offset) = (buffer, offset);
             while !rest.is_empty() {
                 let piece = vfs::piece_of(rest.len() as u64);
-                let bytes =
-                    vfs::read_some(self.archive.tree.as_ref(), ino, offset, piece, scratch)?;
+                let bytes = vfs::read_some(self.tree.as_ref(), ino, offset, piece, scratch)?;
                 let bytes = bytes.as_slice();
                 let (read, unread) = rest.split_at_mut(bytes.len());
                 read.copy_from_slice(bytes);
@@ -169,7 +153,7 @@ impl Content for ArchiveContent {
 
     fn next_data(&self, key: u64, offset: u64) -> Result<Option<Range<u64>>> {
         let ino = ino(key)?;
-        let seek = |offset, target| match self.archive.tree.seek(ino, offset, target) {
+        let seek = |offset, target| match self.tree.seek(ino, offset, target) {
             Ok(found) => Ok(Some(found)),
             Err(error) if error.kind() == Kind::PastEnd => Ok(None),
             Err(error) => Err(self.named(key)(error)),
@@ -180,20 +164,20 @@ impl Content for ArchiveContent {
     }
 
     fn data_offset(&self, key: u64) -> u64 {
-        ino(key).and_then(|ino| self.archive.tree.data_offset(ino)).unwrap_or(0)
+        ino(key).and_then(|ino| self.tree.data_offset(ino)).unwrap_or(0)
     }
 
     fn stored_crc32(&self, key: u64) -> Result<Option<u32>> {
-        let checksum = ino(key).and_then(|ino| self.archive.tree.stored_crc32(ino));
+        let checksum = ino(key).and_then(|ino| self.tree.stored_crc32(ino));
         checksum.map_err(self.named(key))
     }
 
     fn origin(&self, key: u64) -> String {
         // Inodes do not know their names, so search for one. Only messages need it.
-        let path = ino(key).ok().and_then(|ino| path_of(self.archive.tree.as_ref(), ino));
+        let path = ino(key).ok().and_then(|ino| path_of(self.tree.as_ref(), ino));
         match path {
-            Some(path) => self.archive.origin(&path),
-            None => format!("{}: inode {key}", String::from_utf8_lossy(&self.archive.display)),
+            Some(path) => display_path(&self.display, &path),
+            None => format!("{}: inode {key}", String::from_utf8_lossy(&self.display)),
         }
     }
 }

@@ -10,8 +10,7 @@
 
 use std::ops::ControlFlow;
 
-use super::found::{Directory, Found, FoundKind, Listed, Source};
-use super::placing::{CatalogFiller, Destination};
+use super::placing::{CatalogFiller, Destination, Directory, Found, FoundKind, Listed, Source};
 use super::selection::{Selection, Wanted};
 use crate::error::{Error, Kind, Result};
 use crate::ordered::ordered;
@@ -110,7 +109,6 @@ impl Walk<'_, '_> {
         Ok(Listing { names, wanted, found })
     }
 
-    /// Examines all files of a large directory.
     fn parts(
         &self,
         directory: &Directory,
@@ -140,44 +138,34 @@ impl Walk<'_, '_> {
     ) -> Option<Directory> {
         let found = found.transpose()?;
         let path = directory.path_of(name);
-        let is_directory =
-            matches!(&found, Ok(found) if matches!(found.kind, FoundKind::Directory { .. }));
-        if filler.excludes(self.destination.path, &path, is_directory) {
-            return None;
-        }
-        let found = match found {
-            Ok(found) => found,
-            Err(error) => {
-                self.problem(&path, &wanted, &error);
-                return None;
-            }
+        let entered = match &found {
+            Ok(Found { kind: FoundKind::Directory { entered }, .. }) => Some(*entered),
+            _ => None,
         };
-        let entered = match found.kind {
-            FoundKind::Directory { entered } => entered,
-            _ => false,
-        };
-        if let (Wanted::Only(_), false) =
-            (&wanted, matches!(found.kind, FoundKind::Directory { .. }))
-        {
-            let error = Error::new(Kind::NotADirectory, "its parent is not a directory");
-            self.problem(&path, &wanted, &error);
+        if filler.excludes(self.destination.path, &path, entered.is_some()) {
             return None;
         }
         // Leaving out a directory that the list names is a problem; leaving out one below it is
         // not.
-        if let (Wanted::Only(_), FoundKind::Directory { entered: false }) =
-            (&directory.wanted, &found.kind)
-        {
+        if let (Wanted::Only(_), Some(false)) = (&directory.wanted, entered) {
             let context = "is on another file system, which --one-file-system leaves out";
             self.problem(&path, &wanted, &Error::new(Kind::InvalidInput, context));
         }
-        let id = found.id;
-        let added = keep(directory, name, &found)
-            .and_then(|key| Ok((key, filler.add(&self.destination, directory, name, found, key)?)));
-        match added {
-            Ok((key, inode)) => {
-                entered.then(|| Directory { path: path.into(), id, key, inode, wanted })
+        let added = found.and_then(|found| {
+            if let (Wanted::Only(_), None) = (&wanted, entered) {
+                return Err(Error::new(Kind::NotADirectory, "its parent is not a directory"));
             }
+            let (id, key) = (found.id, keep(directory, name, &found)?);
+            Ok((id, key, filler.add(&self.destination, directory, name, found, key)?))
+        });
+        match added {
+            Ok((id, key, inode)) => (entered == Some(true)).then(|| Directory {
+                path: path.into(),
+                id,
+                key,
+                inode,
+                wanted,
+            }),
             Err(error) => {
                 self.problem(&path, &wanted, &error);
                 None

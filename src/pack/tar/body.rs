@@ -14,10 +14,8 @@ use crate::pack::catalog::{Content, ContentId};
 use crate::pack::feed::{Data, Piece};
 use crate::pack::output::Output;
 
-/// Zeros that are written at a time.
 const ZEROS: &[u8] = &[0; 64 << 10];
 
-/// A member that is being written.
 pub(crate) struct Body {
     /// Offset of its header in the archive.
     start: u64,
@@ -29,7 +27,7 @@ pub(crate) struct Body {
 
 impl Body {
     /// Writes the header of a file of `size` bytes and its map. Without a map, holes become zeros.
-    pub(super) fn sparse(
+    pub(crate) fn begin(
         output: &mut Output,
         header: &[u8],
         size: u64,
@@ -41,11 +39,6 @@ impl Body {
             output.append(map.text())?;
         }
         Ok(Self { start, written: 0, size, map })
-    }
-
-    /// As `sparse`, for a file that is stored with its holes.
-    pub(crate) fn begin(output: &mut Output, header: &[u8], size: u64) -> Result<Self> {
-        Self::sparse(output, header, size, None)
     }
 
     /// Writes the next pieces. The inner error is `Changed`: they do not match the header. Then the
@@ -67,23 +60,19 @@ impl Body {
         Ok(Ok(()))
     }
 
-    /// Whether the member is stored without its holes.
     pub(super) fn is_sparse(&self) -> bool {
         self.map.is_some()
     }
 
-    /// Whether all bytes are written.
     pub(crate) fn is_whole(&self) -> bool {
         self.written == self.size
     }
 
-    /// Ends the member.
     pub(crate) fn end(self, output: &mut Output) -> Result<()> {
         let stored = self.map.as_ref().map_or(self.size, SparseMap::stored);
         output.append(padding(stored))
     }
 
-    /// Removes the member from the output.
     pub(crate) fn discard(self, output: &mut Output) -> Result<()> {
         output.truncate(self.start)
     }
@@ -119,12 +108,10 @@ const RANGES: usize = 1 << 16;
 /// Bytes that a sparse member takes in addition to its map: the pax records and their header.
 const RECORDS: u64 = 1024;
 
-/// Which bytes of a file are stored.
-pub(super) struct SparseMap {
+pub(crate) struct SparseMap {
     ranges: Vec<Range<u64>>,
     /// The map as text, which comes before the data.
     text: Vec<u8>,
-    /// Bytes of all ranges.
     data: u64,
 }
 
@@ -175,7 +162,6 @@ impl SparseMap {
         self.text.len() as u64 + self.data
     }
 
-    /// The text, padded to whole blocks.
     pub(super) fn text(&self) -> &[u8] {
         &self.text
     }

@@ -146,12 +146,10 @@ impl Header<'_> {
     }
 }
 
-/// Pads `bytes` with zeros to a whole block.
 pub(crate) fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
 }
 
-/// The padding after `len` bytes.
 pub(crate) fn padding(len: u64) -> &'static [u8] {
     let missing = len.next_multiple_of(BLOCK as u64) - len;
     &[0; BLOCK][..missing as usize]
@@ -231,7 +229,6 @@ fn beside(path: &[u8], directory: &[u8]) -> Vec<u8> {
     name
 }
 
-/// Seconds as an exact decimal fraction.
 fn decimal(time: Timestamp) -> String {
     let nanoseconds = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     let sign = if nanoseconds < 0 { "-" } else { "" };
@@ -240,7 +237,6 @@ fn decimal(time: Timestamp) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// An empty set of attributes.
 pub(crate) const NO_XATTRS: &[(Vec<u8>, Vec<u8>)] = &[];
 
 /// Records, one after the other.

@@ -186,7 +186,7 @@ impl Writer<'_> {
             header.real_size = Some(inode.size());
             self.members.sparse += 1;
         }
-        let body = Body::sparse(self.output, &header.encode(), inode.size(), map)?;
+        let body = Body::begin(self.output, &header.encode(), inode.size(), map)?;
         if self.catalog.links(file) > 1 {
             self.first.insert(file, path.into());
         }
