@@ -14,10 +14,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::report::{Failure, Report};
+use super::{Failure, Report};
 use crate::vfs::{Attr, FileKind, Tree, is_linux_xattr};
 
-/// Set-uid and set-gid.
 const SET_ID: u16 = 0o6000;
 
 /// A file that was extracted.

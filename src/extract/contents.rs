@@ -3,12 +3,13 @@
 //! A large file is split into parts, so that it keeps all threads busy. Invariants: each part is
 //! written by one thread. The threads read close to each other in the archive, so that a block that
 //! files share is decoded once. The thread that finishes last with a file completes it.
-
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::slice::ChunkBy;
 use std::thread;
 
 use rustix::fs::{
@@ -19,12 +20,11 @@ use rustix::io::Errno;
 
 use super::Existing;
 use super::attributes::{Object, restore};
-use super::feed::{Feed, Work};
 use super::listing::{Entry, Listing};
-use super::report::{Failure, Report};
 use super::target::{OpenDirectories, OpenDirectory, Target, Unusable};
+use super::{Failure, Report};
 use crate::progress::Progress;
-use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering};
 use crate::vfs::{
     Attr, ContentCheck, Counts, FileKind, PART, Scratch, SeekTarget, Tree, next_data, piece_of,
     read_some,
@@ -44,7 +44,6 @@ pub(super) struct Contents<'w> {
 }
 
 impl Contents<'_> {
-    /// Writes everything with `threads` threads.
     pub(super) fn write(self, threads: usize) {
         let feed = Feed::new(&self.listing.entries);
         let run = || {
@@ -62,7 +61,6 @@ impl Contents<'_> {
     }
 }
 
-/// A regular file that is being written.
 struct NewFile<'w> {
     file: File,
     directory: OpenDirectory<'w>,
@@ -76,7 +74,7 @@ struct NewFile<'w> {
 /// One thread.
 struct Writer<'w> {
     contents: Contents<'w>,
-    feed: &'w Feed<'w, NewFile<'w>>,
+    feed: &'w Feed<'w>,
     directories: OpenDirectories<'w>,
     scratch: Scratch,
 }
@@ -95,18 +93,15 @@ impl<'w> Writer<'w> {
     fn run(&mut self) {
         while let Some(work) = self.feed.next() {
             match work {
-                Work::Inode(names) => {
-                    let created = self.create(names);
-                    match created {
-                        Created::File(new) if new.attr.size > PART => {
-                            let size = new.attr.size;
-                            self.feed.settled(Some((*new, size)));
-                            continue;
-                        }
-                        _ => self.feed.settled(None),
+                Work::Inode(names) => match self.create(names) {
+                    Created::File(new) if new.attr.size > PART => {
+                        self.feed.settled(Some(*new));
                     }
-                    self.finish(created, names);
-                }
+                    created => {
+                        self.feed.settled(None);
+                        self.finish(created, names);
+                    }
+                },
                 Work::Part(new, part) => {
                     self.write_part(&new, part, true);
                     if let Some(new) = Arc::into_inner(new) {
@@ -335,8 +330,97 @@ impl<'w> Writer<'w> {
     }
 }
 
+enum Work<'w> {
+    /// Create the inode that has these names.
+    Inode(&'w [Entry]),
+    /// Write this part of a large file.
+    Part(Arc<NewFile<'w>>, Range<u64>),
+}
+
+/// The queue of files to write, and of parts of large files. A thread gets nothing only if no other
+/// thread can still add a part.
+struct Feed<'w> {
+    /// Guards only the queue; no other lock is held with it.
+    state: Mutex<FeedState<'w>>,
+    changed: Condvar,
+}
+
+type SameInode = fn(&Entry, &Entry) -> bool;
+
+struct FeedState<'w> {
+    rest: ChunkBy<'w, Entry, SameInode>,
+    large: VecDeque<Large<'w>>,
+    /// Inodes that were handed out and may turn out to be large files.
+    pending: usize,
+}
+
+struct Large<'w> {
+    new: Arc<NewFile<'w>>,
+    /// Offset of the first part that was not handed out.
+    next: u64,
+}
+
+impl<'w> Feed<'w> {
+    /// A queue of `entries`, in which the names of one inode are adjacent.
+    fn new(entries: &'w [Entry]) -> Self {
+        let same: SameInode = |a, b| a.ino == b.ino;
+        let (rest, large) = (entries.chunk_by(same), VecDeque::new());
+        Self { state: Mutex::new(FeedState { rest, large, pending: 0 }), changed: Condvar::new() }
+    }
+
+    /// The next work. `settled` must follow an `Inode`.
+    fn next(&self) -> Option<Work<'w>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(mut large) = state.large.pop_front() {
+                let part = large.next..large.next.saturating_add(PART).min(large.new.attr.size);
+                large.next = part.end;
+                if large.next >= large.new.attr.size {
+                    // With this reference, whichever thread finishes last completes the file.
+                    return Some(Work::Part(large.new, part));
+                }
+                let new = Arc::clone(&large.new);
+                state.large.push_front(large);
+                return Some(Work::Part(new, part));
+            }
+            if let Some(names) = state.rest.next() {
+                state.pending += 1;
+                return Some(Work::Inode(names));
+            }
+            if state.pending == 0 {
+                return None;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// An `Inode` is complete, or is the large file `large`.
+    fn settled(&self, large: Option<NewFile<'w>>) {
+        let mut state = self.state.lock();
+        state.pending -= 1;
+        if let Some(new) = large {
+            state.large.push_back(Large { new: Arc::new(new), next: 0 });
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Leaves out the part of `new` before `offset`, if it was not handed out. The caller still has
+    /// a part of it.
+    fn skip(&self, new: &Arc<NewFile<'w>>, offset: u64) {
+        let mut state = self.state.lock();
+        let Some(nth) = state.large.iter().position(|large| Arc::ptr_eq(&large.new, new)) else {
+            return;
+        };
+        let large = &mut state.large[nth];
+        large.next = large.next.max(offset);
+        if large.next >= large.new.attr.size {
+            state.large.remove(nth);
+        }
+    }
+}
+
 impl NewFile<'_> {
-    /// Whether it may have holes.
     fn has_holes(&self) -> bool {
         self.attr.allocated < self.attr.size
     }
@@ -378,12 +462,10 @@ fn create_node(
     mknodat(directory, name, kind, Mode::RUSR | Mode::WUSR, device)
 }
 
-/// Whether it is a device.
 fn is_device(attr: &Attr) -> bool {
     matches!(attr.kind, FileKind::BlockDevice | FileKind::CharDevice)
 }
 
-/// The counts of one of them.
 fn counts(attr: &Attr) -> Counts {
     match attr.kind {
         FileKind::Symlink => Counts { links: 1, ..Counts::default() },

@@ -5,7 +5,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::report::Report;
+use super::Report;
 use crate::error::{Error, Kind, Result};
 use crate::vfs::{Cookie, DirectoryWalk, FileKind, Finding, Ino, Location, Name, Tree, joined};
 
@@ -24,7 +24,6 @@ impl DirectoryId {
     }
 }
 
-/// A directory to extract.
 pub(super) struct Directory {
     pub(super) parent: DirectoryId,
     pub(super) ino: Ino,
@@ -42,7 +41,6 @@ pub(super) struct Entry {
     pub(super) is_regular: bool,
 }
 
-/// What to extract.
 pub(super) struct Listing {
     /// The root first.
     pub(super) directories: Vec<Directory>,
@@ -148,12 +146,10 @@ impl Listing {
         }
     }
 
-    /// The name of an entry.
     pub(super) fn name(&self, entry: &Entry) -> &[u8] {
         &self.names[entry.name..entry.name + usize::from(entry.name_len)]
     }
 
-    /// The directory with this index.
     pub(super) fn directory(&self, id: DirectoryId) -> &Directory {
         &self.directories[id.index()]
     }
@@ -187,7 +183,6 @@ impl Listing {
     }
 }
 
-/// The paths to extract.
 pub(super) struct Selection {
     /// Without empty components; none selects everything.
     paths: Vec<Vec<u8>>,
@@ -247,7 +242,6 @@ fn check(tree: &dyn Tree, names: &[&[u8]]) -> Result<()> {
     Ok(())
 }
 
-/// Whether `path` is `directory` or below it.
 fn is_below(path: &[u8], directory: &[u8]) -> bool {
     directory.is_empty()
         || path.strip_prefix(directory).is_some_and(|rest| rest.first().is_none_or(|&b| b == b'/'))

@@ -11,29 +11,25 @@ use std::fs::File;
 use std::path::Path;
 
 use rustix::fs::fstatvfs;
+use rustix::io::Errno;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, reason};
 use crate::os::{memory, processors, unlinked};
 use crate::progress::Progress;
-use crate::sync::AtomicBool;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::units::{Size, counted};
-use crate::vfs::{Counts, Finding, Tree};
+use crate::vfs::{Counts, Finding, Location, Tree};
 
 mod attributes;
 mod contents;
-mod feed;
 mod hold;
 mod listing;
-mod report;
-mod shared_directory;
 mod target;
 
-pub(crate) use hold::{Hold, keep};
-pub(crate) use shared_directory::{SafeParent, remove_ended};
+pub(crate) use hold::{Hold, SafeParent, keep, remove_ended};
 
 use contents::Contents;
 use listing::{Listing, Selection};
-use report::Report;
 use target::Target;
 
 /// How to extract a tree.
@@ -160,4 +156,112 @@ fn does_not_fit(needed: u64, left: &str) -> Error {
     let context = format!("the files take {}, but {left}", Size(needed));
     let hint = "mount the archive instead (`archfs mount`), or extract a part of it with --only";
     Error::new(Kind::Io, context).with_hint(hint)
+}
+
+/// Why a file was not written, or its attributes were not restored.
+enum Failure {
+    /// The archive cannot be read.
+    Tree(Error),
+    /// There is a file with its name.
+    Exists,
+    /// There is something else in the place of a directory.
+    NotADirectory,
+    /// What could not be done, and the answer of the system.
+    System(&'static str, Errno),
+}
+
+/// What happened during an extraction, gathered from all threads. No lock is held over I/O.
+struct Report<'i> {
+    interrupt: &'i AtomicBool,
+    is_full: AtomicBool,
+    /// Guards only these; no other lock is held with it.
+    state: Mutex<ReportState>,
+}
+
+#[derive(Default)]
+struct ReportState {
+    extracted: Extracted,
+    /// Why everything has to stop.
+    fatal: Option<Error>,
+}
+
+/// An error of the system about the target that every other file would meet as well.
+fn is_fatal(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::STALE)
+}
+
+impl<'i> Report<'i> {
+    fn new(interrupt: &'i AtomicBool) -> Self {
+        Self { interrupt, is_full: AtomicBool::new(false), state: Mutex::default() }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed) || self.is_full.load(Ordering::Relaxed)
+    }
+
+    fn check_stopped(&self) -> Result<()> {
+        if let Some(error) = self.state.lock().fatal.take() {
+            return Err(error);
+        }
+        if self.interrupt.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::Interrupted, "interrupted; the directory is incomplete"));
+        }
+        Ok(())
+    }
+
+    fn written(&self, counts: Counts) {
+        self.state.lock().extracted.counts.add(counts);
+    }
+
+    /// A problem of one file, with this error.
+    fn problem_of(&self, path: Vec<u8>, error: &Error) {
+        self.problem(Finding::from_error(Location::Path(path), error));
+    }
+
+    fn problem(&self, finding: Finding) {
+        self.state.lock().extracted.problems.push(finding);
+    }
+
+    /// A file could not be written, or its attributes could not be restored.
+    fn failed(&self, path: Vec<u8>, failure: &Failure) {
+        match failure {
+            Failure::Tree(error) => self.problem_of(path, error),
+            Failure::Exists => {
+                self.problem_of(path, &Error::new(Kind::Busy, "already exists"));
+                self.state.lock().extracted.existing += 1;
+            }
+            Failure::NotADirectory => {
+                let context = "exists and is not a directory";
+                self.problem_of(path, &Error::new(Kind::Busy, context));
+            }
+            Failure::System(doing, errno) => self.unwritable(path, doing, *errno),
+        }
+    }
+
+    fn unwritable(&self, path: Vec<u8>, doing: &str, errno: Errno) {
+        let error = Error::io(doing, errno.into());
+        if is_fatal(errno) {
+            self.is_full.store(true, Ordering::Relaxed);
+            let error = error.within(String::from_utf8_lossy(&path));
+            self.state.lock().fatal.get_or_insert(error);
+            return;
+        }
+        self.problem_of(path, &error);
+    }
+
+    fn left_out(&self, what: &'static str, path: &dyn Fn() -> Vec<u8>, errno: Errno) {
+        let why = reason(std::io::Error::from(errno));
+        let mut state = self.state.lock();
+        let known = &mut state.extracted.left_out;
+        match known.iter_mut().find(|known| known.what == what && known.why == why) {
+            Some(known) => known.count += 1,
+            None => known.push(LeftOut { what, why, count: 1, path: path() }),
+        }
+    }
+
+    fn into_extracted(self) -> Extracted {
+        let mut extracted = self.state.into_inner().extracted;
+        extracted.problems.sort_by(|a, b| (&a.location, &a.what).cmp(&(&b.location, &b.what)));
+        extracted
+    }
 }

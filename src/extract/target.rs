@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::attributes::{Object, restore};
 use super::listing::{DirectoryId, Listing};
-use super::report::{Failure, Report};
+use super::{Failure, Report};
 use crate::error::{Error, Result};
 use crate::os::directory::{Directory, parent_of};
 use crate::sync::Arc;
@@ -27,10 +27,8 @@ use crate::vfs::{Counts, Tree};
 /// 1,024 descriptors.
 const OPEN_DIRECTORIES: usize = 16;
 
-/// How a directory is opened.
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The directory that is extracted to.
 pub(super) struct Target {
     file: File,
     /// The directory above and the name, if it was created.
@@ -63,12 +61,10 @@ impl Target {
         }
     }
 
-    /// The open directory.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether the directory was created.
     pub(super) fn is_new(&self) -> bool {
         self.created.is_some()
     }
