@@ -21,7 +21,6 @@ const UNWRITABLE: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// A whole URL.
 pub(super) struct Address {
     /// Without user, password and fragment.
     pub(super) url: String,
@@ -87,7 +86,6 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// The server of `url`.
     pub(super) fn of(url: &str) -> Option<Self> {
         let url = Url::parse(url).ok()?;
         let (scheme, host) = (url.scheme().to_owned(), url.host_str()?.to_owned());

@@ -11,10 +11,9 @@ use ureq::http::response::Parts;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
 use super::Version;
-use super::deadline::Deadline;
 use super::failure::{Denial, Failure};
 use super::http::{Request, SILENCE_MAX};
-use super::outage::{Outage, paid_by};
+use super::outage::{Deadline, Outage, paid_by};
 use crate::error::{Error, Kind, reason};
 
 /// The largest size of a file in bytes: the kernel has none beyond it (off_t).
@@ -22,7 +21,6 @@ const LEN_MAX: u64 = i64::MAX as u64;
 
 /// What the header of an answer says of the file.
 pub(super) struct Answer {
-    /// Size of the whole file in bytes.
     pub(super) len: u64,
     pub(super) version: Version,
 }
@@ -40,7 +38,6 @@ impl<'b> Wanted<'b> {
         Self { offset, buffer, filled: 0 }
     }
 
-    /// Which bytes of the file are missing.
     pub(super) fn missing(&self) -> Range<u64> {
         let start = self.offset.saturating_add(self.filled as u64);
         start..start.saturating_add((self.buffer.len() - self.filled) as u64)
@@ -275,7 +272,6 @@ fn read_body(
     }
 }
 
-/// The version that the headers of an answer name.
 fn version(headers: &HeaderMap) -> Version {
     let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.trim().to_owned());
     Version { etag: text("etag"), modified: text("last-modified") }
@@ -345,7 +341,6 @@ pub(super) fn answers(status: StatusCode) -> String {
     format!("the server answers {status}").replace(" <unknown status code>", "")
 }
 
-/// The start of the body of an error.
 fn start_of(body: Body) -> String {
     const MOST: u64 = 8 << 10;
     let mut bytes = Vec::new();

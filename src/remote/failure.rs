@@ -31,11 +31,9 @@ pub(super) struct Denial {
     /// As in `Request`.
     pub(super) is_redirected: bool,
     pub(super) status: StatusCode,
-    /// The code of an S3 server.
     pub(super) code: Option<String>,
     /// Where it has sent the client.
     pub(super) location: Option<String>,
-    /// The region of the bucket.
     pub(super) region: Option<String>,
     /// The time at the server.
     pub(super) date: Option<Timestamp>,

@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, DefaultConnector, NextTimeout, Transport,
+};
 use ureq::{Agent, Body, Proxy};
 
 use super::Version;
-use super::deadline::{Deadline, LimitedConnector};
 use super::failure::Failure;
 use super::names::KnownNames;
+use super::outage::Deadline;
 use crate::error::{Error, Kind};
 use crate::sync::{Arc, Condvar, Mutex, OnceLock};
 
@@ -109,7 +112,6 @@ static AGENTS: OnceLock<Mutex<HashMap<AgentKey, Agent>>> = OnceLock::new();
 
 type AgentKey = (Option<String>, Option<PathBuf>);
 
-/// Ends all requests under way. Later ones fail.
 pub(super) fn end() {
     let agents: Vec<_> = AGENTS.get_or_init(Mutex::default).lock().values().cloned().collect();
     agents.into_iter().for_each(Agent::shutdown);
@@ -153,6 +155,68 @@ fn new_agent(proxy: Option<Proxy>, certificates: Option<&PathBuf>) -> Agent {
         .tls_config(TlsConfig::builder().root_certs(root_certificates(certificates)).build())
         .build();
     Agent::with_parts(config, LimitedConnector::default(), KnownNames::default())
+}
+
+/// `timeout`, or the time until the deadline if that is less.
+fn limited(mut timeout: NextTimeout) -> NextTimeout {
+    if let Some(left) = Deadline::left().filter(|left| *left < *timeout.after) {
+        timeout.after = left.into();
+    }
+    timeout
+}
+
+/// Makes connections that keep to the deadline.
+#[derive(Debug, Default)]
+struct LimitedConnector(DefaultConnector);
+
+impl Connector for LimitedConnector {
+    type Out = Limited;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails,
+        _: Option<()>,
+    ) -> Result<Option<Limited>, ureq::Error> {
+        let details = ConnectionDetails {
+            uri: details.uri,
+            addrs: details.addrs.clone(),
+            config: details.config,
+            request_level: details.request_level,
+            resolver: details.resolver,
+            now: details.now,
+            timeout: limited(details.timeout),
+            current_time: details.current_time.clone(),
+            run_connector: details.run_connector.clone(),
+            register_shutdown: details.register_shutdown.clone(),
+        };
+        Ok(self.0.connect(&details, None)?.map(Limited))
+    }
+}
+
+/// A connection that keeps to the deadline of the thread that uses it.
+#[derive(Debug)]
+struct Limited(Box<dyn Transport>);
+
+impl Transport for Limited {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        self.0.buffers()
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
+        self.0.transmit_output(amount, limited(timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
+        self.0.await_input(limited(timeout))
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.0.is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        self.0.is_tls()
+    }
 }
 
 /// The certificates to trust: those in `file`, or else those of the system, which SSL_CERT_FILE and

@@ -49,7 +49,6 @@ impl Mirrors {
         }
     }
 
-    /// The error of reads if no server has the opened version.
     pub(super) fn changed(&self) -> Error {
         match self.disagree() {
             true => Error::new(
@@ -94,12 +93,10 @@ impl Others {
         }
     }
 
-    /// How many addresses of the name the next request skips.
     pub(super) fn addresses(&self) -> usize {
         self.count.try_into().unwrap_or(usize::MAX)
     }
 
-    /// Notes an answer of the opened version.
     pub(super) fn end(&mut self, mirrors: &Mirrors, name: &str) {
         if std::mem::take(&mut self.count) > 0 {
             mirrors.note_turns(name);

@@ -13,26 +13,20 @@ use crate::url;
 
 mod address;
 mod answer;
-mod deadline;
 mod failure;
 mod http;
-#[cfg(all(test, not(feature = "model")))]
-mod lies;
 mod mirrors;
 mod names;
 mod outage;
 mod s3;
 mod server;
 #[cfg(all(test, not(feature = "model")))]
-mod test_server;
-#[cfg(all(test, not(feature = "model")))]
 mod tests;
 
 use answer::{Answer, Wanted};
-use deadline::Deadline;
 use failure::Failure;
 use mirrors::{Mirrors, Others};
-use outage::{Failing, Outage, Patience};
+use outage::{Deadline, Failing, Outage, Patience};
 use server::Server;
 
 /// Who asks for bytes.
@@ -185,7 +179,6 @@ impl RemoteFile {
         Self::open_at(server_of(name)?, Validators::All, limits)
     }
 
-    /// The same for a server that is known.
     fn open_at(server: Server, validators: Validators, limits: Limits) -> Result<Self> {
         let name = server.name().to_owned();
         let (failing, mirrors) = (Failing::default(), Mirrors::default());

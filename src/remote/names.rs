@@ -22,7 +22,7 @@ use ureq::unversioned::transport::NextTimeout;
 use ureq::{Error, Timeout};
 
 use super::HAS_ENDED;
-use super::deadline::Deadline;
+use super::outage::Deadline;
 use crate::sync::{Mutex, Ordering};
 
 /// How long the addresses of a name are used. If the name cannot be looked up then, they are used
@@ -32,13 +32,11 @@ const KEPT: Duration = Duration::from_secs(60);
 /// Where getent may be, before the directories of PATH.
 const GETENT: [&str; 2] = ["/usr/bin/getent", "/bin/getent"];
 
-/// The longest lookup.
 const LOOKUP_MAX: Duration = Duration::from_secs(15);
 
 /// The longest wait for getent before it is checked whether the process wants to end.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// The most addresses of a name.
 const ADDRESSES_MAX: usize = 16;
 
 /// Looks up names, at most once in a while.

@@ -3,6 +3,7 @@
 //! Only time without useful bytes counts. Bytes pay for the time that they take at the lowest rate
 //! that archfs accepts, so a server that sends one now and then gains nothing.
 
+use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,7 +18,6 @@ const FIRST: Duration = Duration::from_millis(200);
 /// The longest time between two repetitions, unless the server asks for more.
 const MOST: Duration = Duration::from_secs(5);
 
-/// The longest sleep.
 const STEP: Duration = Duration::from_millis(50);
 
 /// The lowest rate of a server, in bytes per second.
@@ -56,7 +56,6 @@ impl Failing {
     /// A failure is forgotten after this time without another.
     const FORGOTTEN: Duration = Duration::from_secs(30);
 
-    /// Notes that a request was answered.
     pub(super) fn end(&self) {
         *self.0.lock() = None;
     }
@@ -116,7 +115,6 @@ impl<'f> Outage<'f> {
         self.is_paid
     }
 
-    /// Notes that useful bytes arrived.
     pub(super) fn receive(&mut self, bytes: usize) {
         self.receive_at(Instant::now(), bytes);
     }
@@ -174,6 +172,54 @@ impl<'f> Outage<'f> {
     /// `why` the last request failed, and how long they were repeated.
     pub(super) fn describe(&self, why: &str) -> String {
         format!("{why}; tried for {}", format_duration(self.began.elapsed()))
+    }
+}
+
+thread_local! {
+    static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
+    static SKIPPED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The time by which a server must send something that archfs can use: limits the requests of this
+/// thread until it is dropped.
+///
+/// The client limits each phase of a request: the lookup of the name, the connection, TLS, the
+/// header, each read of the body. Together these take minutes. One deadline therefore limits them
+/// all. It moves while a body arrives fast enough, which no setting of the client can do. A request
+/// runs on the thread of its caller, so each thread has its own deadline.
+pub(super) struct Deadline;
+
+impl Deadline {
+    pub(super) fn set(until: Instant) -> Self {
+        Self::change(until);
+        Self
+    }
+
+    pub(super) fn change(until: Instant) {
+        DEADLINE.set(Some(until));
+    }
+
+    /// Has the requests of this thread begin after this many addresses of a name, over a new
+    /// connection unless that is 0.
+    pub(super) fn skip_addresses(&self, count: usize) {
+        SKIPPED.set(count);
+    }
+
+    /// How many addresses they skip.
+    pub(super) fn skipped_addresses() -> usize {
+        SKIPPED.get()
+    }
+
+    /// Time until the deadline of this thread. `None` if it has none.
+    pub(super) fn left() -> Option<Duration> {
+        DEADLINE.get().map(|until| until.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        DEADLINE.set(None);
+        SKIPPED.set(0);
     }
 }
 

@@ -3,22 +3,25 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use self::server::{ETAG, Manner, Reply, Request, TestServer};
 use super::mirrors::OTHERS_MAX;
 use super::s3::Environment;
-use super::test_server::{ETAG, Manner, Reply, Request, TestServer};
 use super::*;
 use crate::sync::{Arc, Mutex, thread};
+
+mod lies;
+mod server;
 
 /// Time that reads of these tests are repeated.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Reads are repeated for this time. No request of these tests takes too long.
-pub(super) const fn limits(time: Duration) -> Limits {
+const fn limits(time: Duration) -> Limits {
     all(Patience { repeated: time, attempt: Duration::from_secs(30) })
 }
 
 /// The same limits at all times.
-pub(super) const fn all(patience: Patience) -> Limits {
+const fn all(patience: Patience) -> Limits {
     Limits {
         opening: patience,
         opening_in_background: patience,
@@ -29,7 +32,7 @@ pub(super) const fn all(patience: Patience) -> Limits {
 
 const NO_ENVIRONMENT: fn(&str) -> Option<String> = |_| None;
 
-pub(super) fn bytes() -> Vec<u8> {
+fn bytes() -> Vec<u8> {
     (0..200_000_u32).map(|at| (at * 7 % 251) as u8 ^ (at >> 11) as u8).collect()
 }
 
@@ -37,13 +40,13 @@ fn open(server: &TestServer, path: &str) -> Result<RemoteFile> {
     open_with(&server.url(path), Validators::All, limits(SHORT))
 }
 
-pub(super) fn open_with(url: &str, validators: Validators, limits: Limits) -> Result<RemoteFile> {
+fn open_with(url: &str, validators: Validators, limits: Limits) -> Result<RemoteFile> {
     let server = Server::with(url, Environment::of(NO_ENVIRONMENT))?;
     RemoteFile::open_at(server, validators, limits)
 }
 
 /// Reads and compares some bytes.
-pub(super) fn read(file: &RemoteFile, range: Range<usize>) -> Result<()> {
+fn read(file: &RemoteFile, range: Range<usize>) -> Result<()> {
     let mut found = vec![0; range.len()];
     file.read_exact_at(&mut found, range.start as u64, Requester::Reader)?;
     assert!(found == bytes()[range.clone()], "{range:?}");
@@ -51,9 +54,7 @@ pub(super) fn read(file: &RemoteFile, range: Range<usize>) -> Result<()> {
 }
 
 /// A server that answers as `fault` says, or rightly if that returns `None`.
-pub(super) fn faulty(
-    fault: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static,
-) -> TestServer {
+fn faulty(fault: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static) -> TestServer {
     TestServer::start(move |request| {
         fault(request).unwrap_or_else(|| Reply::part(request, &bytes()))
     })
@@ -84,7 +85,7 @@ fn with_body(request: &Request, change: impl Fn(&[u8]) -> Vec<u8>) -> Reply {
     Reply { body: change(&reply.body), ..reply }
 }
 
-pub(super) type Fault = fn(&Request) -> Reply;
+type Fault = fn(&Request) -> Reply;
 
 /// > A request that may succeed later is repeated: no connection, no answer in time, an answer that
 /// > is cut off, has another range or arrives at less than 16 KiB/s, and the statuses 408, 425, 429

@@ -3,7 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 #[expect(dead_code, reason = "other tests use more of it")]
-#[path = "../../src/remote/test_server.rs"]
+#[path = "../../src/remote/tests/server.rs"]
 mod test_server;
 
 mod automount;

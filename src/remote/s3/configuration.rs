@@ -1,12 +1,12 @@
 //! Where objects are, and with which credentials they are read: the environment first, then the
-//! profile in the files of the AWS command line.
-
+//! profile in the files of the AWS command line ("Configuration and credential file settings" in
+//! its user guide).
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use super::profile::{self, Settings};
 use super::signature::Credentials;
 use crate::error::{Error, Kind, Result};
 
@@ -45,12 +45,10 @@ pub(in crate::remote) struct Environment(Box<Variables>);
 type Variables = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 impl Environment {
-    /// The environment of this process.
     pub(in crate::remote) fn of_process() -> Self {
         Self::of(|name| std::env::var(name).ok())
     }
 
-    /// The environment with these variables.
     pub(in crate::remote) fn of(
         variables: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
@@ -95,19 +93,17 @@ impl Configuration {
         let config = environment.file("AWS_CONFIG_FILE", ".aws/config")?;
         let stored = environment.file("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials")?;
         let in_config = format!("profile {profile}");
-        let mut settings = profile::section(&config, |name| {
-            name == in_config || (profile == "default" && name == profile)
-        });
+        let mut settings =
+            section(&config, |name| name == in_config || (profile == "default" && name == profile));
         // Those in the file of credentials count more.
-        settings.extend(profile::section(&stored, |name| name == profile));
+        settings.extend(section(&stored, |name| name == profile));
         if settings.is_empty() && named.is_some() {
             let context = format!("AWS_PROFILE: no profile {profile} in ~/.aws");
             return Err(Error::new(Kind::NotFound, context));
         }
         let services = settings.get("services").map(|name| format!("services {name}"));
-        let services = services
-            .map(|section| profile::section(&config, |name| name == section))
-            .unwrap_or_default();
+        let services =
+            services.map(|wanted| section(&config, |name| name == wanted)).unwrap_or_default();
         let region = ["AWS_REGION", "AWS_DEFAULT_REGION"]
             .iter()
             .find_map(|name| environment.variable(name))
@@ -161,9 +157,47 @@ fn credentials(environment: &Environment, settings: &Settings) -> Option<Credent
     of_environment().or_else(of_profile)
 }
 
+/// Settings by their name. Those of a nested section have the name of that before theirs:
+/// `s3.addressing_style`.
+type Settings = BTreeMap<String, String>;
+
+/// The settings of the section that `is_wanted` accepts by its name, in `text`. Of two sections
+/// with the same name, settings of the later count.
+fn section(text: &str, is_wanted: impl Fn(&str) -> bool) -> Settings {
+    let mut settings = Settings::new();
+    let mut is_in = false;
+    let mut outer = String::new();
+    for line in text.lines() {
+        let is_indented = line.starts_with([' ', '\t']);
+        let line = without_comment(line).trim();
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            is_in = is_wanted(name.trim());
+            outer.clear();
+            continue;
+        }
+        let Some((name, value)) = line.split_once('=').filter(|_| is_in) else { continue };
+        let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().to_owned());
+        if is_indented && !outer.is_empty() {
+            settings.insert(format!("{outer}.{name}"), value);
+            continue;
+        }
+        outer = if value.is_empty() { name.clone() } else { String::new() };
+        settings.insert(name, value);
+    }
+    settings
+}
+
+/// `line` without a comment: all of it, or what follows a space.
+fn without_comment(line: &str) -> &str {
+    if line.starts_with(['#', ';']) {
+        return "";
+    }
+    let start = [" #", " ;", "\t#", "\t;"].iter().filter_map(|mark| line.find(mark)).min();
+    &line[..start.unwrap_or(line.len())]
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::path::Path;
 
     use super::*;
@@ -254,5 +288,49 @@ mod tests {
         };
         assert_eq!(read("a"), ("http://x".to_owned(), true));
         assert_eq!(read("b"), ("http://b".to_owned(), false));
+    }
+
+    const CONFIG: &str = "
+# a comment
+[default]
+region = eu-west-1
+s3 =
+    addressing_style = path   # as the site says
+    max_concurrent_requests = 20
+output = json
+
+[profile lumi]
+endpoint_url = https://lumidata.eu
+Region=lumi-prod
+[services x]
+s3 =
+  endpoint_url = http://localhost:9000
+";
+
+    #[test]
+    fn finds_the_settings_of_a_section() {
+        let default = section(CONFIG, |name| name == "default");
+        let expected = [
+            ("output", "json"),
+            ("region", "eu-west-1"),
+            ("s3", ""),
+            ("s3.addressing_style", "path"),
+            ("s3.max_concurrent_requests", "20"),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(default, expected.into_iter().collect());
+        let lumi = section(CONFIG, |name| name == "profile lumi");
+        assert_eq!(lumi["endpoint_url"], "https://lumidata.eu");
+        assert_eq!(lumi["region"], "lumi-prod");
+        let services = section(CONFIG, |name| name == "services x");
+        assert_eq!(services["s3.endpoint_url"], "http://localhost:9000");
+        assert!(section(CONFIG, |name| name == "none").is_empty());
+    }
+
+    #[test]
+    fn a_secret_may_have_any_character() {
+        let text = "[default]\naws_secret_access_key = a#b;c=d/+==\n";
+        let found = section(text, |name| name == "default");
+        assert_eq!(found["aws_secret_access_key"], "a#b;c=d/+==");
     }
 }

@@ -15,7 +15,6 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
 
 mod configuration;
-mod profile;
 mod signature;
 
 use configuration::Configuration;
@@ -34,7 +33,6 @@ const SKEW_MIN: SignedDuration = SignedDuration::from_mins(1);
 const AMAZON: &str = ".amazonaws.com";
 const AMAZON_CHINA: &str = ".amazonaws.com.cn";
 
-/// An object.
 pub(super) struct Object {
     bucket: String,
     key: String,
@@ -124,7 +122,6 @@ impl Object {
         request
     }
 
-    /// Scheme and host of the endpoint.
     pub(super) fn endpoint(&self) -> String {
         self.address(&self.state.lock().configuration).0
     }
@@ -226,7 +223,6 @@ impl Object {
         state.generation != denial.generation
     }
 
-    /// What a user can do about a request that is not accepted.
     pub(super) fn hint(&self, denial: &Denial) -> &'static str {
         if denial.is_redirected {
             return "archfs signs requests only for the endpoint: set AWS_ENDPOINT_URL to that server";

@@ -4,9 +4,9 @@
 use std::net::TcpListener;
 use std::time::Instant;
 
-use super::test_server::{ETAG, Manner, Reply, Request, TestServer};
-use super::tests::{Fault, all, bytes, faulty, limits, open_with, read};
-use super::*;
+use super::super::*;
+use super::server::{ETAG, Manner, Reply, Request, TestServer};
+use super::{Fault, all, bytes, faulty, limits, open_with, read};
 use crate::sync::thread;
 
 /// Time that reads of a server wait that is too slow.
