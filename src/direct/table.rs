@@ -113,7 +113,6 @@ pub fn is_lasting(error: &Error) -> bool {
     error.is_damage() || error.kind() == Kind::Unsupported
 }
 
-/// The number of entries that the table needs.
 fn entries(tree: &dyn Tree) -> Result<u64> {
     let refused = |why: &str| Err(Error::new(Kind::Unsupported, why));
     let (end, inodes) = (tree.numbers_end(), tree.totals().inodes);
@@ -176,8 +175,7 @@ impl Builder {
         let offset = ino.number() * ENTRY as u64;
         self.turn_to(offset / PAGE as u64)?;
         let at = (offset % PAGE as u64) as usize;
-        self.page[at..at + 8].copy_from_slice(&location.to_ne_bytes());
-        self.page[at + 8..at + ENTRY].copy_from_slice(&file.size.to_ne_bytes());
+        put_numbers(&mut self.page[at..at + ENTRY], &[location, file.size]);
         self.count += 1;
         Ok(())
     }
@@ -254,9 +252,7 @@ impl Builder {
             tails_offset,
             archives.len() as u64,
         ];
-        for (slot, value) in header[8..].as_chunks_mut::<8>().0.iter_mut().zip(values) {
-            *slot = value.to_ne_bytes();
-        }
+        put_numbers(&mut header[8..], &values);
         for (slot, (_, description)) in header[FILES_OFFSET..].chunks_exact_mut(FILE).zip(&archives)
         {
             slot.copy_from_slice(description);
@@ -269,11 +265,7 @@ impl Builder {
         let granules = filled.as_ref().map(|filled| read_only(filled.bits.file())).transpose()?;
         if let (Some(Filled { granule, .. }), Some(granules)) = (&filled, &granules) {
             let count = granules.metadata()?.size().saturating_mul(8);
-            for (slot, value) in
-                header[GRANULES_OFFSET..].chunks_exact_mut(8).zip([*granule, count])
-            {
-                slot.copy_from_slice(&value.to_ne_bytes());
-            }
+            put_numbers(&mut header[GRANULES_OFFSET..], &[*granule, count]);
         }
         file.write_all_at(&header, 0)?;
         memory_file::seal(&file)?;
@@ -310,10 +302,14 @@ fn description(archive: &FilePosition) -> io::Result<Option<[u8; FILE]>> {
         found.ctime().cast_unsigned(),
         found.ctime_nsec().cast_unsigned(),
     ];
-    for (slot, value) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(values) {
-        *slot = value.to_ne_bytes();
-    }
+    put_numbers(&mut bytes, &values);
     Ok(Some(bytes))
+}
+
+fn put_numbers(bytes: &mut [u8], numbers: &[u64]) {
+    for (slot, number) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(numbers) {
+        *slot = number.to_ne_bytes();
+    }
 }
 
 /// Opens `file` again for reading only: a staged copy and its bits are also open for writing.

@@ -14,7 +14,7 @@
 //! Numbers have the byte order of the machine.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
@@ -69,7 +69,7 @@ impl DirectReads {
             Progress::Ready(tables) => (protocol::READY, Some(tables)),
         };
         let Some(tables) = tables else {
-            return protocol::succeed(&mut &*client, state, b"");
+            return protocol::succeed(&mut &*client, (state, None), b"");
         };
         let mut descriptors: Vec<BorrowedFd<'_>> =
             vec![tables.paths.as_fd(), tables.positions.file().as_fd()];
@@ -131,7 +131,8 @@ fn build_paths(tree: &dyn Tree) -> Result<File> {
     let failed = |error| Error::io("cannot make the table of paths", error);
     let file = memory_file::create().map_err(failed)?;
     let mut table = PathTable { slots: vec![0; (count as usize) * SLOT], count, len: 0 };
-    let mut paths = BufWriter::new(Appended { file: &file, at: paths_at });
+    (&file).seek(SeekFrom::Start(paths_at)).map_err(failed)?;
+    let mut paths = BufWriter::new(&file);
     let mut walk = DirectoryWalk::from_root();
     while let Some((directory, ino)) = walk.next() {
         for Entry { ino, kind, name } in entries(tree, ino)? {
@@ -165,7 +166,6 @@ fn too_large() -> Error {
 struct PathTable {
     slots: Vec<u8>,
     count: u64,
-    /// Bytes of all paths so far.
     len: u64,
 }
 
@@ -187,24 +187,6 @@ impl PathTable {
         slot[24..].copy_from_slice(&checksum.to_ne_bytes());
         self.len += path.len() as u64;
         true
-    }
-}
-
-/// Writes to a file from an offset on.
-struct Appended<'f> {
-    file: &'f File,
-    at: u64,
-}
-
-impl Write for Appended<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let written = self.file.write_at(bytes, self.at)?;
-        self.at += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

@@ -89,7 +89,6 @@ fn is_own(client: &UnixStream) -> bool {
     peer_credentials::of(client).is_ok_and(PeerCredentials::is_own)
 }
 
-/// Serves `client` until it closes the connection.
 fn answer_requests(
     client: &UnixStream,
     tree: &Arc<dyn Tree>,
@@ -119,7 +118,7 @@ fn answer_requests(
 
 fn answer(client: &mut impl Write, result: Result<Vec<u8>>) -> io::Result<()> {
     match result {
-        Ok(payload) => protocol::succeed(client, 0, &payload),
+        Ok(payload) => protocol::succeed(client, (0, None), &payload),
         Err(error) => protocol::fail(client, &error),
     }
 }
@@ -139,7 +138,7 @@ fn read(
     let left = attr.size.saturating_sub(offset).min(size);
     let wanted = u32::try_from(left).unwrap_or(u32::MAX).min(READ_MAX);
     if wanted == 0 {
-        return protocol::succeed(client, attr.size, b"");
+        return protocol::succeed(client, (attr.size, None), b"");
     }
     let crc32 = if offset == 0 { tree.stored_crc32(attr.ino) } else { Ok(None) };
     let read = crc32.and_then(|crc32| {
@@ -147,7 +146,7 @@ fn read(
         Ok((crc32, bytes))
     });
     match read {
-        Ok((crc32, bytes)) => protocol::send_part(client, (attr.size, crc32), bytes.as_slice()),
+        Ok((crc32, bytes)) => protocol::succeed(client, (attr.size, crc32), bytes.as_slice()),
         Err(error) => protocol::fail(client, &error.within(String::from_utf8_lossy(path))),
     }
 }

@@ -44,7 +44,6 @@ const REQUEST_MAX: usize = 64 << 10;
 /// Tells a checksum from none.
 const HAS_CHECKSUM: u64 = 1 << 32;
 
-/// Bytes of operation, offset and size.
 const FIXED: usize = 17;
 
 /// Answers to a client that asks for direct reads: ask again, here they are, read by requests.
@@ -91,21 +90,15 @@ impl Request {
     }
 }
 
-/// Sends a successful reply.
-pub(super) fn succeed(client: &mut impl Write, size: u64, payload: &[u8]) -> io::Result<()> {
-    send(client, &header(0, size, payload.len() as u64, None), payload)
-}
-
-/// Sends a part of a file of `size` bytes with this checksum.
-pub(super) fn send_part(
+/// Sends a successful reply: the size of the file, its checksum, and the payload.
+pub(super) fn succeed(
     client: &mut impl Write,
     (size, crc32): (u64, Option<u32>),
-    part: &[u8],
+    payload: &[u8],
 ) -> io::Result<()> {
-    send(client, &header(0, size, part.len() as u64, crc32), part)
+    send(client, &header(0, size, payload.len() as u64, crc32), payload)
 }
 
-/// Sends `error`.
 pub(super) fn fail(client: &mut impl Write, error: &Error) -> io::Result<()> {
     #[derive(Serialize)]
     struct Failure<'e> {
@@ -204,11 +197,11 @@ mod tests {
     #[test]
     fn sends_all_of_a_reply() {
         let mut client = Slow(Vec::new(), false);
-        succeed(&mut client, 300, b"payload").unwrap();
+        succeed(&mut client, (300, None), b"payload").unwrap();
         let header = [&[0][..], &300_u64.to_le_bytes(), &7_u64.to_le_bytes(), &[0; 8]].concat();
         assert_eq!(client.0, [&header[..], b"payload"].concat());
         let mut client = Slow(Vec::new(), false);
-        send_part(&mut client, (0, Some(5)), b"").unwrap();
+        succeed(&mut client, (0, Some(5)), b"").unwrap();
         assert_eq!(client.0[17..], [5, 0, 0, 0, 1, 0, 0, 0]);
     }
 }
