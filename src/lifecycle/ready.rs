@@ -78,7 +78,7 @@ impl Ready {
     /// Reports that files can be read.
     ///
     /// Fails with `Io` if the descriptor has no reader, or the pipe cannot be written.
-    pub(in crate::lifecycle) fn announce(&mut self) -> Result<()> {
+    pub(crate) fn announce(&mut self) -> Result<()> {
         if let Some(number) = self.descriptor.take() {
             ready_file(number)?
                 .write_all(b"ready\n")

@@ -8,7 +8,7 @@ use crate::os::kernel_file;
 
 /// The step of a batch job with which a process is killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct JobStep {
+pub(crate) struct JobStep {
     job: String,
     /// A number, or a name such as `batch` or `extern`; empty if the control group is that of the
     /// whole job.
@@ -23,18 +23,18 @@ pub fn killed_with() -> Option<String> {
 
 impl JobStep {
     /// The job step of process `pid`, if its control group names one.
-    pub(in crate::lifecycle) fn of(pid: i32) -> Option<Self> {
+    pub(crate) fn of(pid: i32) -> Option<Self> {
         parse(&kernel_file::read_text(format!("/proc/{pid}/cgroup")).ok()?)
     }
 
     /// The job step of this process.
-    pub(in crate::lifecycle) fn own() -> Option<Self> {
+    pub(crate) fn own() -> Option<Self> {
         Self::of(rustix::process::getpid().as_raw_nonzero().get())
     }
 
     /// Whether a process of this step may be killed while one of `other` still runs. A batch script
     /// lasts as long as its steps; of two steps, either may end first.
-    pub(in crate::lifecycle) fn may_end_before(&self, other: Option<&Self>) -> bool {
+    pub(crate) fn may_end_before(&self, other: Option<&Self>) -> bool {
         let is_numbered_step = self.step.parse::<u32>().is_ok();
         match other {
             Some(other) if self.job == other.job => is_numbered_step && self.step != other.step,
@@ -43,12 +43,12 @@ impl JobStep {
     }
 
     /// Whether `other` belongs to the same job.
-    pub(in crate::lifecycle) fn is_of_the_job_of(&self, other: Option<&Self>) -> bool {
+    pub(crate) fn is_of_the_job_of(&self, other: Option<&Self>) -> bool {
         other.is_some_and(|other| self.job == other.job)
     }
 
     /// The name for a message: `job 12`, `step 3 of job 12`.
-    pub(in crate::lifecycle) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let Self { job, step } = self;
         if step.parse::<u32>().is_ok() {
             format!("step {step} of job {job}")

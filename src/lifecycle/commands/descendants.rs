@@ -16,7 +16,7 @@ use crate::os::process::{self, ProcessId};
 /// `mount_point` open, mapped, or as their working directory, root or program.
 ///
 /// This process must be a subreaper. Otherwise orphans are no longer its descendants.
-pub(in crate::lifecycle) fn users_of(mount_point: &Path) -> Vec<i32> {
+pub(crate) fn users_of(mount_point: &Path) -> Vec<i32> {
     let group = getpgrp().as_raw_nonzero().get();
     let processes = Processes::scan();
     let is_in_group = |pid: &i32| processes.0.get(pid).is_some_and(|found| found.group == group);
@@ -26,7 +26,7 @@ pub(in crate::lifecycle) fn users_of(mount_point: &Path) -> Vec<i32> {
 }
 
 /// The children of this process; none if the kernel does not list them (CONFIG_PROC_CHILDREN).
-pub(in crate::lifecycle) fn children() -> HashSet<i32> {
+pub(crate) fn children() -> HashSet<i32> {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists =
         threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
@@ -35,7 +35,7 @@ pub(in crate::lifecycle) fn children() -> HashSet<i32> {
 }
 
 /// The descendants of this process, a subreaper, apart from `others` and their descendants.
-pub(in crate::lifecycle) fn all_except(others: &HashSet<i32>) -> Vec<ProcessId> {
+pub(crate) fn all_except(others: &HashSet<i32>) -> Vec<ProcessId> {
     let found = Processes::scan().descendants(others).into_iter();
     found.filter_map(|pid| ProcessId::of(pid).ok()).collect()
 }

@@ -16,7 +16,7 @@ use crate::os::mountinfo::{self, MountEntry};
 use crate::stats::StageCounts;
 
 /// Hint for errors about a path that is not an archfs mount.
-pub(in crate::lifecycle) const LIST: &str = "run `archfs list` to see your mounts on this node";
+pub(crate) const LIST: &str = "run `archfs list` to see your mounts on this node";
 
 /// How long a daemon may take to name the holders of its mount.
 const STATUS_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

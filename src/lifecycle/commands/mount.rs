@@ -92,7 +92,7 @@ fn ended(mount_point: &Path) -> Error {
 
 /// A lease on the mount that `plan` asks for, and its record if the mount is shared. A caller that
 /// `has_fallback` mounts in another way if the daemon cannot.
-pub(in crate::lifecycle) fn obtain(
+pub(crate) fn obtain(
     plan: &MountPlan,
     has_fallback: bool,
     show: Show<'_>,

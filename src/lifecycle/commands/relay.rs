@@ -30,25 +30,25 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The signals that `run` receives.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Relay {
+pub(crate) struct Relay {
     received: SignalReceiver,
     slurm: Option<SlurmEnd>,
 }
 
 /// What the threads of `run` share about the command.
 #[derive(Debug, Default)]
-pub(in crate::lifecycle) struct CommandState {
+pub(crate) struct CommandState {
     /// Whether the command has ended. Its process id may then belong to another process.
-    pub(in crate::lifecycle) has_ended: AtomicBool,
+    pub(crate) has_ended: AtomicBool,
     /// Whether a signal asked for the end.
-    pub(in crate::lifecycle) end_requested: AtomicBool,
+    pub(crate) end_requested: AtomicBool,
 }
 
 impl Relay {
     /// Receives the signals that do not ask archfs to end, and keeps them for the command. A signal
     /// that this process was started to ignore, for example by nohup, stays ignored here and by the
     /// command.
-    pub(in crate::lifecycle) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let slurm = SlurmEnd::watch();
         // The standard library ignores SIGPIPE in every program, but not in the programs it starts.
         let ignored = IgnoredNow::read();
@@ -59,7 +59,7 @@ impl Relay {
     }
 
     /// Also receives the signals that ask archfs to end, so that they no longer end this process.
-    pub(in crate::lifecycle) fn catch_ending_signals(&self) -> Result<()> {
+    pub(crate) fn catch_ending_signals(&self) -> Result<()> {
         let handle = self.received.handle();
         ENDING
             .into_iter()
@@ -69,12 +69,12 @@ impl Relay {
     }
 
     /// A handle that ends `pass_on` when it is closed.
-    pub(in crate::lifecycle) fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> Handle {
         self.received.handle()
     }
 
     /// Passes signals on to `command`. Calls `detach` if the grace period ends before the command.
-    pub(in crate::lifecycle) fn pass_on(
+    pub(crate) fn pass_on(
         mut self,
         command: Pid,
         lifetime: Lifetime,

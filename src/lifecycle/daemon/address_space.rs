@@ -32,14 +32,14 @@ struct Limit {
     left: u64,
 }
 
-pub(in crate::lifecycle) fn is_limited() -> bool {
+pub(crate) fn is_limited() -> bool {
     limit().is_some()
 }
 
 /// How many threads can answer, at most `wanted`, next to a cache of `cache_bytes`.
 ///
 /// Fails with `Io` if the address space is too small for the fewest threads that are accepted.
-pub(in crate::lifecycle) fn threads(wanted: usize, cache_bytes: u64) -> Result<usize> {
+pub(crate) fn threads(wanted: usize, cache_bytes: u64) -> Result<usize> {
     match limit() {
         Some(limit) => within(limit, wanted, cache_bytes),
         None => Ok(wanted),

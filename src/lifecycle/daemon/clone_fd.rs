@@ -12,7 +12,7 @@ use rustix::ioctl::{Setter, ioctl, opcode};
 const CLONE: u32 = opcode::read::<u32>(229, 0) as u32;
 
 /// Whether the kernel can clone the descriptor `connection`.
-pub(in crate::lifecycle) fn is_possible(connection: impl AsFd) -> bool {
+pub(crate) fn is_possible(connection: impl AsFd) -> bool {
     let Ok(device) = File::options().read(true).write(true).open("/dev/fuse") else {
         return false;
     };

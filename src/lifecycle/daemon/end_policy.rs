@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 /// How often to retry unmounting a mount that is in use.
-pub(in crate::lifecycle) const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+pub(crate) const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Grace period if the user sets none. Slurm usually sends SIGKILL 30 s after SIGTERM (KillWait).
 const DEFAULT_GRACE: Duration = Duration::from_secs(20);
@@ -38,7 +38,7 @@ pub struct Lifetime {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum Step {
+pub(crate) enum Step {
     /// Serve, and check again when something happens, or at this time if there is one.
     Serve(Option<Instant>),
     /// Unmount if the mount is not in use; then call `note_unmounted` or `note_in_use`.
@@ -50,14 +50,14 @@ pub(in crate::lifecycle) enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct Holders {
-    pub(in crate::lifecycle) by_process: bool,
+pub(crate) struct Holders {
+    pub(crate) by_process: bool,
     /// Whether the mount stays until it is unmounted, even without leases.
-    pub(in crate::lifecycle) until_unmount: bool,
+    pub(crate) until_unmount: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::lifecycle) struct EndPolicy {
+pub(crate) struct EndPolicy {
     lifetime: Lifetime,
     default_grace: Duration,
     /// When the daemon was first asked to end.
@@ -76,7 +76,7 @@ pub(in crate::lifecycle) struct EndPolicy {
 }
 
 impl EndPolicy {
-    pub(in crate::lifecycle) fn new(lifetime: Lifetime, now: Instant) -> Self {
+    pub(crate) fn new(lifetime: Lifetime, now: Instant) -> Self {
         Self {
             lifetime,
             default_grace: DEFAULT_GRACE,
@@ -92,26 +92,26 @@ impl EndPolicy {
     }
 
     /// Keeps the default grace period below `kill_wait`, the time from SIGTERM to SIGKILL in Slurm.
-    pub(in crate::lifecycle) fn limit_default_grace(&mut self, kill_wait: Duration) {
+    pub(crate) fn limit_default_grace(&mut self, kill_wait: Duration) {
         self.default_grace = DEFAULT_GRACE.min(kill_wait.saturating_mul(2) / 3);
     }
 
-    pub(in crate::lifecycle) fn grace(&self) -> Duration {
+    pub(crate) fn grace(&self) -> Duration {
         self.lifetime.grace.unwrap_or(self.default_grace)
     }
 
     /// When the daemon must have exited, if it was asked to end.
-    pub(in crate::lifecycle) fn end_by(&self) -> Option<Instant> {
+    pub(crate) fn end_by(&self) -> Option<Instant> {
         self.end_requested.map(|end_requested| end_requested + self.grace())
     }
 
     /// Whether the daemon was asked to end, within the grace period or at once.
-    pub(in crate::lifecycle) fn is_end_requested(&self) -> bool {
+    pub(crate) fn is_end_requested(&self) -> bool {
         self.end_requested.is_some() || self.detach_requested || self.end_now
     }
 
     /// Notes that the daemon was asked to end. The second time it must end at once.
-    pub(in crate::lifecycle) fn request_end(&mut self, now: Instant) {
+    pub(crate) fn request_end(&mut self, now: Instant) {
         if self.lifetime.detaches_on_signal && !self.detach_requested {
             self.detach_requested = true;
             return;
@@ -120,27 +120,27 @@ impl EndPolicy {
         self.end_requested.get_or_insert(now);
     }
 
-    pub(in crate::lifecycle) fn request_end_now(&mut self) {
+    pub(crate) fn request_end_now(&mut self) {
         self.end_now = true;
     }
 
-    pub(in crate::lifecycle) fn note_unmounted(&mut self) {
+    pub(crate) fn note_unmounted(&mut self) {
         self.is_unmounted = true;
     }
 
     /// Notes that the mount was in use, so that it is not unmounted yet.
-    pub(in crate::lifecycle) fn note_in_use(&mut self, now: Instant) {
+    pub(crate) fn note_in_use(&mut self, now: Instant) {
         self.retry_at = Some(now + UNMOUNT_RETRY_INTERVAL);
         self.idle_since = now;
     }
 
     /// Whether the mount would stay for a while without leases.
-    pub(in crate::lifecycle) fn lingers(&self) -> bool {
+    pub(crate) fn lingers(&self) -> bool {
         !self.lifetime.linger.is_zero() && !self.is_end_requested()
     }
 
     /// Whether the mount ends now or has ended, whether or not it is held.
-    pub(in crate::lifecycle) fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.is_unmounted
             || self.detach_requested
             || self.end_now
@@ -148,12 +148,7 @@ impl EndPolicy {
     }
 
     /// What to do at `now`. `requests` counts the requests and the new leases since mounting.
-    pub(in crate::lifecycle) fn next(
-        &mut self,
-        now: Instant,
-        holders: Holders,
-        requests: u64,
-    ) -> Step {
+    pub(crate) fn next(&mut self, now: Instant, holders: Holders, requests: u64) -> Step {
         if self.end_now || self.end_by().is_some_and(|end| now >= end) {
             return Step::Exit;
         }

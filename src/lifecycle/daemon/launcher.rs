@@ -30,14 +30,14 @@ use crate::os::scm_rights;
 
 /// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Launched {
+pub(crate) struct Launched {
     process: Child,
     client: Client,
 }
 
 impl Launched {
     /// Starts a daemon in the background, with the lock of its mount point.
-    pub(in crate::lifecycle) fn start(
+    pub(crate) fn start(
         plan: &MountPlan,
         role: Background,
         lock: Option<&MountLock>,
@@ -65,18 +65,18 @@ impl Launched {
     }
 
     /// Waits until the daemon has opened the archives and needs a FUSE connection.
-    pub(in crate::lifecycle) fn wait_until_opened(&mut self) -> Result<()> {
+    pub(crate) fn wait_until_opened(&mut self) -> Result<()> {
         self.wait_for(OPENED)
     }
 
     /// Hands the FUSE connection to the daemon.
-    pub(in crate::lifecycle) fn hand_over(&mut self, connection: OwnedFd) -> Result<()> {
+    pub(crate) fn hand_over(&mut self, connection: OwnedFd) -> Result<()> {
         scm_rights::send(&self.client, connection.as_fd())
             .map_err(|error| Error::io("cannot pass the mount to the daemon", error.into()))
     }
 
     /// Waits until files can be read; returns the lease.
-    pub(in crate::lifecycle) fn wait_until_ready(mut self) -> Result<Client> {
+    pub(crate) fn wait_until_ready(mut self) -> Result<Client> {
         self.wait_for(READY)?;
         Ok(self.client)
     }
@@ -88,7 +88,7 @@ impl Launched {
     ///
     /// The daemon cannot ask itself. If it is killed while it waits for its own answer, it cannot
     /// exit: the kernel drops the request only after the daemon has exited.
-    pub(in crate::lifecycle) fn wait_until_answers(self, mount_point: &Path) -> Result<Client> {
+    pub(crate) fn wait_until_answers(self, mount_point: &Path) -> Result<Client> {
         let client = self.wait_until_ready()?;
         match fs::symlink_metadata(mount_point) {
             Ok(_) => Ok(client),
@@ -103,7 +103,7 @@ impl Launched {
 
     /// Closes the connection, and waits until the daemon has removed what it created and has
     /// exited.
-    pub(in crate::lifecycle) fn give_up(mut self) {
+    pub(crate) fn give_up(mut self) {
         drop(self.client);
         let _ = self.process.wait();
     }
@@ -178,7 +178,7 @@ impl Launcher {
     }
 
     /// The lock of `mount_point`, inherited as standard input.
-    pub(in crate::lifecycle) fn lock(&self, mount_point: &Path) -> Result<MountLock> {
+    pub(crate) fn lock(&self, mount_point: &Path) -> Result<MountLock> {
         let input = self
             .input
             .try_clone()
@@ -187,7 +187,7 @@ impl Launcher {
     }
 
     /// Asks for a FUSE connection; `None` if the launcher could not mount, and printed why.
-    pub(in crate::lifecycle) fn connection(&mut self) -> Result<Option<OwnedFd>> {
+    pub(crate) fn connection(&mut self) -> Result<Option<OwnedFd>> {
         let failed = |error: io::Error| Error::io("the launcher passed no mount", error);
         self.stream.write_all(OPENED.as_bytes()).map_err(failed)?;
         scm_rights::receive(&self.stream).map_err(|error| failed(error.into()))
@@ -199,7 +199,7 @@ impl Launcher {
     /// Starts a new session, so that Ctrl-C in the terminal reaches the job and not the daemon. Not
     /// earlier: at a mount point of autofs or of a systemd automount, only the process group that
     /// mounts can use the path until the launcher exits (autofs_d_manage in fs/autofs/root.c).
-    pub(in crate::lifecycle) fn ready(mut self) -> Result<UnixStream> {
+    pub(crate) fn ready(mut self) -> Result<UnixStream> {
         let failed = |error: io::Error| {
             Error::io("the process that waited for this mount has exited", error)
         };

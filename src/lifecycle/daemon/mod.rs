@@ -135,7 +135,7 @@ const FAILURE_LOG_LIMIT: Duration = Duration::from_secs(2);
 const LEAVE_LIMIT: Duration = Duration::from_millis(200);
 
 /// Number of threads of a mount by default.
-pub(in crate::lifecycle) fn usual_threads() -> usize {
+pub(crate) fn usual_threads() -> usize {
     shape(None).threads
 }
 

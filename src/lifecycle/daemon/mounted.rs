@@ -24,7 +24,7 @@ use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
 /// The mount of this process.
-pub(in crate::lifecycle) struct Mounted {
+pub(crate) struct Mounted {
     mount_point: PathBuf,
     /// Guards the parts to remove, so that each is removed once. Only the lock of a `State` is
     /// taken while it is held.
@@ -62,7 +62,7 @@ struct Parts {
 
 impl Mounted {
     /// Mounts at `mount_point`, whose lock is `lock`, and writes that to `record`.
-    pub(in crate::lifecycle) fn attach(
+    pub(crate) fn attach(
         mount_point: &Path,
         plan: &MountPlan,
         lock: MountLock,
@@ -93,7 +93,7 @@ impl Mounted {
 
     /// A mount that another process made. `directory` is the directory to remove, if this process
     /// created it, and `lock` holds its record.
-    pub(in crate::lifecycle) fn by_another_process(
+    pub(crate) fn by_another_process(
         plan: &MountPlan,
         directory: Option<OwnedDirectory>,
         lock: Option<(MountLock, Record)>,
@@ -107,12 +107,12 @@ impl Mounted {
         Self { mount_point, parts: Mutex::new(Some(parts)), removed, detached }
     }
 
-    pub(in crate::lifecycle) fn mount_point(&self) -> &Path {
+    pub(crate) fn mount_point(&self) -> &Path {
         &self.mount_point
     }
 
     /// The daemons that share a cache budget with this one.
-    pub(in crate::lifecycle) fn peers(&self) -> Option<Peers> {
+    pub(crate) fn peers(&self) -> Option<Peers> {
         let parts = self.parts.lock();
         let (lock, _) = parts.as_ref()?.lock.as_ref()?;
         Peers::of(lock).unwrap_or_else(|error| {
@@ -123,7 +123,7 @@ impl Mounted {
 
     /// Touches the record so that it is not removed for its age, and creates it again if it was
     /// removed. Returns a new socket if the old one was removed as well.
-    pub(in crate::lifecycle) fn keep_fresh(&self) -> Option<UnixListener> {
+    pub(crate) fn keep_fresh(&self) -> Option<UnixListener> {
         match &mut *self.parts.lock() {
             Some(Parts { attached: Some(_), lock: Some((lock, record)), .. }) => {
                 lock.keep_fresh(record).then(|| lock.listen().ok()).flatten()
@@ -132,31 +132,31 @@ impl Mounted {
         }
     }
 
-    pub(in crate::lifecycle) fn archives(&self) -> Option<Vec<PathBuf>> {
+    pub(crate) fn archives(&self) -> Option<Vec<PathBuf>> {
         let parts = self.parts.lock();
         let (_, record) = parts.as_ref()?.lock.as_ref()?;
         Some(record.archives.clone())
     }
 
-    pub(in crate::lifecycle) fn record_directory(&self) -> Option<PathBuf> {
+    pub(crate) fn record_directory(&self) -> Option<PathBuf> {
         let parts = self.parts.lock();
         let (lock, _) = parts.as_ref()?.lock.as_ref()?;
         Some(lock.record_directory().to_owned())
     }
 
     /// The number of its device; `None` if this process did not mount it.
-    pub(in crate::lifecycle) fn device_number(&self) -> Option<u64> {
+    pub(crate) fn device_number(&self) -> Option<u64> {
         self.parts.lock().as_ref()?.attached.as_ref()?.entry().device_number()
     }
 
-    pub(in crate::lifecycle) fn end_direct_reads(&self) {
+    pub(crate) fn end_direct_reads(&self) {
         if let Some(parts) = &*self.parts.lock() {
             parts.direct.as_deref().map(State::end);
         }
     }
 
     /// Ends direct reads by `state` before the mount ends.
-    pub(in crate::lifecycle) fn end_with_it(&self, state: &Arc<State>) {
+    pub(crate) fn end_with_it(&self, state: &Arc<State>) {
         match &mut *self.parts.lock() {
             Some(parts) => parts.direct = Some(Arc::clone(state)),
             None => state.end(),
@@ -164,7 +164,7 @@ impl Mounted {
     }
 
     /// Whether another process unmounted it. Files may still be open.
-    pub(in crate::lifecycle) fn was_unmounted_by_others(&self) -> bool {
+    pub(crate) fn was_unmounted_by_others(&self) -> bool {
         match &*self.parts.lock() {
             Some(Parts { attached: Some(attached), .. }) => !attached.is_there().unwrap_or(true),
             _ => false,
@@ -172,7 +172,7 @@ impl Mounted {
     }
 
     /// Whether something is mounted over it, so that it cannot be unmounted yet.
-    pub(in crate::lifecycle) fn is_covered(&self) -> bool {
+    pub(crate) fn is_covered(&self) -> bool {
         match &*self.parts.lock() {
             Some(Parts { attached: Some(attached), .. }) => attached.is_covered().unwrap_or(false),
             _ => false,
@@ -180,7 +180,7 @@ impl Mounted {
     }
 
     /// Unmounts and clears up, unless the mount is in use.
-    pub(in crate::lifecycle) fn unmount_if_idle(&self) -> Result<()> {
+    pub(crate) fn unmount_if_idle(&self) -> Result<()> {
         if let Some(parts) = &mut *self.parts.lock() {
             parts.note_ending(true);
             let direct = parts.direct.as_deref();
@@ -198,13 +198,13 @@ impl Mounted {
         Ok(())
     }
 
-    pub(in crate::lifecycle) fn is_attached(&self) -> bool {
+    pub(crate) fn is_attached(&self) -> bool {
         self.parts.lock().as_ref().is_some_and(|parts| parts.attached.is_some())
     }
 
     /// Unmounts, lazily if the mount is in use, and removes everything else that was created. Does
     /// nothing the second time. If another process mounted, that process unmounts.
-    pub(in crate::lifecycle) fn clear_up(&self) {
+    pub(crate) fn clear_up(&self) {
         let parts = self.parts.lock().take();
         if let Some(record) = parts.and_then(Parts::remove_all) {
             *self.removed.lock() = Some(record);
@@ -314,7 +314,7 @@ fn source(archives: &[PathBuf]) -> PathBuf {
 /// The hook lives as long as the process, so it must not keep the mount from being dropped. It
 /// replaces the default hook, which takes a lock to print the backtrace. Without memory for the
 /// backtrace that hook panics again, and waits for its lock for ever.
-pub(in crate::lifecycle) fn unmount_on_panic(mount: Weak<Mounted>) {
+pub(crate) fn unmount_on_panic(mount: Weak<Mounted>) {
     let is_unmounting = AtomicBool::new(false);
     std::panic::set_hook(Box::new(move |panic| {
         // Other threads often panic for the same reason. The first one unmounts. If another thread

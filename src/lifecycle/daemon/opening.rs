@@ -10,7 +10,7 @@ use crate::sync::Arc;
 use crate::vfs::{Tree, View, list_root};
 
 /// The options that say what the archives of `plan` contain, and its cache budget.
-pub(in crate::lifecycle) fn options(plan: &MountPlan) -> OpenOptions {
+pub(crate) fn options(plan: &MountPlan) -> OpenOptions {
     OpenOptions {
         offset: plan.offset,
         cache_bytes: cache_bytes(plan.cache_bytes),
@@ -35,7 +35,7 @@ pub fn open_to_read(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tre
 }
 
 /// The part of `tree`, the archives of `plan`, that the plan shows.
-pub(in crate::lifecycle) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Result<Arc<dyn Tree>> {
+pub(crate) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Result<Arc<dyn Tree>> {
     View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
         Some(first) => error.within(first.display()),
         None => error,
@@ -43,7 +43,7 @@ pub(in crate::lifecycle) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Resul
 }
 
 /// Lists the root of `tree`, so that no mount is reported as ready in which `ls` fails.
-pub(in crate::lifecycle) fn check_root(plan: &MountPlan, tree: &dyn Tree) -> Result<()> {
+pub(crate) fn check_root(plan: &MountPlan, tree: &dyn Tree) -> Result<()> {
     match list_root(tree) {
         Err(error) if error.is_damage() && plan.partial => {
             log::error!("{}", crate::log::text_of(&error));

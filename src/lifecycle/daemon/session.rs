@@ -29,7 +29,7 @@ const SPARE: usize = 32;
 ///
 /// Fails with `Io` if the kernel and fuser do not agree on the protocol, or too few threads can be
 /// started.
-pub(in crate::lifecycle) fn start(
+pub(crate) fn start(
     filesystem: ArchiveFilesystem,
     connection: OwnedFd,
     shape: SessionShape,
@@ -92,7 +92,7 @@ fn threads(wanted: usize) -> Result<usize> {
 }
 
 /// How many descriptors a mount needs if each of `threads` has its own.
-pub(in crate::lifecycle) fn descriptors(threads: usize) -> usize {
+pub(crate) fn descriptors(threads: usize) -> usize {
     threads.saturating_add(SPARE)
 }
 

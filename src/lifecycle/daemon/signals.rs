@@ -30,7 +30,7 @@ use signal_hook::flag;
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::os::kernel_file;
-pub(in crate::lifecycle) use crate::os::raw_signals::ENDING;
+pub(crate) use crate::os::raw_signals::ENDING;
 use crate::os::raw_signals::{self, Mask};
 use crate::os::signal_receiver::SignalReceiver;
 
@@ -57,15 +57,15 @@ const SENT_BY_SLURM: [i32; 4] = [SIGTERM, SIGHUP, SIGINT, SIGCONT];
 
 /// What happened since the last call of `WakeSources::take`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::lifecycle) struct WakeEvents {
+pub(crate) struct WakeEvents {
     /// Number of signals that asked for an end within the grace period.
-    pub(in crate::lifecycle) end_requests: usize,
-    pub(in crate::lifecycle) end_now: bool,
-    pub(in crate::lifecycle) session_ended: bool,
+    pub(crate) end_requests: usize,
+    pub(crate) end_now: bool,
+    pub(crate) session_ended: bool,
 }
 
 #[derive(Debug)]
-pub(in crate::lifecycle) struct WakeSources {
+pub(crate) struct WakeSources {
     received: SignalReceiver,
     pipe: PipeReader,
     interrupted: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ pub(in crate::lifecycle) struct WakeSources {
 
 /// Notifies the daemon that its session has ended.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct SessionEnd(PipeWriter);
+pub(crate) struct SessionEnd(PipeWriter);
 
 /// Bytes written for SIGINT, for the end of the session, and to make the daemon check everything.
 const AT_ONCE: u8 = b'i';
@@ -83,7 +83,7 @@ const CHECK: u8 = b'l';
 
 /// What to do with signals that this process was started to ignore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum Ignored {
+pub(crate) enum Ignored {
     /// Keep ignoring them, as nohup and shells want.
     Stay,
     /// Handle them: a daemon does not belong to the process that ignored them.
@@ -103,7 +103,7 @@ pub fn leave_to_system_calls() {
 }
 
 /// Signals that would end a process and do not ask archfs to end.
-pub(in crate::lifecycle) fn others() -> impl Iterator<Item = i32> {
+pub(crate) fn others() -> impl Iterator<Item = i32> {
     OTHERS.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX())
 }
 
@@ -128,26 +128,26 @@ pub fn receive_in_order() {
 
 /// The signals that this process ignores now.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::lifecycle) struct IgnoredNow(u64);
+pub(crate) struct IgnoredNow(u64);
 
 impl IgnoredNow {
-    pub(in crate::lifecycle) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let mask = kernel_file::own_status("SigIgn");
         Self(mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0))
     }
 
-    pub(in crate::lifecycle) fn has(self, signal: i32) -> bool {
+    pub(crate) fn has(self, signal: i32) -> bool {
         signal.checked_sub(1).is_some_and(|bit| self.0 >> bit & 1 == 1)
     }
 }
 
 /// Whether this process ignores `signal` now.
-pub(in crate::lifecycle) fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     IgnoredNow::read().has(signal)
 }
 
 /// Starts to receive signals, which then no longer end this process by themselves.
-pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
+pub(crate) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
     let handles = |signal| ignored == Ignored::AreHandled || !is_ignored(signal);
     let failed = |error| Error::io("signal handlers: cannot be installed", error);
     let (reader, writer) = io::pipe().map_err(failed)?;
@@ -175,12 +175,12 @@ pub(in crate::lifecycle) fn watch(ignored: Ignored) -> Result<(WakeSources, Sess
 }
 
 impl WakeSources {
-    pub(in crate::lifecycle) fn watched(&self) -> [PollFd<'_>; 2] {
+    pub(crate) fn watched(&self) -> [PollFd<'_>; 2] {
         [self.received.watched(), PollFd::new(&self.pipe, PollFlags::IN)]
     }
 
     /// What happened since the last call. Does not wait. `script` is the state of the batch script.
-    pub(in crate::lifecycle) fn take(&mut self, script: Script) -> WakeEvents {
+    pub(crate) fn take(&mut self, script: Script) -> WakeEvents {
         let mut bytes = [0; 64];
         let count = self.pipe.read(&mut bytes).unwrap_or(0);
         let bytes = bytes.get(..count).unwrap_or_default();
@@ -206,7 +206,7 @@ impl WakeSources {
 
 impl SessionEnd {
     /// A function that wakes the daemon without an event, so that it checks everything.
-    pub(in crate::lifecycle) fn waker(&self) -> Result<impl Fn() + Send + Sync + 'static> {
+    pub(crate) fn waker(&self) -> Result<impl Fn() + Send + Sync + 'static> {
         let writer = self.0.try_clone();
         let writer = writer.map_err(|error| {
             Error::io("wake-up pipe of the daemon: cannot be duplicated", error)
@@ -216,7 +216,7 @@ impl SessionEnd {
         })
     }
 
-    pub(in crate::lifecycle) fn notify(mut self) {
+    pub(crate) fn notify(mut self) {
         // Nothing reads this any more if the daemon is exiting.
         let _ = self.0.write_all(&[SESSION_ENDED]);
     }

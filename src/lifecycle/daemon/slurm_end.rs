@@ -38,7 +38,7 @@ enum Sender {
 
 /// State of the batch script, as far as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum Script {
+pub(crate) enum Script {
     Runs,
     Ended,
     /// It runs on another node, or this process does not know which process it is.
@@ -46,23 +46,23 @@ pub(in crate::lifecycle) enum Script {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::lifecycle) struct SlurmEnd {
+pub(crate) struct SlurmEnd {
     continued: Option<Instant>,
 }
 
 impl SlurmEnd {
     /// `None` outside of a Slurm job.
-    pub(in crate::lifecycle) fn watch() -> Option<Self> {
+    pub(crate) fn watch() -> Option<Self> {
         Self::is_in_job().then(Self::default)
     }
 
-    pub(in crate::lifecycle) fn is_in_job() -> bool {
+    pub(crate) fn is_in_job() -> bool {
         std::env::var_os("SLURM_JOB_ID").is_some()
     }
 
     /// Whether this signal means that the job ends. SIGCONT alone does not, because Slurm also
     /// sends it to resume a job.
-    pub(in crate::lifecycle) fn means_end(&mut self, arrival: Arrival, script: Script) -> bool {
+    pub(crate) fn means_end(&mut self, arrival: Arrival, script: Script) -> bool {
         let now = Instant::now();
         if arrival.signal == SIGCONT {
             self.continued = Some(now);
@@ -88,7 +88,7 @@ impl SlurmEnd {
 
 impl Script {
     /// The state of the script `process`, if this process knows it.
-    pub(in crate::lifecycle) fn of(process: Option<ProcessId>) -> Self {
+    pub(crate) fn of(process: Option<ProcessId>) -> Self {
         match process {
             Some(process) if process.is_alive() => Self::Runs,
             Some(_) => Self::Ended,
@@ -132,7 +132,7 @@ const SCONTROL_LIMIT: Duration = Duration::from_secs(10);
 /// It is read from slurm.conf, which is cheap. If the nodes do not have that file, scontrol is
 /// asked. Either may hang, so a thread does it while the mount is served.
 #[derive(Debug, Default)]
-pub(in crate::lifecycle) struct KillWait {
+pub(crate) struct KillWait {
     answer: Arc<OnceLock<Duration>>,
     scontrol: Running,
 }
@@ -142,7 +142,7 @@ type Running = Arc<Mutex<Option<Child>>>;
 
 impl KillWait {
     /// In a Slurm job, looks up KillWait in the background and calls `answered` once it is known.
-    pub(in crate::lifecycle) fn look_up(answered: impl FnOnce() + Send + 'static) -> Self {
+    pub(crate) fn look_up(answered: impl FnOnce() + Send + 'static) -> Self {
         let kill_wait = Self::default();
         if !SlurmEnd::is_in_job() {
             return kill_wait;
@@ -160,7 +160,7 @@ impl KillWait {
     }
 
     /// `None` if it is not known, or not yet.
-    pub(in crate::lifecycle) fn get(&self) -> Option<Duration> {
+    pub(crate) fn get(&self) -> Option<Duration> {
         self.answer.get().copied()
     }
 }

@@ -31,7 +31,7 @@ use crate::units::format_duration;
 /// A mount of this process. Dropping it detaches it lazily. If the mount is not in use, that equals
 /// a plain unmount; if it is, no second call of fusermount is needed.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Attached {
+pub(crate) struct Attached {
     mount_point: PathBuf,
     covered: Covered,
     entry: MountEntry,
@@ -64,7 +64,7 @@ impl Attached {
     /// in the mount table. Returns the daemon's end of the connection.
     ///
     /// Fails with `CannotMount` if the node, the user or the mount point does not allow it; `Io`.
-    pub(in crate::lifecycle) fn new(
+    pub(crate) fn new(
         mount_point: &Path,
         source: &Path,
         restrictions: Restrictions,
@@ -94,12 +94,12 @@ impl Attached {
     }
 
     /// Its entry in mountinfo when it was attached.
-    pub(in crate::lifecycle) fn entry(&self) -> &MountEntry {
+    pub(crate) fn entry(&self) -> &MountEntry {
         &self.entry
     }
 
     /// Whether it is still mounted; another process may have unmounted it.
-    pub(in crate::lifecycle) fn is_there(&self) -> Result<bool> {
+    pub(crate) fn is_there(&self) -> Result<bool> {
         Ok(self.current_entry()?.is_some())
     }
 
@@ -124,7 +124,7 @@ impl Attached {
     }
 
     /// Whether another mount covers it, which must be unmounted first.
-    pub(in crate::lifecycle) fn is_covered(&self) -> Result<bool> {
+    pub(crate) fn is_covered(&self) -> Result<bool> {
         let Some(current) = self.current_entry()? else {
             return Ok(false);
         };
@@ -136,7 +136,7 @@ impl Attached {
     }
 
     /// Detaches it, if it is still mounted, at its current path.
-    pub(in crate::lifecycle) fn detach(&self, how: Detach) -> Result<()> {
+    pub(crate) fn detach(&self, how: Detach) -> Result<()> {
         let mut before = self.current_entry()?;
         for _ in 0..RENAMES_MAX {
             let Some(entry) = before else {
@@ -200,7 +200,7 @@ impl Drop for Attached {
 ///
 /// Fails with `Busy` if `how` is `IfIdle` and the mount is in use, or if another mount covers it;
 /// `Io`.
-pub(in crate::lifecycle) fn detach(entry: &MountEntry, how: Detach) -> Result<()> {
+pub(crate) fn detach(entry: &MountEntry, how: Detach) -> Result<()> {
     let mount_point = entry.mount_point.as_path();
     match mountinfo::topmost(mount_point)? {
         Some(topmost) if MountId::of(&topmost) == MountId::of(entry) => {}
@@ -283,7 +283,7 @@ fn detach_moved(directory: &Directory) {
 
 /// Mounts at `mount_point` in the mount namespace of this process, which must have the right to.
 /// Returns the daemon's end of the connection.
-pub(in crate::lifecycle) fn mount_here(
+pub(crate) fn mount_here(
     mount_point: &Path,
     source: &Path,
     restrictions: Restrictions,
@@ -300,7 +300,7 @@ fn log_mounted(mount_point: &Path, how: &str, start: Instant) {
 }
 
 /// Detaches lazily what `mount_here` mounted.
-pub(in crate::lifecycle) fn detach_here(mount_point: &Path) -> Result<()> {
+pub(crate) fn detach_here(mount_point: &Path) -> Result<()> {
     let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
     unmount_in_parent(mount_point, flags, |_| true)
         .map_err(|error| cannot_unmount(mount_point, error))
@@ -319,7 +319,7 @@ fn directory_at(mount_point: &Path) -> io::Result<Directory> {
 /// Whether to try mount(2) and umount(2) first. Root always does: if it lacks the capability, as in
 /// a container, the error says so. Another user has the capability in a user namespace that a
 /// container runtime made.
-pub(in crate::lifecycle) fn may_mount_directly() -> bool {
+pub(crate) fn may_mount_directly() -> bool {
     let has_capability =
         || capabilities(None).map(|own| own.effective.contains(CapabilitySet::SYS_ADMIN));
     geteuid().is_root() || has_capability().unwrap_or(false)
@@ -425,7 +425,7 @@ fn mount_directly(
 }
 
 /// A duplicate of `lock`, for another process.
-pub(in crate::lifecycle) fn duplicate(lock: &impl AsFd) -> Result<OwnedFd> {
+pub(crate) fn duplicate(lock: &impl AsFd) -> Result<OwnedFd> {
     let duplicate = lock.as_fd().try_clone_to_owned();
     duplicate.map_err(|error| Error::io("cannot duplicate a lock", error))
 }

@@ -37,7 +37,7 @@ pub fn resolve_descriptors(mut plan: MountPlan) -> Result<MountPlan> {
 }
 
 /// The descriptors that the daemon of `plan` needs, as `resolve_descriptors` left them.
-pub(in crate::lifecycle) fn kept(plan: &MountPlan) -> Vec<RawFd> {
+pub(crate) fn kept(plan: &MountPlan) -> Vec<RawFd> {
     let paths = plan.archives.iter().chain(&plan.index);
     paths.filter_map(|path| path.strip_prefix(DIRECTORY).ok()?.to_str()?.parse().ok()).collect()
 }

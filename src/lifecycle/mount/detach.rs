@@ -14,12 +14,12 @@ pub enum Detach {
 }
 
 /// The error for a mount in use.
-pub(in crate::lifecycle) fn busy(mount_point: &Path) -> Error {
+pub(crate) fn busy(mount_point: &Path) -> Error {
     busy_with(format!("{}: in use", mount_point.display()))
 }
 
 /// The error for a mount in use, with the daemon's description `why`.
-pub(in crate::lifecycle) fn busy_with(why: String) -> Error {
+pub(crate) fn busy_with(why: String) -> Error {
     Error::new(Kind::Busy, why).with_hint(
         "close its files and leave its directories (fuser -vm lists the processes), or use --lazy",
     )

@@ -66,7 +66,7 @@ const START_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Mounts at `mount_point` with the helper, which holds `lock` while it runs. Returns the daemon's
 /// end of the connection.
-pub(in crate::lifecycle) fn mount(
+pub(crate) fn mount(
     mount_point: &Path,
     source: &Path,
     restrictions: Restrictions,
@@ -110,7 +110,7 @@ pub(in crate::lifecycle) fn mount(
 }
 
 /// Unmounts `mount_point` with the helper.
-pub(in crate::lifecycle) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
+pub(crate) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
     let helper = Helper::find()?;
     let before = mountinfo::topmost(mount_point)?;
     for _ in 0..ATTEMPTS {
@@ -181,14 +181,14 @@ fn options(source: &Path, restrictions: Restrictions) -> OsString {
 
 /// The helper of this node.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct Helper {
-    pub(in crate::lifecycle) path: PathBuf,
-    pub(in crate::lifecycle) is_set_uid: bool,
+pub(crate) struct Helper {
+    pub(crate) path: PathBuf,
+    pub(crate) is_set_uid: bool,
 }
 
 impl Helper {
     /// The first helper that is set-user-ID root or, if there is none, the first other one.
-    pub(in crate::lifecycle) fn find() -> Result<Self> {
+    pub(crate) fn find() -> Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         Self::find_in(&path, &DIRECTORIES.map(PathBuf::from))
     }
@@ -218,7 +218,7 @@ impl Helper {
     }
 
     /// A command that runs the helper; without environment if it is set-uid.
-    pub(in crate::lifecycle) fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         if self.is_set_uid {
             command.env_clear();
@@ -288,7 +288,7 @@ fn is_set_uid_root(file: &Path) -> bool {
 /// Checks the device before the helper does, whose message about it is terse.
 ///
 /// Fails with `CannotMount` if this user may not open /dev/fuse, or it is another file.
-pub(in crate::lifecycle) fn check_device() -> Result<()> {
+pub(crate) fn check_device() -> Result<()> {
     use rustix::fs::{Access, access};
     access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).map_err(device::no_device)?;
     match fs::metadata("/dev/fuse") {

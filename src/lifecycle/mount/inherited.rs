@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 
 /// The number in a path such as `/dev/fd/3`. libfuse 3 and container runtimes use such a path for a
 /// connection that is already mounted.
-pub(in crate::lifecycle) fn number(path: &Path) -> Option<RawFd> {
+pub(crate) fn number(path: &Path) -> Option<RawFd> {
     path.to_str()?.strip_prefix("/dev/fd/")?.parse().ok().filter(|number| *number >= 0)
 }
 
@@ -27,7 +27,7 @@ const DEVICE: (u32, u32) = (10, 229);
 ///
 /// Fails with `NotFound` if it is not open; `InvalidInput` if it is not the FUSE device. On another
 /// file the daemon might wait for requests for ever.
-pub(in crate::lifecycle) fn connection(number: RawFd) -> Result<OwnedFd> {
+pub(crate) fn connection(number: RawFd) -> Result<OwnedFd> {
     let duplicate = duplicate(number)?;
     let is_fuse = fstat(&duplicate).is_ok_and(|found| is_device(found.st_mode, found.st_rdev));
     if !is_fuse {
@@ -38,13 +38,13 @@ pub(in crate::lifecycle) fn connection(number: RawFd) -> Result<OwnedFd> {
 }
 
 /// Whether a file with this mode and device number is the FUSE device.
-pub(in crate::lifecycle) fn is_device(mode: u32, device: u64) -> bool {
+pub(crate) fn is_device(mode: u32, device: u64) -> bool {
     FileType::from_raw_mode(mode) == FileType::CharacterDevice
         && (major(device), minor(device)) == DEVICE
 }
 
 /// A duplicate of the descriptor `number`, which was inherited.
-pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
+pub(crate) fn duplicate(number: RawFd) -> Result<OwnedFd> {
     let is_open = fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
     let not_open = || Error::new(Kind::NotFound, format!("/dev/fd/{number}: descriptor not open"));
     if !is_open {
@@ -59,7 +59,7 @@ pub(in crate::lifecycle) fn duplicate(number: RawFd) -> Result<OwnedFd> {
 /// Closes the descriptors that this process inherited, except standard input, output and error, and
 /// those in `kept`. One that this process opened itself stays: it would be closed on execve(2), so
 /// it cannot have been inherited.
-pub(in crate::lifecycle) fn close_all(kept: &[RawFd]) {
+pub(crate) fn close_all(kept: &[RawFd]) {
     let Ok(listing) = fs::read_dir("/proc/self/fd") else {
         return;
     };

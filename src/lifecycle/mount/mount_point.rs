@@ -19,7 +19,7 @@ use crate::os::trust;
 ///
 /// Fails with `Busy` if the directory is not empty; `NotADirectory`; `NotFound` if its parent is
 /// missing; `Io`; any error of `before`.
-pub(in crate::lifecycle) fn prepare(
+pub(crate) fn prepare(
     mount_point: &Path,
     covers_files: bool,
     before: &mut dyn FnMut() -> Result<()>,
@@ -29,7 +29,7 @@ pub(in crate::lifecycle) fn prepare(
 
 /// Like `prepare`, for a mount in a private namespace. Only such a mount may cover another mount:
 /// then there is no directory to check or to remove, and the result is `None`.
-pub(in crate::lifecycle) fn prepare_in_namespace(
+pub(crate) fn prepare_in_namespace(
     mount_point: &Path,
     covers_files: bool,
     before: &mut dyn FnMut() -> Result<()>,
@@ -63,7 +63,7 @@ enum AllowedOwner {
 }
 
 /// The error for a mount point at which `entry` is mounted.
-pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Error {
+pub(crate) fn taken(mount_point: &Path, entry: &MountEntry) -> Error {
     let context = format!("{}: {} is mounted here", mount_point.display(), entry.describe());
     Error::new(Kind::Busy, context).with_hint(match entry.is_fuse() {
         true => "choose another mount point, or unmount that first",
@@ -78,7 +78,7 @@ pub(in crate::lifecycle) fn taken(mount_point: &Path, entry: &MountEntry) -> Err
 ///
 /// Fails with `NotFound` if the parent does not exist; `Usage` for the root directory and
 /// descriptors.
-pub(in crate::lifecycle) fn locate(path: &Path) -> Result<PathBuf> {
+pub(crate) fn locate(path: &Path) -> Result<PathBuf> {
     let given = path.display();
     if path == Path::new("/") {
         return Err(Error::new(Kind::Usage, "/: the root directory cannot be the mount point"));

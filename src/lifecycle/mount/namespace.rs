@@ -18,7 +18,7 @@ use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 use crate::error::{Error, Kind, Result, reason};
 
 /// Moves this process into a new mount namespace. Call it before any thread is started.
-pub(in crate::lifecycle) fn enter() -> Result<()> {
+pub(crate) fn enter() -> Result<()> {
     // A small stack limit makes `cli` use a second thread, which cannot move the process.
     if gettid() != getpid() {
         let context = "cannot mount in a namespace: the stack limit is too low";

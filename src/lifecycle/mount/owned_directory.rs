@@ -45,7 +45,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 /// One use of a directory as a mount point. Dropping the last use removes the directory, if archfs
 /// created it.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct OwnedDirectory {
+pub(crate) struct OwnedDirectory {
     /// `None` if this user may not open it, because it belongs to another user, or if it is on
     /// autofs.
     directory: Option<File>,
@@ -54,7 +54,7 @@ pub(in crate::lifecycle) struct OwnedDirectory {
 impl OwnedDirectory {
     /// Creates the directory `path` (0700), or uses an existing one; returns whether it was
     /// created. Calls `before` before it creates one.
-    pub(in crate::lifecycle) fn create_or_use(
+    pub(crate) fn create_or_use(
         path: &Path,
         before: &mut dyn FnMut() -> Result<()>,
     ) -> Result<(Self, bool)> {
@@ -106,7 +106,7 @@ impl Drop for OwnedDirectory {
 
 /// Removes the directory `path` if archfs created it and no mount uses it; returns whether it did.
 /// `creation_start` is when a process that was killed was about to create it.
-pub(in crate::lifecycle) fn remove_unused(path: &Path, creation_start: Option<SystemTime>) -> bool {
+pub(crate) fn remove_unused(path: &Path, creation_start: Option<SystemTime>) -> bool {
     // A mount there hides the directory, and its daemon may never answer.
     if !matches!(mountinfo::topmost(path), Ok(None)) {
         return false;
@@ -120,7 +120,7 @@ pub(in crate::lifecycle) fn remove_unused(path: &Path, creation_start: Option<Sy
 
 /// Marks the directory `path` as created by archfs, if it is the one that a killed process was
 /// about to create at `creation_start`. The last mount that uses it then removes it.
-pub(in crate::lifecycle) fn adopt(path: &Path, creation_start: SystemTime) {
+pub(crate) fn adopt(path: &Path, creation_start: SystemTime) {
     if matches!(mountinfo::topmost(path), Ok(None))
         && let Ok(directory) = open_directory(path)
         && is_created_at(&directory, creation_start)
@@ -160,7 +160,7 @@ fn remove(directory: &File) -> bool {
 
 /// Whether the directory is on autofs, where an automounter creates and removes directories, and
 /// unmounts only while no process has the directory open.
-pub(in crate::lifecycle) fn is_on_autofs(directory: impl AsFd) -> bool {
+pub(crate) fn is_on_autofs(directory: impl AsFd) -> bool {
     fstatfs(directory).is_ok_and(|found| found.f_type as u64 == AUTOFS)
 }
 

@@ -37,10 +37,7 @@ const STALE_LOCK: &str = "stale.socket";
 /// directory that it created, and its record. Waits until the daemon has exited, at most until
 /// `deadline`. Then only the stale mounts are detached, and the process that mounts next removes
 /// the rest.
-pub(in crate::lifecycle) fn clean_up_after_exit(
-    mount_point: &Path,
-    deadline: Instant,
-) -> Result<()> {
+pub(crate) fn clean_up_after_exit(mount_point: &Path, deadline: Instant) -> Result<()> {
     detach_stale_unlocked(mount_point)?;
     match MountLock::wait_for(mount_point, deadline) {
         LockWait::Locked(lock) => lock.clean_up(mount_point),
@@ -64,7 +61,7 @@ pub(in crate::lifecycle) fn clean_up_after_exit(
 /// Takes the lock while it detaches, so that no other process mounts there after the check. If a
 /// killed daemon that has not exited still holds the lock, detaches without it, because no other
 /// process can mount there either.
-pub(in crate::lifecycle) fn detach_stale_unlocked(mount_point: &Path) -> Result<bool> {
+pub(crate) fn detach_stale_unlocked(mount_point: &Path) -> Result<bool> {
     let mut was_mounted = false;
     while let MountState::Stale(entry) = mount_state(mount_point)? {
         match MountLock::try_acquire_existing(mount_point) {
@@ -81,10 +78,7 @@ pub(in crate::lifecycle) fn detach_stale_unlocked(mount_point: &Path) -> Result<
 impl MountLock {
     /// Detaches the stale mounts at `mount_point`, of which this is the lock, so no daemon serves
     /// them. Returns the first mount found there that is not stale.
-    pub(in crate::lifecycle) fn detach_stale(
-        &self,
-        mount_point: &Path,
-    ) -> Result<Option<MountEntry>> {
+    pub(crate) fn detach_stale(&self, mount_point: &Path) -> Result<Option<MountEntry>> {
         while let Some(entry) = mounted_at(mount_point)? {
             let is_stale =
                 entry.may_unmount() && probe::is_stale(mount_point, &entry, PROBE_TIMEOUT);
@@ -101,7 +95,7 @@ impl MountLock {
     /// Removes everything that a daemon has left at `mount_point`, of which this is the lock: stale
     /// mounts, the directory that it created, and at last the record, which frees the lock. The
     /// directory stays if something else is mounted on it.
-    pub(in crate::lifecycle) fn clean_up(self, mount_point: &Path) -> Result<()> {
+    pub(crate) fn clean_up(self, mount_point: &Path) -> Result<()> {
         if self.detach_stale(mount_point)?.is_none() {
             owned_directory::remove_unused(mount_point, self.directory_creation_start());
         }
@@ -129,7 +123,7 @@ fn detach_one(entry: &MountEntry) -> Result<()> {
 /// private mounts, and of mounts in another namespace. Marks a directory that such a daemon was
 /// about to create as created by archfs. A daemon that was killed before it wrote anything leaves
 /// an empty record; for a private mount, the file name still identifies the mount point.
-pub(in crate::lifecycle) fn remove_ended_records(mount_point: &Path) {
+pub(crate) fn remove_ended_records(mount_point: &Path) {
     let prefix = private_prefix(mount_point);
     for snapshot in RecordSnapshot::all_of(geteuid().as_raw()) {
         let is_of_the_mount_point = match &snapshot.record {
@@ -150,7 +144,7 @@ pub(in crate::lifecycle) fn remove_ended_records(mount_point: &Path) {
 
 /// Removes the sockets of this user that have no record and no listener, the libraries of `run
 /// --direct` if this user has no records, and then the record directories that are empty.
-pub(in crate::lifecycle) fn remove_orphan_sockets() {
+pub(crate) fn remove_orphan_sockets() {
     let all = RecordDirectory::all();
     let has_records = |directory: &RecordDirectory| !directory.names(RECORD_SUFFIX).is_empty();
     // A library may be in another directory than the records, if that one is mounted noexec.

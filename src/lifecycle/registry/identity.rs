@@ -21,7 +21,7 @@ use crate::url;
 use crate::vfs::ViewOptions;
 
 /// The record of a process that is about to mount as `plan` says.
-pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -> Result<Record> {
+pub(crate) fn first_record(mount_point: &Path, plan: &MountPlan) -> Result<Record> {
     Ok(Record {
         process: ProcessId::own()?,
         mount: None,
@@ -36,7 +36,7 @@ pub(in crate::lifecycle) fn first_record(mount_point: &Path, plan: &MountPlan) -
 }
 
 /// The archives of `plan` as absolute paths without symbolic links.
-pub(in crate::lifecycle) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
+pub(crate) fn real_paths(plan: &MountPlan) -> Vec<PathBuf> {
     let real = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     plan.archives.iter().map(real).collect()
 }
@@ -52,7 +52,7 @@ pub(super) fn identity(plan: &MountPlan) -> String {
 
 /// The name of a directory in which `plan` is shown. It is equal for all processes of a job on all
 /// nodes whose plans show the same.
-pub(in crate::lifecycle) fn name_on_all_nodes(plan: &MountPlan) -> String {
+pub(crate) fn name_on_all_nodes(plan: &MountPlan) -> String {
     let job = batch_job::current().map(|(_, id)| id).unwrap_or_default();
     let key = format!("{job} {}", identity_on_all_nodes(plan));
     format!("archfs-{}-{:016x}", geteuid().as_raw(), xxh3_64(key.as_bytes()))

@@ -43,7 +43,7 @@ const SILENT_END_TIMEOUT: Duration = Duration::from_secs(30);
 const EXPLAIN_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(in crate::lifecycle) enum JoinOutcome {
+pub(crate) enum JoinOutcome {
     /// A lease on the requested mount, which is live.
     Joined(Client, Record),
     /// The lock of the mount point, where nothing is mounted.
@@ -52,10 +52,7 @@ pub(in crate::lifecycle) enum JoinOutcome {
 
 /// Joins the mount of `plan` at `mount_point`, or locks the mount point for it. Detaches a stale
 /// mount first.
-pub(in crate::lifecycle) fn join_or_lock(
-    mount_point: &Path,
-    plan: &MountPlan,
-) -> Result<JoinOutcome> {
+pub(crate) fn join_or_lock(mount_point: &Path, plan: &MountPlan) -> Result<JoinOutcome> {
     let record = first_record(mount_point, plan)?;
     let mut waiting = JoinWait::new(mount_point);
     loop {

@@ -31,7 +31,7 @@ use crate::lifecycle::mount::attach;
 use crate::os::record_directory::{RecordDirectory, chmod_0600, open_0600};
 
 /// How often to retry a lock that another process holds.
-pub(in crate::lifecycle) const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
+pub(crate) const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long readers may keep a private mount from locking its new record file. Each locks it only
 /// for microseconds.
@@ -39,7 +39,7 @@ const PRIVATE_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lock of a mount point. It is free again when this and every duplicate is dropped.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct MountLock {
+pub(crate) struct MountLock {
     file: File,
     name: String,
     record_directory: RecordDirectory,
@@ -50,7 +50,7 @@ pub(in crate::lifecycle) struct MountLock {
 impl MountLock {
     /// Locks `record.mount_point`, unless another process holds the lock. A new file gets the
     /// content `record`; a file that a daemon has left behind keeps the record of that daemon.
-    pub(in crate::lifecycle) fn try_acquire(record: &Record) -> Result<Option<Self>> {
+    pub(crate) fn try_acquire(record: &Record) -> Result<Option<Self>> {
         let name = record_name(&record.mount_point);
         loop {
             let attempt = match RecordDirectory::containing(&name) {
@@ -70,7 +70,7 @@ impl MountLock {
 
     /// Locks a new record file for a private mount, or for one that is unmounted but still served.
     /// No other process shares that mount, so several may have the same mount point.
-    pub(in crate::lifecycle) fn acquire_private(record: &Record) -> Result<Self> {
+    pub(crate) fn acquire_private(record: &Record) -> Result<Self> {
         let name = private_record_name(record);
         let deadline = Instant::now() + PRIVATE_LOCK_TIMEOUT;
         loop {
@@ -110,7 +110,7 @@ impl MountLock {
 
     /// Waits, at most until `deadline`, for the lock of `mount_point`. Returns at once if there is
     /// no file.
-    pub(in crate::lifecycle) fn wait_for(mount_point: &Path, deadline: Instant) -> LockWait {
+    pub(crate) fn wait_for(mount_point: &Path, deadline: Instant) -> LockWait {
         let name = record_name(mount_point);
         loop {
             let Some(record_directory) = RecordDirectory::containing(&name) else {
@@ -167,7 +167,7 @@ impl MountLock {
     }
 
     /// The lock of `mount_point`, which the parent process passed on as `descriptor`.
-    pub(in crate::lifecycle) fn adopt(descriptor: OwnedFd, mount_point: &Path) -> Result<Self> {
+    pub(crate) fn adopt(descriptor: OwnedFd, mount_point: &Path) -> Result<Self> {
         let (file, name) = (File::from(descriptor), record_name(mount_point));
         for record_directory in RecordDirectory::all() {
             if is_named(&file, &record_directory.join(&name)) {
@@ -177,25 +177,25 @@ impl MountLock {
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
     }
 
-    pub(in crate::lifecycle) fn duplicate(&self) -> Result<OwnedFd> {
+    pub(crate) fn duplicate(&self) -> Result<OwnedFd> {
         attach::duplicate(self)
     }
 
     /// The record in the file; `None` if a process was killed while it wrote the record.
-    pub(in crate::lifecycle) fn record(&self) -> Option<Record> {
+    pub(crate) fn record(&self) -> Option<Record> {
         read_record(&self.file)
     }
 
     /// When the last daemon was about to create the directory at the mount point; `None` if it
     /// found one there.
-    pub(in crate::lifecycle) fn directory_creation_start(&self) -> Option<SystemTime> {
+    pub(crate) fn directory_creation_start(&self) -> Option<SystemTime> {
         // The daemon writes the record just before it creates the directory, and not again until it
         // has marked the directory as created by archfs.
         self.record().filter(|record| record.creates_directory)?;
         self.file.metadata().and_then(|found| found.modified()).ok()
     }
 
-    pub(in crate::lifecycle) fn write(&self, record: &Record) -> Result<()> {
+    pub(crate) fn write(&self, record: &Record) -> Result<()> {
         self.store(record)
             .map_err(|error| Error::io(format!("{}: cannot write", self.path().display()), error))
     }
@@ -206,12 +206,12 @@ impl MountLock {
         self.file.set_len(text.len().try_into().unwrap_or(u64::MAX))
     }
 
-    pub(in crate::lifecycle) fn record_directory(&self) -> &Path {
+    pub(crate) fn record_directory(&self) -> &Path {
         self.record_directory.path()
     }
 
     /// Listens on the socket of the mount point; replaces a socket that an earlier daemon has left.
-    pub(in crate::lifecycle) fn listen(&self) -> Result<UnixListener> {
+    pub(crate) fn listen(&self) -> Result<UnixListener> {
         let socket = self.socket();
         let _ = fs::remove_file(&socket);
         let listening = UnixListener::bind(&socket).and_then(|listener| {
@@ -224,7 +224,7 @@ impl MountLock {
     /// Updates the times of the files, so that no cleaner of /tmp removes them for their age. If
     /// the record file was removed, creates it again with `record`. Returns whether the socket was
     /// removed and the caller has to create it again.
-    pub(in crate::lifecycle) fn keep_fresh(&mut self, record: &Record) -> bool {
+    pub(crate) fn keep_fresh(&mut self, record: &Record) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let now = Timestamps { last_access: now, last_modification: now };
         let _ = futimens(&self.file, &now);
@@ -242,7 +242,7 @@ impl MountLock {
     }
 
     /// Removes the files and frees the lock.
-    pub(in crate::lifecycle) fn remove(self) {
+    pub(crate) fn remove(self) {
         // The record goes last: until then no other process can listen on the socket.
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_file(self.path());
@@ -265,7 +265,7 @@ impl AsFd for MountLock {
 }
 
 #[derive(Debug)]
-pub(in crate::lifecycle) enum LockWait {
+pub(crate) enum LockWait {
     Locked(MountLock),
     /// There is no record file, so no process holds the lock.
     NoFile,

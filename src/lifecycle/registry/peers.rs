@@ -22,7 +22,7 @@ const WATCHED: WatchFlags =
 
 /// The daemons that share a cache budget with this one.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Peers {
+pub(crate) struct Peers {
     job: String,
     directory: PathBuf,
     changes: OwnedFd,
@@ -34,7 +34,7 @@ impl Peers {
     /// The daemons that share a budget with the holder of `lock`; `None` if its record names no
     /// job. Watches only the directory of that record; `count` looks in all directories of this
     /// user on the node. If the record moves to another directory, call `renew_watch`.
-    pub(in crate::lifecycle) fn of(lock: &MountLock) -> Result<Option<Self>> {
+    pub(crate) fn of(lock: &MountLock) -> Result<Option<Self>> {
         let Some(job) = lock.record().and_then(|record| record.job) else {
             return Ok(None);
         };
@@ -55,7 +55,7 @@ impl Peers {
     /// Watches `directory`, which contains the record now, instead of the one before; returns
     /// whether it is another directory. A directory that was removed and created again at the same
     /// path is another one.
-    pub(in crate::lifecycle) fn renew_watch(&mut self, directory: &Path) -> bool {
+    pub(crate) fn renew_watch(&mut self, directory: &Path) -> bool {
         // The kernel returns the old watch if it watches that directory already.
         match inotify::add_watch(&self.changes, directory, WATCHED) {
             Ok(watch) if watch != self.watch => {
@@ -73,7 +73,7 @@ impl Peers {
     }
 
     /// The number of daemons that share the budget, including this one.
-    pub(in crate::lifecycle) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         let all = RecordSnapshot::all_on_node(Some(&self.directory), |_| true).into_iter();
         let shares = |snapshot: &RecordSnapshot| {
             let record = snapshot.record.as_ref().filter(|_| snapshot.was_locked);
@@ -83,19 +83,19 @@ impl Peers {
     }
 
     /// Becomes readable when the count may have changed.
-    pub(in crate::lifecycle) fn changes(&self) -> &OwnedFd {
+    pub(crate) fn changes(&self) -> &OwnedFd {
         &self.changes
     }
 
     /// Removes the watch. Returns the descriptor, which the caller should close last. The kernel
     /// frees a watch in the background, and close(2) waits for that: 13 ms on Linux 6.18.
-    pub(in crate::lifecycle) fn stop(self) -> OwnedFd {
+    pub(crate) fn stop(self) -> OwnedFd {
         let _ = inotify::remove_watch(&self.changes, self.watch);
         self.changes
     }
 
     /// Whether a record changed since the last call. Does not block.
-    pub(in crate::lifecycle) fn take_changes(&self) -> bool {
+    pub(crate) fn take_changes(&self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.changes, &mut buffer);
         let mut changed = false;
@@ -109,7 +109,7 @@ impl Peers {
 }
 
 /// Whether another daemon of this user on this node serves one of `archives`.
-pub(in crate::lifecycle) fn is_served_by_others(archives: &[PathBuf]) -> bool {
+pub(crate) fn is_served_by_others(archives: &[PathBuf]) -> bool {
     let own = ProcessId::own().ok();
     let serves = |record: Option<&Record>| {
         record.is_some_and(|record| {

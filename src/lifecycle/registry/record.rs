@@ -36,30 +36,30 @@ const WIDTH: usize = 48;
 
 /// The description of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct Record {
+pub(crate) struct Record {
     /// The daemon or, before that runs, the process that starts it. The lock shows whether it is
     /// alive, not this.
-    pub(in crate::lifecycle) process: ProcessId,
+    pub(crate) process: ProcessId,
     /// The mount; `None` until the daemon has mounted.
-    pub(in crate::lifecycle) mount: Option<MountId>,
+    pub(crate) mount: Option<MountId>,
     /// Whether the daemon creates, or has created, the directory at the mount point. Written just
     /// before it does.
-    pub(in crate::lifecycle) creates_directory: bool,
+    pub(crate) creates_directory: bool,
     /// Whether the daemon is unmounting, which may take the kernel seconds.
-    pub(in crate::lifecycle) is_ending: bool,
+    pub(crate) is_ending: bool,
     /// The node on which the daemon runs; nodes may share /tmp.
-    pub(in crate::lifecycle) node: String,
+    pub(crate) node: String,
     /// The job whose cache budget the daemon shares; `None` if it has its own.
-    pub(in crate::lifecycle) job: Option<String>,
+    pub(crate) job: Option<String>,
     /// Equal for mounts that show the same; see `identity`.
-    pub(in crate::lifecycle) identity: String,
-    pub(in crate::lifecycle) archives: Vec<PathBuf>,
-    pub(in crate::lifecycle) mount_point: PathBuf,
+    pub(crate) identity: String,
+    pub(crate) archives: Vec<PathBuf>,
+    pub(crate) mount_point: PathBuf,
 }
 
 impl Record {
     /// Whether the daemon runs, or ran, on this node.
-    pub(in crate::lifecycle) fn is_of_this_node(&self) -> bool {
+    pub(crate) fn is_of_this_node(&self) -> bool {
         self.node == node()
     }
 

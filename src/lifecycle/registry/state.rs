@@ -28,23 +28,23 @@ use crate::os::probe;
 use crate::os::record_directory::RecordDirectory;
 
 #[derive(Debug)]
-pub(in crate::lifecycle) struct RecordSnapshot {
+pub(crate) struct RecordSnapshot {
     record_directory: RecordDirectory,
     name: String,
     /// `None` if it was being written.
-    pub(in crate::lifecycle) record: Option<Record>,
+    pub(crate) record: Option<Record>,
     /// Whether the daemon, or the process that was starting it, was alive.
-    pub(in crate::lifecycle) was_locked: bool,
+    pub(crate) was_locked: bool,
 }
 
 impl RecordSnapshot {
     /// Reads the record file of user `uid` for `mount_point`, if there is one.
-    pub(in crate::lifecycle) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
+    pub(crate) fn of(mount_point: &Path, uid: u32) -> Option<Self> {
         let name = record_name(mount_point);
         Self::read(RecordDirectory::containing_of(uid, &name)?, &name, &|_| true)
     }
 
-    pub(in crate::lifecycle) fn all_of(uid: u32) -> Vec<Self> {
+    pub(crate) fn all_of(uid: u32) -> Vec<Self> {
         Self::all_in(RecordDirectory::all_of(uid), |_| true)
     }
 
@@ -90,7 +90,7 @@ impl RecordSnapshot {
 
     /// The mount of a daemon that has unmounted it but still serves, to processes that have files
     /// of it or another mount namespace; see `MountLock::acquire_private`.
-    pub(in crate::lifecycle) fn detached(&self) -> Option<(&Record, &MountId)> {
+    pub(crate) fn detached(&self) -> Option<(&Record, &MountId)> {
         let record = self.record.as_ref().filter(|record| record.is_ending && self.was_locked)?;
         let is_detached = is_private(&self.name) && record.is_of_this_node();
         record.mount.as_ref().filter(|_| is_detached).map(|mount| (record, mount))
@@ -106,15 +106,15 @@ impl RecordSnapshot {
     }
 
     /// Locks the file now, unless another process holds the lock or the file was removed.
-    pub(in crate::lifecycle) fn try_lock(&self) -> Option<MountLock> {
+    pub(crate) fn try_lock(&self) -> Option<MountLock> {
         MountLock::try_acquire_named(&self.record_directory, &self.name)
     }
 
-    pub(in crate::lifecycle) fn connect(&self) -> Option<Client> {
+    pub(crate) fn connect(&self) -> Option<Client> {
         Client::connect(&self.socket()).ok()
     }
 
-    pub(in crate::lifecycle) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.record_directory.join(&socket_name(&self.name))
     }
 }
@@ -122,7 +122,7 @@ impl RecordSnapshot {
 /// The state of a mount point. Its record file is the one of a shared mount; private mounts have
 /// others. Only a mount of type fuse.archfs of this user counts as ours; for root, one of any user.
 #[derive(Debug)]
-pub(in crate::lifecycle) enum MountState {
+pub(crate) enum MountState {
     /// Nothing is mounted, and the record file is not locked.
     Free,
     /// The record file is locked, and no mount belongs to it yet. Its process is opening archives,
@@ -146,19 +146,19 @@ pub(in crate::lifecycle) enum MountState {
 
 impl MountState {
     /// Whether there is a mount, of any type or user, that is neither stale nor being unmounted.
-    pub(in crate::lifecycle) fn is_mounted(&self) -> bool {
+    pub(crate) fn is_mounted(&self) -> bool {
         matches!(self, Self::Alive(..) | Self::Unrecorded(_) | Self::Foreign(_))
     }
 }
 
 /// The state of `mount_point`, an absolute path without symbolic links.
-pub(in crate::lifecycle) fn mount_state(mount_point: &Path) -> Result<MountState> {
+pub(crate) fn mount_state(mount_point: &Path) -> Result<MountState> {
     mount_state_within(mount_point, PROBE_TIMEOUT)
 }
 
 /// Like `mount_state`, but waits at most `probe_timeout` for the answer of a mount without a locked
 /// record file: for callers that retry.
-pub(in crate::lifecycle) fn mount_state_within(
+pub(crate) fn mount_state_within(
     mount_point: &Path,
     probe_timeout: Duration,
 ) -> Result<MountState> {

@@ -31,7 +31,7 @@ const READ_TIMEOUT_LAST: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon, with or without a lease.
 #[derive(Debug)]
-pub(in crate::lifecycle) struct Client {
+pub(crate) struct Client {
     stream: BufReader<UnixStream>,
     /// The process at the other end; `None` if it could not be identified.
     daemon: Option<ProcessId>,
@@ -39,7 +39,7 @@ pub(in crate::lifecycle) struct Client {
 
 /// What happened to a mount when a lease on it was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum MountFate {
+pub(crate) enum MountFate {
     /// It is unmounted; the line is a summary of what was served, or empty if the daemon has
     /// printed that.
     Unmounted(String),
@@ -50,7 +50,7 @@ pub(in crate::lifecycle) enum MountFate {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum HoldAnswer {
+pub(crate) enum HoldAnswer {
     Granted,
     /// The daemon is about to unmount; it closes the connection when it has.
     Refused,
@@ -59,7 +59,7 @@ pub(in crate::lifecycle) enum HoldAnswer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum Prepared {
+pub(crate) enum Prepared {
     Ready,
     NotYet,
     Never,
@@ -68,7 +68,7 @@ pub(in crate::lifecycle) enum Prepared {
 }
 
 impl Client {
-    pub(in crate::lifecycle) fn connect(socket: &Path) -> Result<Self> {
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(|error| {
             Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
         })?;
@@ -77,24 +77,24 @@ impl Client {
         Ok(Self::new(stream, daemon))
     }
 
-    pub(in crate::lifecycle) fn daemon(&self) -> Option<ProcessId> {
+    pub(crate) fn daemon(&self) -> Option<ProcessId> {
         self.daemon
     }
 
-    pub(in crate::lifecycle) fn new(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
+    pub(crate) fn new(stream: UnixStream, daemon: Option<ProcessId>) -> Self {
         Self { stream: BufReader::new(stream), daemon }
     }
 
     /// Takes a lease for as long as this connection is open; `false` if the daemon refuses it
     /// because it is about to unmount, or closes the connection.
-    pub(in crate::lifecycle) fn hold(&mut self) -> Result<bool> {
+    pub(crate) fn hold(&mut self) -> Result<bool> {
         self.ask(Request::Hold).map(|answer| answer == Some(Answer::Done))
     }
 
     /// Like `hold`, but with a time limit of the caller: waits for the answer until
     /// `keeps_waiting` returns false. Calls it 20 ms after the request, and then at intervals that
     /// grow to 250 ms.
-    pub(in crate::lifecycle) fn hold_while(
+    pub(crate) fn hold_while(
         &mut self,
         keeps_waiting: &mut dyn FnMut() -> bool,
     ) -> Result<HoldAnswer> {
@@ -109,7 +109,7 @@ impl Client {
     /// Asks the daemon to unmount for `callers`; if the mount has other holders, it only ends the
     /// leases of `callers`. Returns its answer, or `None` if the connection ended without one. The
     /// daemon has to begin within `timeout`; unmounting may take `UNMOUNT_TIMEOUT` after that.
-    pub(in crate::lifecycle) fn unmount(
+    pub(crate) fn unmount(
         &mut self,
         how: Detach,
         callers: &[ProcessId],
@@ -130,7 +130,7 @@ impl Client {
     /// Takes a lease that ends with `process`; `false` as for `hold`.
     ///
     /// Fails with `NotFound` if the process has ended already; `Io` if the daemon does not answer.
-    pub(in crate::lifecycle) fn watch(&mut self, process: ProcessId) -> Result<bool> {
+    pub(crate) fn watch(&mut self, process: ProcessId) -> Result<bool> {
         match self.ask(Request::Watch(process))? {
             Some(Answer::NoProcess) => {
                 let context = format!("process {} has already exited", process.pid());
@@ -142,18 +142,18 @@ impl Client {
 
     /// Keeps the mount until it is unmounted explicitly, even without leases; `false` as for
     /// `hold`.
-    pub(in crate::lifecycle) fn keep_until_unmount(&mut self) -> Result<bool> {
+    pub(crate) fn keep_until_unmount(&mut self) -> Result<bool> {
         self.ask(Request::KeepUntilUnmount).map(|answer| answer == Some(Answer::Done))
     }
 
     /// Returns the lease that `watch` took for `process`.
-    pub(in crate::lifecycle) fn unwatch(&mut self, process: ProcessId) -> Result<()> {
+    pub(crate) fn unwatch(&mut self, process: ProcessId) -> Result<()> {
         self.ask(Request::Unwatch(process)).map(|_| ())
     }
 
     /// Returns the lease of this connection. If the mount stays, returns at once; if not, when it
     /// is unmounted.
-    pub(in crate::lifecycle) fn leave(mut self) -> Result<MountFate> {
+    pub(crate) fn leave(mut self) -> Result<MountFate> {
         // It may have sent its summary before it closed the connection.
         self.send_unless_closed(Request::Leave)?;
         // If this is the last lease, the answer comes after the unmount.
@@ -174,7 +174,7 @@ impl Client {
 
     /// The holders of the mount, if the daemon answers within `timeout`; `None` if it closes the
     /// connection instead. A client with a lease may get the summary of the mount before that.
-    pub(in crate::lifecycle) fn status(&mut self, timeout: Duration) -> Result<Option<Status>> {
+    pub(crate) fn status(&mut self, timeout: Duration) -> Result<Option<Status>> {
         self.send_unless_closed(Request::Status)?;
         let line = self.read_line(Some(timeout))?;
         Ok(serde_json::from_str(&line).ok())
@@ -182,14 +182,14 @@ impl Client {
 
     /// The statistics of the mount so far, as a line of JSON; empty if the daemon closes the
     /// connection instead.
-    pub(in crate::lifecycle) fn stats(&mut self) -> Result<String> {
+    pub(crate) fn stats(&mut self) -> Result<String> {
         self.send_unless_closed(Request::Stats)?;
         self.read_line(Some(ANSWER_TIMEOUT))
     }
 
     /// Makes the daemon prepare direct reads. `Unknown` if it is of a version without them,
     /// which closes the connection. So the connection must hold no lease.
-    pub(in crate::lifecycle) fn prepare_direct_reads(&mut self) -> Result<Prepared> {
+    pub(crate) fn prepare_direct_reads(&mut self) -> Result<Prepared> {
         self.send_unless_closed(Request::Direct)?;
         // read(2) discards descriptors that come with the line.
         Ok(match self.read_line(Some(ANSWER_TIMEOUT))? {
@@ -202,7 +202,7 @@ impl Client {
 
     /// Waits until the daemon closes the connection, which it does when it has unmounted, or until
     /// `timeout` has passed.
-    pub(in crate::lifecycle) fn wait_until_closed(&mut self, timeout: Duration) -> Result<()> {
+    pub(crate) fn wait_until_closed(&mut self, timeout: Duration) -> Result<()> {
         // All requests are answered, so no other line follows.
         match self.read_line(Some(timeout)) {
             Err(error) if error.kind() == Kind::TimedOut => Ok(()),
@@ -213,11 +213,7 @@ impl Client {
     /// Waits until the daemon, which has unmounted, has exited; returns whether it has. After a
     /// lazy unmount it may serve open files for long, so this waits only until it has closed the
     /// connection. Each of the two waits takes at most `timeout`.
-    pub(in crate::lifecycle) fn wait_for_exit(
-        mut self,
-        how: Detach,
-        timeout: Duration,
-    ) -> Result<bool> {
+    pub(crate) fn wait_for_exit(mut self, how: Detach, timeout: Duration) -> Result<bool> {
         self.wait_until_closed(timeout)?;
         match (how, self.daemon) {
             (Detach::IfIdle, Some(daemon)) => daemon.wait_for_end(Some(timeout)),
@@ -228,7 +224,7 @@ impl Client {
     /// The next whole line; empty if the connection ends, or the main thread of the daemon, which
     /// is the one that answers. Other threads of a killed daemon may run on and keep the
     /// connection open. Without `timeout` this waits for ever.
-    pub(in crate::lifecycle) fn read_line(&mut self, timeout: Option<Duration>) -> Result<String> {
+    pub(crate) fn read_line(&mut self, timeout: Option<Duration>) -> Result<String> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         self.read_line_while(&mut || deadline.is_none_or(|deadline| Instant::now() < deadline))
     }

@@ -16,7 +16,7 @@ const READ_SIZE: usize = 160;
 
 /// The number of a client, which no other client of the daemon has had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::lifecycle) struct ClientId(u64);
+pub(crate) struct ClientId(u64);
 
 impl ClientId {
     pub(super) fn next(self) -> Self {

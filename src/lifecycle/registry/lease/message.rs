@@ -40,16 +40,16 @@ pub(super) enum Request {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) struct UnmountRequest {
+pub(crate) struct UnmountRequest {
     /// Whether to unmount a mount that is in use.
-    pub(in crate::lifecycle) how: Detach,
+    pub(crate) how: Detach,
     /// The process that runs `archfs unmount`, and its script.
-    pub(in crate::lifecycle) callers: Vec<ProcessId>,
+    pub(crate) callers: Vec<ProcessId>,
 }
 
 /// The answer of a daemon to a request to unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::lifecycle) enum UnmountAnswer {
+pub(crate) enum UnmountAnswer {
     /// It is unmounting; another answer follows. If the page cache is large, the kernel may take
     /// long to free it.
     Begun,
@@ -84,7 +84,7 @@ const DIRECT_VERSION: &str = "2";
 
 /// The answer to a request for direct reads. `src/direct/library.c` reads it.
 #[derive(Debug)]
-pub(in crate::lifecycle) enum DirectAnswer<'d> {
+pub(crate) enum DirectAnswer<'d> {
     /// The daemon is making the table.
     Later,
     /// No file of this mount can be read directly.
@@ -204,25 +204,25 @@ impl Answer {
 
 /// The answer to `Request::Status`, as a line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::lifecycle) struct Status {
-    pub(in crate::lifecycle) holders: Vec<HolderStatus>,
+pub(crate) struct Status {
+    pub(crate) holders: Vec<HolderStatus>,
     /// Whether it stays until it is unmounted explicitly, even without holders.
     #[serde(rename = "kept")]
-    pub(in crate::lifecycle) until_unmount: bool,
+    pub(crate) until_unmount: bool,
     /// How much is copied to this node; `None` without a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::lifecycle) staged: Option<StageCounts>,
+    pub(crate) staged: Option<StageCounts>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::lifecycle) struct HolderStatus {
-    pub(in crate::lifecycle) pid: i32,
-    pub(in crate::lifecycle) name: String,
+pub(crate) struct HolderStatus {
+    pub(crate) pid: i32,
+    pub(crate) name: String,
 }
 
 impl HolderStatus {
     /// The list for a message: `processes 12 (bash), 13 (python3)`.
-    pub(in crate::lifecycle) fn named(holders: &[Self]) -> String {
+    pub(crate) fn named(holders: &[Self]) -> String {
         let named: Vec<_> =
             holders.iter().map(|holder| format!("{} ({})", holder.pid, holder.name)).collect();
         format!("{} {}", processes(named.len()), named.join(", "))

@@ -16,9 +16,7 @@ mod connection;
 mod message;
 mod server;
 
-pub(in crate::lifecycle) use client::{Client, HoldAnswer, MountFate, Prepared};
-pub(in crate::lifecycle) use connection::ClientId;
-pub(in crate::lifecycle) use message::{
-    DirectAnswer, HolderStatus, Status, UnmountAnswer, UnmountRequest,
-};
-pub(in crate::lifecycle) use server::{Leases, Responder};
+pub(crate) use client::{Client, HoldAnswer, MountFate, Prepared};
+pub(crate) use connection::ClientId;
+pub(crate) use message::{DirectAnswer, HolderStatus, Status, UnmountAnswer, UnmountRequest};
+pub(crate) use server::{Leases, Responder};

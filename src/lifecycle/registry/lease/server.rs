@@ -25,7 +25,7 @@ const CLIENTS_MAX: usize = 4096;
 
 /// All leases of a mount.
 #[derive(Debug, Default)]
-pub(in crate::lifecycle) struct Leases {
+pub(crate) struct Leases {
     /// `None` if no client can connect: the mount is private, or already unmounted.
     listener: Option<UnixListener>,
     /// Connected clients, with or without a lease.
@@ -55,7 +55,7 @@ enum Admission {
 }
 
 /// Answers requests that are not about leases.
-pub(in crate::lifecycle) trait Responder {
+pub(crate) trait Responder {
     fn stats(&self) -> String;
 
     /// How much is copied to this node; `None` without a copy.
@@ -81,7 +81,7 @@ impl Responder for () {
 
 impl Leases {
     /// No leases yet; clients connect to `listener`.
-    pub(in crate::lifecycle) fn new(listener: Option<UnixListener>) -> Result<Self> {
+    pub(crate) fn new(listener: Option<UnixListener>) -> Result<Self> {
         if let Some(listener) = &listener {
             listener.set_nonblocking(true).map_err(failed)?;
         }
@@ -89,7 +89,7 @@ impl Leases {
     }
 
     /// Grants a lease to the process at the other end of `stream`.
-    pub(in crate::lifecycle) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
+    pub(crate) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
         stream.set_nonblocking(true).map_err(failed)?;
         let pid = peer_credentials::of(&stream).ok().and_then(|peer| peer.pid);
         self.add(stream, pid, LeaseState::Held);
@@ -102,7 +102,7 @@ impl Leases {
     }
 
     /// Grants a lease to `process`, unless it has one; returns whether it is alive.
-    pub(in crate::lifecycle) fn watch_process(&mut self, process: ProcessId) -> Result<bool> {
+    pub(crate) fn watch_process(&mut self, process: ProcessId) -> Result<bool> {
         // A script may ask for the same mount many times.
         if self.processes.iter().any(|(watched, _)| *watched == process) {
             return Ok(process.is_alive());
@@ -116,49 +116,49 @@ impl Leases {
         }
     }
 
-    pub(in crate::lifecycle) fn keep_until_unmount(&mut self) {
+    pub(crate) fn keep_until_unmount(&mut self) {
         self.until_unmount = true;
     }
 
     /// Whether the mount stays until it is unmounted explicitly, even without leases.
-    pub(in crate::lifecycle) fn stays_until_unmount(&self) -> bool {
+    pub(crate) fn stays_until_unmount(&self) -> bool {
         self.until_unmount
     }
 
-    pub(in crate::lifecycle) fn has_lease(&self) -> bool {
+    pub(crate) fn has_lease(&self) -> bool {
         !self.processes.is_empty()
             || self.clients.iter().any(|client| client.lease == LeaseState::Held)
     }
 
     /// How many requests for a lease were granted so far, including those of clients that had one.
     /// A new one is a sign of use, as a request of the kernel is.
-    pub(in crate::lifecycle) fn lease_requests_granted(&self) -> u64 {
+    pub(crate) fn lease_requests_granted(&self) -> u64 {
         self.lease_requests_granted
     }
 
     /// Whether `receive_requests` has to be called periodically, because poll(2) cannot report
     /// every change.
-    pub(in crate::lifecycle) fn needs_timer(&self) -> bool {
+    pub(crate) fn needs_timer(&self) -> bool {
         self.accept_failed || self.processes.iter().any(|(_, watch)| watch.descriptor().is_none())
     }
 
     /// Whether a client has returned its lease and waits until the mount is unmounted.
-    pub(in crate::lifecycle) fn has_leaving_client(&self) -> bool {
+    pub(crate) fn has_leaving_client(&self) -> bool {
         self.clients.iter().any(|client| client.lease == LeaseState::Leaving)
     }
 
     /// Whether a client with a lease is still connected.
-    pub(in crate::lifecycle) fn has_connected_holder(&self) -> bool {
+    pub(crate) fn has_connected_holder(&self) -> bool {
         self.clients.iter().any(|client| client.lease == LeaseState::Held && client.is_open)
     }
 
     /// The mount will be unmounted soon. From now on only clients with a lease get another. Others
     /// wait until it is unmounted, then mount again.
-    pub(in crate::lifecycle) fn admit_only_holders(&mut self) {
+    pub(crate) fn admit_only_holders(&mut self) {
         self.admission = self.admission.max(Admission::HoldersOnly);
     }
 
-    pub(in crate::lifecycle) fn admit_none(&mut self) {
+    pub(crate) fn admit_none(&mut self) {
         self.admission = Admission::Closed;
     }
 
@@ -173,7 +173,7 @@ impl Leases {
     /// Closes all connections after the mount is unmounted, which their clients wait for. Sends
     /// `summary` to each client that has returned its lease, and returns whether there is one. A
     /// client that still has a lease gets an empty line, because the daemon prints the summary.
-    pub(in crate::lifecycle) fn close(&mut self, summary: &str) -> bool {
+    pub(crate) fn close(&mut self, summary: &str) -> bool {
         self.admit_none();
         let mut had_leaving_client = false;
         for client in self.clients.iter_mut().filter(|client| client.lease != LeaseState::None) {
@@ -188,7 +188,7 @@ impl Leases {
     }
 
     /// The descriptors to poll, in no particular order.
-    pub(in crate::lifecycle) fn watched(&self) -> Vec<PollFd<'_>> {
+    pub(crate) fn watched(&self) -> Vec<PollFd<'_>> {
         let listener = self.listener.iter().filter(|_| !self.accept_failed);
         let listener = listener.map(|listener| PollFd::new(listener, PollFlags::IN));
         let clients = self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
@@ -200,17 +200,13 @@ impl Leases {
     }
 
     /// Receives all requests and answers them, as `receive_requests` and `answer_requests` do.
-    pub(in crate::lifecycle) fn serve_requests(
-        &mut self,
-        lingers: bool,
-        responder: &mut dyn Responder,
-    ) {
+    pub(crate) fn serve_requests(&mut self, lingers: bool, responder: &mut dyn Responder) {
         self.receive_requests();
         self.answer_requests(lingers, responder);
     }
 
     /// Receives requests, and drops the leases of processes that have ended.
-    pub(in crate::lifecycle) fn receive_requests(&mut self) {
+    pub(crate) fn receive_requests(&mut self) {
         self.accept();
         self.processes.retain(|(process, watch)| !watch.has_ended(*process));
         self.clients.iter_mut().for_each(Connection::receive);
@@ -218,11 +214,7 @@ impl Leases {
 
     /// Answers the requests received so far. `lingers` is whether the mount stays for a while
     /// without leases; `responder` answers what is not about leases.
-    pub(in crate::lifecycle) fn answer_requests(
-        &mut self,
-        lingers: bool,
-        responder: &mut dyn Responder,
-    ) {
+    pub(crate) fn answer_requests(&mut self, lingers: bool, responder: &mut dyn Responder) {
         for index in 0..self.clients.len() {
             while self.clients[index].is_open
                 && let Some(line) = self.clients[index].next_line()
@@ -323,17 +315,11 @@ impl Leases {
 
     /// Takes the oldest request to unmount that is not answered. The daemon answers it by
     /// `answer_unmount`.
-    pub(in crate::lifecycle) fn take_unmount_request(
-        &mut self,
-    ) -> Option<(ClientId, UnmountRequest)> {
+    pub(crate) fn take_unmount_request(&mut self) -> Option<(ClientId, UnmountRequest)> {
         (!self.pending_unmounts.is_empty()).then(|| self.pending_unmounts.remove(0))
     }
 
-    pub(in crate::lifecycle) fn answer_unmount(
-        &mut self,
-        client: ClientId,
-        answer: &UnmountAnswer,
-    ) {
+    pub(crate) fn answer_unmount(&mut self, client: ClientId, answer: &UnmountAnswer) {
         if let Some(client) = self.clients.iter_mut().find(|candidate| candidate.id == client) {
             client.send(&answer.encode());
         }
@@ -345,10 +331,7 @@ impl Leases {
     ///
     /// A client whose process cannot be identified counts as another holder, because its connection
     /// is open.
-    pub(in crate::lifecycle) fn release_callers(
-        &mut self,
-        callers: &[ProcessId],
-    ) -> Option<UnmountAnswer> {
+    pub(crate) fn release_callers(&mut self, callers: &[ProcessId]) -> Option<UnmountAnswer> {
         let is_caller = |pid: i32| callers.iter().any(|caller| caller.pid() == pid);
         let (own, others): (Vec<_>, Vec<_>) =
             self.status().holders.into_iter().partition(|holder| is_caller(holder.pid));
@@ -374,7 +357,7 @@ impl Leases {
         clients.filter(|client| client.process().is_none()).count()
     }
 
-    pub(in crate::lifecycle) fn listen_at(&mut self, listener: UnixListener) -> Result<()> {
+    pub(crate) fn listen_at(&mut self, listener: UnixListener) -> Result<()> {
         listener.set_nonblocking(true).map_err(failed)?;
         self.listener = Some(listener);
         Ok(())
