@@ -16,7 +16,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::term;
 use crate::error::reason;
-use crate::os::base_directory::base_directory;
+use crate::os::directory::base_directory;
 use crate::os::trust;
 
 /// The file of the site.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::args::{LIFETIME, SLURM};
 use super::bar::Bar;
 use super::{args, term};
+use crate::batch_job;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{
     self, Holder, HolderChoice, JobStepChoice, MountOutcome, MountPlan, Nodes, ProcessId, Ready,
@@ -266,7 +267,7 @@ fn report_mounted(
         term::print_hint(
             "use `srun archfs run`, or `srun archfs mount --foreground` as a step (docs/SLURM.md)",
         );
-    } else if let Some(job) = lifecycle::killed_with().filter(|_| !is_warned) {
+    } else if let Some(job) = batch_job::killed_with().filter(|_| !is_warned) {
         term::print_note(&format!(
             "{mount_point}: Slurm kills the daemon when {job} ends, which may leave a stale mount"
         ));

@@ -26,7 +26,7 @@ use super::bar::Bar;
 use super::{args, ls};
 use crate::error::{Error, Result};
 use crate::lifecycle::{self, MountPlan};
-use crate::os::{own_program, raw_signals};
+use crate::os::{process, signal};
 use crate::progress::Progress;
 use crate::reader;
 use crate::sync::Arc;
@@ -127,7 +127,7 @@ fn own_name(path: &Path) -> PathBuf {
 fn start(listener: UnixListener, path: &Path) -> io::Result<std::result::Result<(), u8>> {
     let (mut opened, theirs) = io::pipe()?;
     let arguments: Vec<OsString> = std::env::args_os().skip(2).collect();
-    let mut server = own_program::command(["read-server", "--inherited"])
+    let mut server = process::own_program(["read-server", "--inherited"])
         .arg(path)
         .args(arguments)
         .envs(url::environment())
@@ -143,7 +143,7 @@ fn start(listener: UnixListener, path: &Path) -> io::Result<std::result::Result<
 
 fn serve(plan: &MountPlan, socket_file: SocketFile) -> Result<u8> {
     let failed = |error| Error::io("cannot read without a mount", error);
-    IGNORED.into_iter().for_each(raw_signals::ignore);
+    IGNORED.into_iter().for_each(signal::ignore);
     let _ = setsid();
     crate::log::start(plan.verbosity, None);
     let listener = rustix::io::dup(rustix::stdio::stdin()).map_err(|error| failed(error.into()))?;

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
 use crate::os::record_directory::{RecordDirectory, node, open_0600};
-use crate::os::{own_program, raw_signals};
+use crate::os::{process, signal};
 use crate::progress::Show;
 
 /// The files, once all of them are there.
@@ -170,14 +170,15 @@ impl Hold {
 fn start_keeper(directory: &SharedDirectory) -> Result<()> {
     // Not in this process's group, which may be killed as a whole (`keep`). This process
     // does not wait for it, because it usually lives longer.
-    let started = own_program::silent(["keep-extracted", "--"]).arg(directory.path()).spawn();
+    let started =
+        process::silent_own_program(["keep-extracted", "--"]).arg(directory.path()).spawn();
     started.map(drop).map_err(|error| Error::io("cannot start a process", error))
 }
 
 /// The keeper: waits until no process holds the files extracted to `directory`, then removes them.
 pub(crate) fn keep(directory: &Path) -> Result<()> {
     // A batch system asks all processes of a job to end, and the holders are still there.
-    raw_signals::ENDING.into_iter().for_each(raw_signals::ignore);
+    signal::ENDING.into_iter().for_each(signal::ignore);
     let _ = setsid();
     let _ = env::set_current_dir("/");
     let Some(directory) = SharedDirectory::existing(directory) else { return Ok(()) };

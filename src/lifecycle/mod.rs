@@ -12,7 +12,6 @@ mod mount;
 mod plan;
 mod ready;
 mod registry;
-mod slurm;
 
 pub use crate::os::process::ProcessId;
 pub use crate::storage::Removed;
@@ -37,8 +36,8 @@ pub use job_step::{
     JobStepChoice, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,
     unmount as unmount_by_step,
 };
-pub use mount::descriptor_path::resolve_descriptors;
-pub use mount::detach::Detach;
+pub use mount::Detach;
+pub use mount::inherited::resolve_descriptors;
 pub(crate) use plan::Restrictions;
 pub use plan::{
     Access, ArchiveCacheChoice, Background, ConnectionSource, DAEMON_OPTION, DaemonPlan, MountPlan,
@@ -46,4 +45,3 @@ pub use plan::{
 };
 pub use ready::{MountStatus, Ready, notify};
 pub use registry::{at_read_socket, remove_stale_socket, try_connect};
-pub use slurm::killed_with;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::inherited;
-use crate::os::own_program;
+use crate::os::process;
 
 /// How long a named pipe may have no reader, and the longest time between two checks.
 const READER_LIMIT: Duration = Duration::from_secs(600);
@@ -100,7 +100,7 @@ fn ready_file(number: u32) -> Result<File> {
 
 /// Starts the process that waits for a reader of `pipe`.
 fn start_notifier(pipe: &Path, status: MountStatus) -> Result<()> {
-    let mut command = own_program::silent(["notify"]);
+    let mut command = process::silent_own_program(["notify"]);
     if status == MountStatus::Failed {
         command.arg("--failed");
     }

@@ -352,6 +352,15 @@ impl AsFd for Directory {
     }
 }
 
+/// The user's directory for caches or configuration (XDG Base Directory Specification): the one
+/// that `variable` names, or else `below_home` in the home directory. Relative paths in the
+/// environment do not count.
+pub(crate) fn base_directory(variable: &str, below_home: &str) -> Option<PathBuf> {
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute(variable).or_else(|| Some(absolute("HOME")?.join(below_home)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{chown, lchown, symlink};

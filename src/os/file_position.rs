@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use super::shared_bits::SharedBits;
+use super::memory_file::SharedBits;
 use crate::sync::Arc;
 
 /// Where bytes of an archive begin: in this file, at this offset.

@@ -9,23 +9,7 @@ use std::process::{Command, Stdio};
 
 /// The layout of a new archive: one stripe up to 256 MiB, four up to 16 GiB, and sixteen for the
 /// rest. A few servers share the reads of a large archive, and a small one occupies only one.
-const LAYOUT: [&str; 15] = [
-    "setstripe",
-    "-E",
-    "256M",
-    "-c",
-    "1",
-    "-S",
-    "4M",
-    "-E",
-    "16G",
-    "-c",
-    "4",
-    "-E",
-    "-1",
-    "-c",
-    "16",
-];
+const LAYOUT: &str = "setstripe -E 256M -c 1 -S 4M -E 16G -c 4 -E -1 -c 16";
 
 /// The stripes of the file at `path`. `None` if it is not on Lustre, or there is no `lfs`.
 pub fn stripe_count(path: &Path) -> Option<u32> {
@@ -40,7 +24,7 @@ pub fn default_stripe_count(directory: &Path) -> Option<u32> {
 
 /// Creates an empty file at `path` with a layout for an archive.
 pub fn create(path: &Path) -> io::Result<()> {
-    let status = silent().args(LAYOUT).arg(path).status()?;
+    let status = silent().args(LAYOUT.split(' ')).arg(path).status()?;
     match status.success() {
         true => Ok(()),
         false => Err(io::Error::other("lfs setstripe has failed")),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::os::kernel_file;
 use crate::os::mountinfo::{self, MountEntry, MountId};
-use crate::os::process::ProcessId;
+use crate::os::process::{self, ProcessId};
 
 /// How long to search. Some 10,000 processes take a second.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -41,14 +41,11 @@ fn of_within(mount: &MountId, daemon: Option<i32>, limit: Duration) -> Vec<Mount
     // By namespace, whether and where it has the mount.
     let mut known = HashMap::from([(own, None)]);
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-            continue;
-        };
+    for pid in process::all() {
         if Instant::now() >= deadline {
             break;
         }
-        let process = entry.path();
+        let process = PathBuf::from(format!("/proc/{pid}"));
         // The namespace of another user's process is unknown, but its mounts can be read.
         let mounted_at = match namespace(&process) {
             Some(namespace) => {

@@ -1,4 +1,4 @@
-//! Identifies a process, and waits for its end.
+//! Identifies a process, and waits for its end; runs this program again.
 //!
 //! The kernel reuses process ids, so a process is identified by its id and start time.
 //!
@@ -10,7 +10,10 @@
 //!
 //! Invariant: a watch reports the end of exactly the process that it was made for.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -342,6 +345,45 @@ fn read_stat(name: &str) -> Option<Stat> {
         threads: field(20)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,
     })
+}
+
+/// The ids of all processes that /proc shows.
+pub(crate) fn all() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The children of process `pid`.
+pub(crate) fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists: Option<Vec<String>> =
+        tasks.map(|task| fs::read_to_string(task.path().join("children")).ok()).collect();
+    match lists {
+        Some(lists) => {
+            lists.iter().flat_map(|list| list.split_whitespace()).flat_map(str::parse).collect()
+        }
+        // The kernel has no CONFIG_PROC_CHILDREN.
+        None => all().filter(|&child| stat(child).is_some_and(|it| it.parent == pid)).collect(),
+    }
+}
+
+/// The program of this process, even if its file has been replaced.
+pub(crate) const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// `archfs ARGUMENTS`: this program, in another process.
+pub(crate) fn own_program<T: AsRef<OsStr>>(arguments: impl IntoIterator<Item = T>) -> Command {
+    let mut command = Command::new(OWN_PROGRAM);
+    command.arg0("archfs").args(arguments);
+    command
+}
+
+/// `archfs ARGUMENTS` without input and output.
+pub(crate) fn silent_own_program<T: AsRef<OsStr>>(
+    arguments: impl IntoIterator<Item = T>,
+) -> Command {
+    let mut command = own_program(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 use super::protocol;
 use crate::direct::{Table, is_lasting};
 use crate::error::{Error, Kind, Result};
-use crate::os::{memory, memory_file, scm_rights};
+use crate::os::{memory, memory_file, unix_socket};
 use crate::sync::{Arc, Mutex, thread};
 use crate::vfs::{DirectoryWalk, Entry, FileKind, Ino, Tree, entries, joined};
 
@@ -75,7 +75,7 @@ impl DirectReads {
             vec![tables.paths.as_fd(), tables.positions.file().as_fd()];
         descriptors.extend(tables.positions.archives().iter().map(AsFd::as_fd));
         let header = protocol::header(0, state, 0, None);
-        match scm_rights::send_with(client, &header, &descriptors)? {
+        match unix_socket::send_with(client, &header, &descriptors)? {
             sent if sent == header.len() => Ok(()),
             _ => Err(std::io::ErrorKind::WriteZero.into()),
         }

@@ -16,8 +16,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::error::Result;
-use crate::os::peer_credentials::{self, PeerCredentials};
 use crate::os::process::timespec;
+use crate::os::unix_socket::{self, PeerCredentials};
 use crate::sync::Arc;
 use crate::vfs::{self, Attr, Entry, FileKind, Scratch, Tree, joined};
 
@@ -86,7 +86,7 @@ fn is_temporary(error: &io::Error) -> bool {
 
 /// The directory of the socket keeps other users away, unless it was opened to them.
 fn is_own(client: &UnixStream) -> bool {
-    peer_credentials::of(client).is_ok_and(PeerCredentials::is_own)
+    unix_socket::credentials_of_peer(client).is_ok_and(PeerCredentials::is_own)
 }
 
 fn answer_requests(

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::os::base_directory::base_directory;
+use crate::os::directory::base_directory;
 use crate::os::directory::{Directory, parent_of};
 use crate::os::trust;
 use crate::storage::FileStorage;

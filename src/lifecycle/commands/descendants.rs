@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::process::{getpgrp, getpid};
 
-use crate::os::process::{self, ProcessId};
+use crate::os::process::{self, ProcessId, Stat};
 
 /// Processes of this process group that descend from this process and have something of
 /// `mount_point` open, mapped, or as their working directory, root or program.
@@ -25,13 +25,9 @@ pub(crate) fn users_of(mount_point: &Path) -> Vec<i32> {
     users
 }
 
-/// The children of this process; none if the kernel does not list them (CONFIG_PROC_CHILDREN).
+/// The children of this process.
 pub(crate) fn children() -> HashSet<i32> {
-    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let lists =
-        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    let pids = |list: String| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>();
-    lists.flat_map(pids).collect()
+    process::children(own_pid()).into_iter().collect()
 }
 
 /// The descendants of this process, a subreaper, apart from `others` and their descendants.
@@ -41,22 +37,11 @@ pub(crate) fn all_except(others: &HashSet<i32>) -> Vec<ProcessId> {
 }
 
 /// All processes that /proc shows, by their ids.
-struct Processes(HashMap<i32, Relations>);
-
-struct Relations {
-    parent: i32,
-    group: i32,
-}
+struct Processes(HashMap<i32, Stat>);
 
 impl Processes {
     fn scan() -> Self {
-        let processes = fs::read_dir("/proc").into_iter().flatten();
-        let relations = processes.filter_map(|entry| {
-            let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            let stat = process::stat(pid)?;
-            Some((pid, Relations { parent: stat.parent, group: stat.group }))
-        });
-        Self(relations.collect())
+        Self(process::all().filter_map(|pid| Some((pid, process::stat(pid)?))).collect())
     }
 
     /// The descendants of this process, sorted, apart from `others` and their descendants.

@@ -9,7 +9,7 @@ use super::run_options::{Chart, Display, RunOptions};
 use crate::error::{Error, Kind, Result};
 use crate::extract::{Hold, SafeParent};
 use crate::lifecycle::MountPlan;
-use crate::lifecycle::mount::fusermount;
+use crate::lifecycle::mount::device;
 use crate::os::process::ProcessId;
 use crate::progress::Show;
 
@@ -29,7 +29,7 @@ pub(super) fn obtain(
     let Some(parent) = options.or_extract else { return mount() };
     // Before this process may enter a user namespace to mount.
     let safe_parent = SafeParent::check(parent);
-    let why = match fusermount::check_device() {
+    let why = match device::check() {
         // Mounting could only fail, and print errors.
         Err(error) => Some(error),
         Ok(()) => match mount() {

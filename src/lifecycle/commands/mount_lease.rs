@@ -13,8 +13,8 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::mount;
 use crate::lifecycle::commands::run_options::{Chart, Privacy};
 use crate::lifecycle::daemon::launcher::Launched;
-use crate::lifecycle::mount::fusermount::{self, Helper};
-use crate::lifecycle::mount::{attach, mount_point, namespace, owned_directory};
+use crate::lifecycle::mount::fusermount::Helper;
+use crate::lifecycle::mount::{attach, device, mount_point, namespace, owned_directory};
 use crate::lifecycle::registry::{self, Client, MountFate, MountState, Prepared, RecordSnapshot};
 use crate::lifecycle::{Background, ConnectionSource, MountPlan};
 use crate::os::mountinfo;
@@ -56,7 +56,7 @@ pub(super) fn obtain(plan: &MountPlan, privacy: Privacy, show: Show<'_>) -> Resu
         log::warn!("{path}: {error}; mounting in a namespace that only the command sees");
         return mount_privately(mount_point, plan);
     }
-    let has_fallback = fusermount::check_device().is_ok();
+    let has_fallback = device::check().is_ok();
     match mount::obtain(plan, has_fallback, show) {
         Ok((client, _)) => Ok(MountLease::new(client, mount_point, false, plan)),
         // The daemon has printed why. For example, the mount point does not belong to the user, or

@@ -21,8 +21,8 @@ use crate::lifecycle::daemon::signals::{self, ENDING, IgnoredNow};
 use crate::lifecycle::daemon::slurm_end::KillWait;
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::os::process::timespec;
-use crate::os::raw_signals;
-use crate::os::signal_receiver::{Arrival, SignalReceiver};
+use crate::os::signal;
+use crate::os::signal::{Arrival, SignalReceiver};
 use crate::sync::{AtomicBool, Ordering};
 
 /// How often to check whether Slurm's KillWait is known, once the grace period has begun.
@@ -92,7 +92,7 @@ impl Relay {
         while !handle.is_closed() {
             for arrival in self.received.take() {
                 if is_for_command(arrival) && !state.has_ended.load(Ordering::Relaxed) {
-                    raw_signals::send(command, arrival.signal);
+                    signal::send(command, arrival.signal);
                 }
                 self.handle_signal(arrival, &mut policy, state);
             }
@@ -155,7 +155,7 @@ mod tests {
     use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1, SIGXCPU};
 
     use super::*;
-    use crate::os::signal_receiver::SenderId;
+    use crate::os::signal::SenderId;
 
     fn sent(signal: i32, pid: i32) -> Arrival {
         Arrival { signal, sender: Some(SenderId { pid, uid: 0 }), is_by_kernel: false }

@@ -24,7 +24,7 @@ use crate::lifecycle::commands::run_options::{Display, RunOptions};
 use crate::lifecycle::daemon::signals;
 use crate::lifecycle::{Lifetime, MountPlan};
 use crate::os::process::ProcessId;
-use crate::os::raw_signals::Mask;
+use crate::os::signal::Mask;
 use crate::progress::Show;
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::processes;

@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::holder::{self, Holder, HolderChoice};
 use crate::lifecycle::commands::list;
-use crate::lifecycle::mount::attach;
-use crate::lifecycle::mount::detach::{self, Detach};
-use crate::lifecycle::mount::mount_point;
+use crate::lifecycle::mount::{self, Detach, attach, mount_point};
 use crate::lifecycle::registry::{
     self, Client, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState,
     RecordSnapshot, UNMOUNT_TIMEOUT, UnmountAnswer,
@@ -103,7 +101,7 @@ fn ask(
             Err(Error::new(Kind::Busy, context)
                 .with_hint("archfs unmounts when they exit; use --lazy to unmount now"))
         }
-        Ok(Some(UnmountAnswer::Busy(why))) => Err(detach::busy_with(why)),
+        Ok(Some(UnmountAnswer::Busy(why))) => Err(mount::busy_with(why)),
         // It was killed, or is exiting.
         Ok(None | Some(UnmountAnswer::Begun)) => {
             wait_for_exit(mount_point, EXIT_TIMEOUT);

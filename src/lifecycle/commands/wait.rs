@@ -13,7 +13,6 @@ use crate::lifecycle::commands::list;
 use crate::lifecycle::mount::mount_point;
 use crate::lifecycle::registry::{self, MountState};
 use crate::os::mountinfo;
-use crate::os::probe;
 
 /// How often to check what the kernel does not report: directories on the way to the mount point,
 /// and the daemon's record, which is written just after mounting. Also how long each check waits
@@ -83,7 +82,7 @@ fn look(path: &Path) -> Result<Found> {
         MountState::Stale(_) => return Ok(Found::Stale),
         MountState::Foreign(entry) => return Err(list::foreign(&mount_point, &entry)),
     };
-    Ok(match probe::of(&mount_point, &entry, CHECK_INTERVAL) {
+    Ok(match entry.probe(CHECK_INTERVAL) {
         Some(Ok(())) => Found::Answers,
         // It has just been unmounted.
         Some(Err(_)) => Found::Nothing,

@@ -21,12 +21,11 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Signal, set_parent_process_death_signal, setsid};
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::mount::{descriptor_path, inherited};
+use crate::lifecycle::mount::inherited;
 use crate::lifecycle::plan::{self, Background, ConnectionSource, DaemonPlan, MountPlan};
 use crate::lifecycle::registry::{Client, MountLock};
-use crate::os::own_program;
-use crate::os::process::ProcessId;
-use crate::os::scm_rights;
+use crate::os::process::{self, ProcessId};
+use crate::os::unix_socket;
 
 /// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl Launched {
             ConnectionSource::Private => "private",
             ConnectionSource::Handed => "handed",
         };
-        let process = own_program::command(plan::daemon_words(plan, value))
+        let process = process::own_program(plan::daemon_words(plan, value))
             .stdin(stdin)
             .stdout(OwnedFd::from(theirs))
             .spawn()
@@ -71,7 +70,7 @@ impl Launched {
 
     /// Hands the FUSE connection to the daemon.
     pub(crate) fn hand_over(&mut self, connection: OwnedFd) -> Result<()> {
-        scm_rights::send(&self.client, connection.as_fd())
+        unix_socket::send(&self.client, connection.as_fd())
             .map_err(|error| Error::io("cannot pass the mount to the daemon", error.into()))
     }
 
@@ -172,7 +171,7 @@ impl Launcher {
         let Some(plan) = plan else {
             return Err(Error::new(Kind::Io, "the process that started this mount has exited"));
         };
-        inherited::close_all(&descriptor_path::kept(&plan.mount));
+        inherited::close_all(&inherited::kept(&plan.mount));
         let input = own(rustix::stdio::stdin()).map_err(failed)?;
         Ok((Self { stream, input }, plan))
     }
@@ -190,7 +189,7 @@ impl Launcher {
     pub(crate) fn connection(&mut self) -> Result<Option<OwnedFd>> {
         let failed = |error: io::Error| Error::io("the launcher passed no mount", error);
         self.stream.write_all(OPENED.as_bytes()).map_err(failed)?;
-        scm_rights::receive(&self.stream).map_err(|error| failed(error.into()))
+        unix_socket::receive(&self.stream).map_err(|error| failed(error.into()))
     }
 
     /// Reports that files can be read, and closes the inherited terminal and lock. Returns the

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::MountPlan;
-use crate::lifecycle::mount::detach::Detach;
+use crate::lifecycle::mount::Detach;
 use crate::lifecycle::registry::{
     self, ClientId, DirectAnswer, Leases, Responder, UnmountAnswer, UnmountRequest,
 };
@@ -29,14 +29,11 @@ use crate::stats::{StageCounts, Stats};
 use crate::sync::Arc;
 use crate::url;
 
-pub(super) mod address_space;
 pub(super) mod archive_cache;
 pub(super) mod budget_share;
-pub(super) mod clone_fd;
 mod direct_reads;
 pub(super) mod end_policy;
 pub(super) mod launcher;
-mod log_file;
 mod mounted;
 pub(super) mod name_readahead;
 pub(super) mod opening;

@@ -33,8 +33,7 @@ use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, RawDir, fadvise, fstat
 use super::Service;
 use super::mounted::Mounted;
 use crate::os::memory;
-use crate::os::own_program;
-use crate::os::process::ProcessId;
+use crate::os::process::{self, ProcessId};
 use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
@@ -197,7 +196,7 @@ impl Listing {
         let device = mount.device_number().ok_or(ErrorKind::NotFound)?;
         let (connection, theirs) = UnixStream::pair()?;
         connection.set_nonblocking(true)?;
-        let process = own_program::silent(["read-names", "--"])
+        let process = process::silent_own_program(["read-names", "--"])
             .arg(mount.mount_point())
             .arg(device.to_string())
             .stdin(OwnedFd::from(theirs))

@@ -30,9 +30,9 @@ use signal_hook::flag;
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::slurm_end::{Script, SlurmEnd};
 use crate::os::kernel_file;
-pub(crate) use crate::os::raw_signals::ENDING;
-use crate::os::raw_signals::{self, Mask};
-use crate::os::signal_receiver::SignalReceiver;
+pub(crate) use crate::os::signal::ENDING;
+use crate::os::signal::SignalReceiver;
+use crate::os::signal::{self, Mask};
 
 /// Signals that end a process without a handler, except those that ask archfs to end (`ENDING`),
 /// real-time signals, and program faults (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT,
@@ -112,7 +112,7 @@ pub(crate) fn others() -> impl Iterator<Item = i32> {
 pub fn ignore_others() {
     // SIGXFSZ already has a handler, so that programs started from here have the default action.
     for signal in others().filter(|signal| *signal != SIGXFSZ) {
-        raw_signals::ignore(signal);
+        signal::ignore(signal);
     }
     // Only now, because a pending signal would end this process.
     Mask::clear();
@@ -122,7 +122,7 @@ pub fn ignore_others() {
 /// this before any thread is started that lives as long as the mount.
 pub fn receive_in_order() {
     if SlurmEnd::is_in_job() {
-        raw_signals::receive_in_one_thread(&SENT_BY_SLURM);
+        signal::receive_in_one_thread(&SENT_BY_SLURM);
     }
 }
 

@@ -19,7 +19,7 @@ use rustix::process::{getppid, getuid};
 use signal_hook::consts::SIGCONT;
 
 use crate::os::process::{ProcessId, timespec};
-use crate::os::signal_receiver::{Arrival, SenderId};
+use crate::os::signal::{Arrival, SenderId};
 use crate::sync::{Arc, Mutex, OnceLock};
 
 /// How long after SIGCONT a signal counts as the end. Slurm sends both within milliseconds; a node

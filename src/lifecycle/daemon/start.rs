@@ -27,13 +27,12 @@ use crate::storage::{self, ArchiveCache};
 use crate::sync::Arc;
 use crate::vfs::Tree;
 
-use super::address_space;
 use super::archive_cache::ArchiveCachePolicy;
 use super::launcher::Launcher;
-use super::log_file;
 use super::mounted::Mounted;
 use super::opening;
 use super::report::Report;
+use super::session;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
 use super::stage::{self, Archives, Staging};
@@ -293,7 +292,7 @@ pub(super) struct Opened {
 }
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
-    if address_space::is_limited() {
+    if session::has_limited_address_space() {
         heap::use_one_heap();
     }
     heap::map_large_buffers();
@@ -346,7 +345,7 @@ fn report_contents(plan: &MountPlan, tree: &dyn Tree) {
 /// Starts the log in the file that the user named, or on standard error, and chooses CPU cores for
 /// the threads that are started later.
 fn set_up_process(plan: &MountPlan) -> Result<()> {
-    let file = plan.log_file.as_deref().map(log_file::open).transpose()?;
+    let file = plan.log_file.as_deref().map(crate::log::open).transpose()?;
     crate::log::start(plan.verbosity, file);
     plan.cpus.as_ref().map_or(Ok(()), processors::run_on)
 }

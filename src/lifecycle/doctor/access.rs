@@ -13,7 +13,7 @@ use super::environment::Container;
 use super::{Check, Failure, Node, Trial};
 use crate::error::{Result, reason};
 use crate::lifecycle::mount::fusermount::Helper;
-use crate::lifecycle::mount::{device, inherited, namespace};
+use crate::lifecycle::mount::{device, namespace};
 use crate::os::kernel_file;
 
 /// The remedy in a container without the device.
@@ -62,7 +62,7 @@ impl Device {
             Err(error) if error.kind() == ErrorKind::NotFound => return Self::Missing,
             Err(error) => return Self::Failed(reason(error)),
         };
-        if !inherited::is_device(found.mode(), found.rdev()) {
+        if !device::is_fuse(found.mode(), found.rdev()) {
             return Self::Other;
         }
         let Err(error) = device::open_connection() else {

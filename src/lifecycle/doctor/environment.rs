@@ -8,7 +8,6 @@ use rustix::system::uname;
 
 use super::{Check, Trial};
 use crate::batch_job::{self, Scheduler};
-use crate::lifecycle::slurm;
 use crate::os::kernel_file;
 use crate::os::process::ProcessId;
 
@@ -163,7 +162,7 @@ pub(super) fn check_batch_job() -> Check {
         Ok(_) => "; SLURM_TASK_PID names no process here".to_owned(),
     };
     let text = format!("{system} job {job}{step}{task}");
-    match slurm::killed_with() {
+    match batch_job::killed_with() {
         Some(killed_with) => Check::note_with(
             NAME,
             format!("{text}; mounts are killed with {killed_with} (proctrack/cgroup)"),

@@ -18,6 +18,7 @@ use crate::lifecycle::daemon::session;
 use crate::os::control_group::{Group, Version};
 use crate::os::kernel_file;
 use crate::os::memory::{self, Bound, Headroom};
+use crate::os::process;
 use crate::os::record_directory::RecordDirectory;
 use crate::units::format_size;
 
@@ -241,16 +242,9 @@ fn left_to_groups(groups: &[Group]) -> Option<u64> {
 /// The number of threads of this user on the node that /proc shows.
 fn threads_of_user() -> u64 {
     let user = geteuid().as_raw();
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return 0;
-    };
-    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
-    let processes =
-        entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_number));
-    let own = processes.filter(|entry| entry.metadata().is_ok_and(|found| found.uid() == user));
-    let threads =
-        own.filter_map(|entry| kernel_file::status(&entry.path(), "Threads")?.parse::<u64>().ok());
-    threads.sum()
+    let processes = process::all().map(|pid| PathBuf::from(format!("/proc/{pid}")));
+    let own = processes.filter(|path| fs::metadata(path).is_ok_and(|found| found.uid() == user));
+    own.filter_map(|path| kernel_file::status(&path, "Threads")?.parse::<u64>().ok()).sum()
 }
 
 pub(crate) struct Memory {

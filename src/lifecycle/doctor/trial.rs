@@ -20,8 +20,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::resources::{MountParent, MountParentState, unused_name};
 use crate::error::{Error, Kind, Result, reason};
 use crate::log::{Label, parse_line};
-use crate::os::own_program;
-use crate::os::process::ProcessId;
+use crate::os::process::{self, ProcessId};
 
 /// How long one process may take.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -91,7 +90,7 @@ impl Trial {
         };
         let (archive, mount_point) = (&setup.archive, &setup.mount_point);
         let check =
-            || [vec![OsString::from(own_program::PATH)], (steps.check)(mount_point)].concat();
+            || [vec![OsString::from(process::OWN_PROGRAM)], (steps.check)(mount_point)].concat();
         Self {
             mount: setup.try_to_mount(steps),
             run: attempt(&(steps.run)(archive, mount_point, check())),
@@ -166,7 +165,7 @@ fn attempt(arguments: &[OsString]) -> Tried {
     // A file instead of a pipe, because a process that keeps a pipe open would block the reader.
     let said = memfd_create("said", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     let mut said = File::from(said);
-    let mut command = own_program::command(arguments);
+    let mut command = process::own_program(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(said.try_clone().map_err(failed)?);
     // Options of the user would change the trial.

@@ -8,10 +8,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use super::super::registry;
-use super::environment::Job;
-use super::message::{BEGIN, HOLD, Message, Progress, split_label};
-use super::nodes::Nodes as Reports;
-use super::srun::{Nodes, Printed, Srun};
+use super::progress::{BEGIN, HOLD, Message, Progress, Reports, without_label};
+use super::srun::{Job, Nodes, Printed, Srun};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::plan::{DaemonPlan, StepTask};
 use crate::lifecycle::ready::Ready;
@@ -191,7 +189,7 @@ impl Launch {
                 }
             }
             Printed::Error(line) => {
-                let (_, text) = split_label(&line);
+                let text = without_label(&line);
                 if text.starts_with("srun: ") || text.starts_with("slurmstepd") {
                     log::info!("{text}");
                     let message = text.split_once("error: ").map_or(text, |(_, message)| message);

@@ -24,21 +24,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::registry;
+use crate::batch_job;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::{inherited, mount_point};
 use crate::lifecycle::plan::{DaemonPlan, MountPlan, STEP, StepTask, daemon_words};
 use crate::lifecycle::ready::Ready;
-use crate::lifecycle::slurm;
 
-mod environment;
 mod launch;
-mod message;
-mod nodes;
+mod progress;
 mod srun;
 mod task;
 
-use environment::Job;
 use launch::{End, Launch};
+use srun::Job;
 
 pub use srun::Nodes;
 pub use task::Task;
@@ -91,7 +89,7 @@ pub fn mount(
     let is_required = choice == JobStepChoice::Always || nodes == Nodes::All;
     let job = match Job::of_batch_script(&|name| std::env::var(name).ok()) {
         _ if choice == JobStepChoice::Never => return Ok(Outcome::NoStep(None)),
-        Ok(job) if is_required || job.is_tracked(slurm::killed_with().as_deref()) => job,
+        Ok(job) if is_required || job.is_tracked(batch_job::killed_with().as_deref()) => job,
         Ok(_) => return Ok(Outcome::NoStep(None)),
         Err(error) if is_required => return Err(error),
         Err(_) => return Ok(Outcome::NoStep(None)),

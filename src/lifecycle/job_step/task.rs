@@ -17,13 +17,12 @@ use rustix::fs::OFlags;
 use rustix::process::{Signal, geteuid, getpid, kill_process};
 
 use super::super::daemon;
-use super::message::{BEGIN, HOLD, Message, Progress};
+use super::progress::{BEGIN, HOLD, Message, Progress};
 use crate::error::{Error, Result};
 use crate::lifecycle::plan::{DaemonPlan, StepTask};
 use crate::lifecycle::ready::Ready;
 use crate::os::process::{ProcessId, timespec};
-use crate::os::raw_signals;
-use crate::progress;
+use crate::os::signal;
 use crate::sync::{Arc, AtomicBool, Ordering};
 
 /// How often a task reports that it is still opening the archives.
@@ -63,12 +62,12 @@ impl Task {
     pub fn serve(
         &self,
         DaemonPlan { mount, role, .. }: &DaemonPlan<StepTask>,
-        progress: &progress::Progress,
+        progress: &crate::progress::Progress,
     ) -> Result<()> {
         let holder = role.until_pid.map(ProcessId::of).transpose()?;
         let failed = |error| Error::io("cannot report to the launcher", error);
         // `watch` sends it, and a shell that starts tasks in the background ignores it.
-        raw_signals::restore_default(Signal::INT.as_raw());
+        signal::restore_default(Signal::INT.as_raw());
         let (ready, writer) = io::pipe().map_err(failed)?;
         let mut announced = Ready::new(u32::try_from(writer.as_raw_fd()).ok(), None);
         let watcher = {
@@ -98,7 +97,7 @@ impl Task {
     }
 
     fn report(&self, progress: Progress) {
-        let message = Message { task: None, node: self.node.clone(), progress };
+        let message = Message { node: self.node.clone(), progress };
         // One write, so that srun reads a whole line.
         let _ = io::stdout().lock().write_all(format!("{message}\n").as_bytes());
     }

@@ -18,13 +18,12 @@ use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::error::{Error, Kind, Result, reason};
-use crate::lifecycle::mount::detach::{Detach, busy};
 use crate::lifecycle::mount::owned_directory::is_on_autofs;
-use crate::lifecycle::mount::{PROBE_TIMEOUT, device, fusermount};
+use crate::lifecycle::mount::{Detach, PROBE_TIMEOUT, busy, device, fusermount};
 use crate::lifecycle::{Access, Restrictions};
 use crate::os::directory::Directory;
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
-use crate::os::{probe, trust};
+use crate::os::trust;
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::format_duration;
 
@@ -274,7 +273,7 @@ fn detach_moved(directory: &Directory) {
     };
     if let Ok(Some(entry)) = mountinfo::topmost(&mount_point)
         && entry.is_own()
-        && probe::is_stale(&mount_point, &entry, PROBE_TIMEOUT)
+        && entry.is_stale(PROBE_TIMEOUT)
         && let Err(error) = detach_directly(&entry, Detach::Lazily)
     {
         log::warn!("{error}; run `archfs gc`");
@@ -348,7 +347,7 @@ fn connect(
         match mount_directly(mount_point, source, restrictions) {
             Ok((connection, directory)) => return Ok((connection, Some(directory), DIRECTLY)),
             // It needs the device as well.
-            Err(error) if may_ask_helper_after(&error) && fusermount::check_device().is_ok() => {
+            Err(error) if may_ask_helper_after(&error) && device::check().is_ok() => {
                 refusal = Some(error);
             }
             Err(error) => return Err(error),

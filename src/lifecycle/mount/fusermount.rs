@@ -37,11 +37,10 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::error::{Error, Kind, Result, reason};
-use crate::lifecycle::mount::detach::{Detach, busy};
-use crate::lifecycle::mount::{device, inherited};
+use crate::lifecycle::mount::{Detach, busy, device};
 use crate::lifecycle::{Access, Restrictions};
 use crate::os::mountinfo;
-use crate::os::scm_rights;
+use crate::os::unix_socket;
 use crate::os::{path_walk, trust};
 
 /// The names of the helper, newest first.
@@ -72,7 +71,7 @@ pub(crate) fn mount(
     restrictions: Restrictions,
     lock: OwnedFd,
 ) -> Result<OwnedFd> {
-    check_device()?;
+    device::check()?;
     let helper = Helper::find()?;
     helper.check_table(Path::new(TABLE))?;
     let failed = |error: Errno| {
@@ -96,7 +95,7 @@ pub(crate) fn mount(
         .spawn()
         .map_err(|error| helper.cannot_run(error))?;
     drop(theirs);
-    let connection = scm_rights::receive(&ours);
+    let connection = unix_socket::receive(&ours);
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_string(&mut said);
@@ -283,21 +282,6 @@ fn unsafe_to_run(helper: &Path, weak: &Path) -> Error {
 
 fn is_set_uid_root(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|found| found.uid() == 0 && found.mode() & 0o4000 != 0)
-}
-
-/// Checks the device before the helper does, whose message about it is terse.
-///
-/// Fails with `CannotMount` if this user may not open /dev/fuse, or it is another file.
-pub(crate) fn check_device() -> Result<()> {
-    use rustix::fs::{Access, access};
-    access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).map_err(device::no_device)?;
-    match fs::metadata("/dev/fuse") {
-        Ok(found) if !inherited::is_device(found.mode(), found.rdev()) => {
-            Err(Error::new(Kind::CannotMount, "/dev/fuse: not the FUSE device")
-                .with_hint("in a container, add --device /dev/fuse"))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn refused(mount_point: &Path, printed: &str) -> Error {

@@ -10,23 +10,17 @@ use std::path::Path;
 use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 
 use super::lock::{LockWait, MountLock};
-use super::record::{
-    RECORD_SUFFIX, is_named, private_prefix, record_name_of_socket, retry_if_interrupted,
-};
+use super::record::{RECORD_SUFFIX, is_named, private_prefix, record_name_of_socket};
 use super::state::{MountState, RecordSnapshot, mount_state, mounted_at};
 use crate::direct;
 use crate::error::{Kind, Result};
-use crate::lifecycle::mount::PROBE_TIMEOUT;
-use crate::lifecycle::mount::attach;
-use crate::lifecycle::mount::detach::Detach;
-use crate::lifecycle::mount::owned_directory;
+use crate::lifecycle::mount::{Detach, PROBE_TIMEOUT, attach, owned_directory};
 use crate::os::mountinfo::MountEntry;
-use crate::os::probe;
 use crate::os::record_directory::{RecordDirectory, SOCKET_SUFFIX};
 
 /// The file whose flock(2) is held while a socket of another process is removed. It ends as sockets
@@ -80,8 +74,7 @@ impl MountLock {
     /// them. Returns the first mount found there that is not stale.
     pub(crate) fn detach_stale(&self, mount_point: &Path) -> Result<Option<MountEntry>> {
         while let Some(entry) = mounted_at(mount_point)? {
-            let is_stale =
-                entry.may_unmount() && probe::is_stale(mount_point, &entry, PROBE_TIMEOUT);
+            let is_stale = entry.may_unmount() && entry.is_stale(PROBE_TIMEOUT);
             match (mounted_at(mount_point)? == Some(entry.clone()), is_stale) {
                 (true, true) => detach_one(&entry)?,
                 (true, false) => return Ok(Some(entry)),
@@ -179,7 +172,7 @@ pub fn remove_stale_socket(socket: &Path) -> io::Result<()> {
     let lock_path = socket.with_file_name(STALE_LOCK);
     let lock = loop {
         let lock = File::options().create(true).append(true).open(&lock_path)?;
-        retry_if_interrupted(|| flock(&lock, FlockOperation::LockExclusive))?;
+        retry_on_intr(|| flock(&lock, FlockOperation::LockExclusive))?;
         // Else the process that had it has removed it.
         if is_named(&lock, &lock_path) {
             break lock;

@@ -23,11 +23,11 @@ use super::lease::{Client, HoldAnswer};
 use super::lock::MountLock;
 use super::record::Record;
 use super::state::{MountState, RecordSnapshot, mount_state, mount_state_within};
+use crate::batch_job::JobStep;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
 use crate::lifecycle::mount::owned_directory;
-use crate::lifecycle::slurm::JobStep;
 use crate::os::mountinfo::MountEntry;
 
 /// How long a daemon that has mounted may take to answer.

@@ -20,12 +20,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Timespec, Timestamps, UTIME_NOW, flock, futimens, utimensat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
-use super::record::{
-    Record, is_named, private_record_name, read_record, record_name, retry_if_interrupted,
-    socket_name,
-};
+use super::record::{Record, is_named, private_record_name, read_record, record_name, socket_name};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::attach;
 use crate::os::record_directory::{RecordDirectory, chmod_0600, open_0600};
@@ -143,7 +140,7 @@ impl MountLock {
             }
             opened => opened?,
         };
-        match retry_if_interrupted(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+        match retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
             Err(Errno::WOULDBLOCK) => return Ok(LockAttempt::Held),
             locked => locked?,
         }

@@ -14,7 +14,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::os::kernel_file;
@@ -190,17 +189,6 @@ pub(super) fn read_record(file: &File) -> Option<Record> {
     let mut text = vec![0; usize::try_from(len.min(RECORD_SIZE_MAX)).ok()?];
     file.read_exact_at(&mut text, 0).ok()?;
     Record::decode(&text)
-}
-
-pub(super) fn retry_if_interrupted(
-    mut call: impl FnMut() -> rustix::io::Result<()>,
-) -> rustix::io::Result<()> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            outcome => return outcome,
-        }
-    }
 }
 
 /// Whether `path` still names `file`.

@@ -13,18 +13,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 
 use super::lease::Client;
 use super::lock::MountLock;
-use super::record::{
-    RECORD_SUFFIX, Record, is_private, read_record, record_name, retry_if_interrupted, socket_name,
-};
+use super::record::{RECORD_SUFFIX, Record, is_private, read_record, record_name, socket_name};
 use crate::error::Result;
 use crate::lifecycle::mount::PROBE_TIMEOUT;
 use crate::os::mountinfo::{self, MountEntry, MountId};
-use crate::os::probe;
 use crate::os::record_directory::RecordDirectory;
 
 #[derive(Debug)]
@@ -81,7 +78,7 @@ impl RecordSnapshot {
         if !is_wanted(read_record(&file).as_ref()) {
             return None;
         }
-        let tried = retry_if_interrupted(|| flock(&file, FlockOperation::NonBlockingLockShared));
+        let tried = retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockShared));
         let was_locked = tried == Err(Errno::WOULDBLOCK);
         let _ = flock(&file, FlockOperation::Unlock);
         let record = read_record(&file);
@@ -200,7 +197,7 @@ fn mount_state_once(mount_point: &Path, probe_timeout: Duration) -> Result<Mount
         return Ok(MountState::Foreign(entry));
     }
     let Some(snapshot) = locked else {
-        return Ok(match probe::is_stale(mount_point, &entry, probe_timeout) {
+        return Ok(match entry.is_stale(probe_timeout) {
             true => MountState::Stale(entry),
             false => MountState::Unrecorded(entry),
         });

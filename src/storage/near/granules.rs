@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::os::shared_bits::SharedBits;
+use crate::os::memory_file::SharedBits;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::units::Size;
 

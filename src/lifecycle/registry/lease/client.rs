@@ -12,9 +12,9 @@ use rustix::fd::{AsFd, BorrowedFd};
 use super::super::{EXIT_TIMEOUT, UNMOUNT_TIMEOUT};
 use super::message::{Answer, DirectAnswer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::mount::detach::Detach;
-use crate::os::peer_credentials;
+use crate::lifecycle::mount::Detach;
 use crate::os::process::ProcessId;
+use crate::os::unix_socket;
 
 /// How long a daemon may take to answer. The thread that answers does nothing else, except to
 /// unmount with fusermount.
@@ -72,7 +72,7 @@ impl Client {
         let stream = UnixStream::connect(socket).map_err(|error| {
             Error::io(format!("{}: cannot connect to the daemon", socket.display()), error)
         })?;
-        let peer = peer_credentials::of(&stream).ok();
+        let peer = unix_socket::credentials_of_peer(&stream).ok();
         let daemon = peer.and_then(|peer| ProcessId::of(peer.pid?).ok());
         Ok(Self::new(stream, daemon))
     }

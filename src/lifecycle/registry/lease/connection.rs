@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::message::{DirectAnswer, PENDING_INPUT_MAX};
 use crate::os::process::ProcessId;
-use crate::os::scm_rights;
+use crate::os::unix_socket;
 
 /// How many bytes to read at once; most requests are shorter.
 const READ_SIZE: usize = 160;
@@ -98,7 +98,7 @@ impl Connection {
         if descriptors.is_empty() {
             return self.send(line);
         }
-        match scm_rights::send_with(&self.stream, line.as_bytes(), descriptors) {
+        match unix_socket::send_with(&self.stream, line.as_bytes(), descriptors) {
             // The user has too many descriptors in unread messages (unix(7), ETOOMANYREFS).
             Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::AGAIN) => {
                 self.send(&DirectAnswer::Later.encode().0);

@@ -7,7 +7,7 @@ use rustix::fd::BorrowedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::mount::detach::Detach;
+use crate::lifecycle::mount::Detach;
 use crate::os::process::ProcessId;
 use crate::stats::StageCounts;
 use crate::units::processes;

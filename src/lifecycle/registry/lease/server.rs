@@ -14,8 +14,8 @@ use super::message::{
 };
 use crate::error::{Error, Result};
 use crate::failpoint;
-use crate::os::peer_credentials;
 use crate::os::process::{ProcessId, Watch};
+use crate::os::unix_socket;
 use crate::stats::StageCounts;
 use crate::units::processes;
 
@@ -91,7 +91,7 @@ impl Leases {
     /// Grants a lease to the process at the other end of `stream`.
     pub(crate) fn grant_to(&mut self, stream: UnixStream) -> Result<()> {
         stream.set_nonblocking(true).map_err(failed)?;
-        let pid = peer_credentials::of(&stream).ok().and_then(|peer| peer.pid);
+        let pid = unix_socket::credentials_of_peer(&stream).ok().and_then(|peer| peer.pid);
         self.add(stream, pid, LeaseState::Held);
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Leases {
                     return;
                 }
             };
-            let Ok(peer) = peer_credentials::of(&stream) else {
+            let Ok(peer) = unix_socket::credentials_of_peer(&stream) else {
                 continue;
             };
             let is_allowed = peer.is_own() || peer.uid == 0;

@@ -1,10 +1,11 @@
-//! Signal calls without a safe wrapper: masks, actions, and sending one by number.
+//! Signals: masks, actions, sending one by number, receiving each with the process that sent it.
 
 #![expect(unsafe_code, reason = "no crate in use offers these as safe calls")]
 
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
@@ -12,6 +13,12 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Pid;
+use signal_hook::consts::SIGCONT;
+use signal_hook::iterator::backend::{Handle, SignalDelivery};
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::{Cause, Origin};
+
+use crate::error::{Error, Result};
 
 /// Signals that ask archfs to end.
 pub(crate) const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGHUP, libc::SIGINT];
@@ -136,7 +143,7 @@ pub(crate) fn receive_in_one_thread(signals: &'static [i32]) {
             // The handler of another signal interrupts the wait, which counts as its end.
             let _ = poll(&mut polled, None);
             let pending = Mask::pending();
-            blocked.handle_once(libc::SIGCONT);
+            blocked.handle_once(SIGCONT);
             for &signal in signals {
                 if pending.has(signal) {
                     blocked.handle_once(signal);
@@ -170,6 +177,67 @@ pub(crate) fn send(process: Pid, signal: i32) {
     unsafe { libc::kill(process.as_raw_nonzero().get(), signal) };
 }
 
+/// Receives signals, each with the process that sent it.
+///
+/// The handlers and the socket that they write to stay until the process ends. A write to a socket
+/// without a reader raises SIGPIPE, whose handler would write again, without end.
+#[derive(Debug)]
+pub(crate) struct SignalReceiver(ManuallyDrop<SignalDelivery<UnixStream, WithOrigin>>);
+
+/// A received signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    pub(crate) signal: i32,
+    /// `None` if no process sent it.
+    pub(crate) sender: Option<SenderId>,
+    /// Whether the kernel sent it: for a terminal, a timer or a limit.
+    pub(crate) is_by_kernel: bool,
+}
+
+/// The process that sent a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SenderId {
+    /// 0 if it is outside of this pid namespace.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+}
+
+impl SignalReceiver {
+    /// Starts to receive `signals`.
+    pub(crate) fn new(signals: impl Iterator<Item = i32>) -> Result<Self> {
+        let failed = |error| Error::io("signal handlers: cannot be installed", error);
+        let (reader, writer) = UnixStream::pair().map_err(failed)?;
+        SignalDelivery::with_pipe(reader, writer, WithOrigin::default(), signals)
+            .map(|delivery| Self(ManuallyDrop::new(delivery)))
+            .map_err(failed)
+    }
+
+    /// A handle to add signals, and to end the wait for them.
+    pub(crate) fn handle(&self) -> Handle {
+        self.0.handle()
+    }
+
+    /// The descriptor to poll.
+    pub(crate) fn watched(&self) -> PollFd<'_> {
+        PollFd::new(self.0.get_read(), PollFlags::IN)
+    }
+
+    /// Signals received since the last call, SIGCONT first. Does not wait. A signal that was
+    /// received several times may be returned once.
+    pub(crate) fn take(&mut self) -> Vec<Arrival> {
+        let mut arrivals: Vec<_> = self.0.pending().map(|origin| Arrival::of(&origin)).collect();
+        arrivals.sort_by_key(|arrival| arrival.signal != SIGCONT);
+        arrivals
+    }
+}
+
+impl Arrival {
+    fn of(origin: &Origin) -> Self {
+        let sender = origin.process.map(|process| SenderId { pid: process.pid, uid: process.uid });
+        Self { signal: origin.signal, sender, is_by_kernel: origin.cause == Cause::Kernel }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -177,10 +245,11 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicI32;
     use std::sync::atomic::Ordering::SeqCst;
+    use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
 
-    use signal_hook::consts::{SIGCONT, SIGUSR2};
-    use signal_hook::low_level::register;
+    use signal_hook::consts::{SIGPIPE, SIGUSR1, SIGUSR2};
+    use signal_hook::low_level::{raise, register};
 
     use super::*;
 
@@ -232,5 +301,15 @@ mod tests {
             }
             assert_eq!(handled.load(SeqCst), SIGCONT * 100 + SIGUSR2, "round {round}");
         }
+    }
+
+    /// Like a SIGINT that reaches `run` while it unmounts.
+    #[test]
+    fn a_signal_after_the_receiver_is_dropped_is_handled_once() {
+        // Leaked, because unregistering would wait for a handler that does not end.
+        std::mem::forget(SignalReceiver::new([SIGPIPE, SIGUSR1].into_iter()).unwrap().handle());
+        let (sender, receiver) = channel();
+        thread::spawn(move || sender.send(raise(SIGUSR1).is_ok()));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(true), "handled without end");
     }
 }
