@@ -1,4 +1,5 @@
-//! Defaults of options from configuration files, below environment variables and the command line.
+//! Defaults of options from configuration files, below environment variables and the command line;
+//! and which variables count.
 //!
 //! A line is `key = value`; a key is the name of an environment variable, with or without `ARCHFS_`
 //! and in any case: `cache = 8G`. The file of the site comes first, that of the user outranks it.
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Command};
+use rustix::process::geteuid;
 
 use super::term;
 use crate::error::reason;
@@ -187,6 +189,39 @@ fn option(variable: &str) -> String {
 
 fn warn(place: &str, what: &str) {
     term::print_warning(&format!("{place}: {what}"));
+}
+
+/// Arguments that name a file written by archfs, and their variables.
+const WRITTEN: [(&str, &str); 3] = [
+    ("log_file", "ARCHFS_LOG_FILE"),
+    ("stats_json", "ARCHFS_STATS_JSON"),
+    ("index", "ARCHFS_INDEX"),
+];
+
+/// Makes `command` ignore variables of another user that name a file to be written, and reports
+/// each of them.
+///
+/// `sudo -E` runs archfs as root with the variables of another user. If one of them names a file
+/// that archfs writes, root could overwrite any file. So root accepts such names only on the command
+/// line.
+pub(super) fn without_foreign_paths(command: Command) -> Command {
+    let user = std::env::var("SUDO_UID").ok();
+    if !geteuid().is_root() || user.is_none_or(|user| user == "0") {
+        return command;
+    }
+    for (_, variable) in WRITTEN {
+        if std::env::var_os(variable).is_some() {
+            term::print_warning(&format!(
+                "{variable}: ignored, because root runs archfs with the environment of another user"
+            ));
+        }
+    }
+    let without_variable = |argument: Arg| match WRITTEN.iter().any(|it| argument.get_id() == it.0)
+    {
+        true => argument.env(None),
+        false => argument,
+    };
+    command.mut_subcommands(|subcommand| subcommand.mut_args(without_variable))
 }
 
 #[cfg(test)]

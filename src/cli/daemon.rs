@@ -12,30 +12,14 @@ use crate::lifecycle::{self, Background, DAEMON_OPTION, DaemonPlan, Launcher, ST
 use crate::progress::Progress;
 use crate::sync::Arc;
 
-/// How a daemon gets its plan.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum PlanFrom {
-    /// From a launcher on this node, which waits for it.
-    Launcher,
-    /// From srun.
-    JobStep,
-}
-
-/// How this process gets its plan, if it was started as a daemon.
-pub(super) fn called(arguments: &[OsString]) -> Option<PlanFrom> {
+/// Serves, if this process was started as a daemon: by a launcher on this node, or by srun.
+pub(super) fn called(arguments: &[OsString]) -> Option<fn() -> Result<u8>> {
     let [_, command, option, ..] = arguments else { return None };
     let value = option.as_bytes().strip_prefix(DAEMON_OPTION.as_bytes())?;
     (command == "mount").then_some(match value == STEP.as_bytes() {
-        true => PlanFrom::JobStep,
-        false => PlanFrom::Launcher,
+        true => serve_in_step,
+        false => serve_in_background,
     })
-}
-
-pub(super) fn run(plan_from: PlanFrom) -> Result<u8> {
-    match plan_from {
-        PlanFrom::Launcher => serve_in_background(),
-        PlanFrom::JobStep => serve_in_step(),
-    }
 }
 
 fn serve_in_background() -> Result<u8> {

@@ -4,10 +4,16 @@
 //! standard error.
 
 use std::ffi::{OsStr, OsString};
+use std::panic::resume_unwind;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use rustix::process::{Resource, getrlimit};
 
+use crate::error::Error;
+use crate::lifecycle::{self, MountStatus};
 use crate::url;
 
 mod args;
@@ -17,13 +23,11 @@ mod completions;
 mod config;
 mod daemon;
 mod doctor;
-mod environment;
 mod exit;
 mod extract;
 mod gc;
 mod index;
 mod info;
-mod keep_extracted;
 mod list;
 mod ls;
 mod man;
@@ -31,15 +35,11 @@ mod mistakes;
 mod mount;
 mod mount_helper;
 mod mount_plan;
-mod notify;
 mod open_args;
 mod options;
 mod pack;
-mod read_names;
 mod read_server;
 mod run;
-mod squashfuse;
-mod stack;
 mod stats;
 mod term;
 mod unmount;
@@ -83,14 +83,31 @@ enum Command {
     Pack(Box<pack::Args>),
     Info(info::Args),
     Doctor(doctor::Args),
+    /// Remove extracted files when the last process that holds them has ended (started by `run`)
     #[command(hide = true)]
-    KeepExtracted(keep_extracted::Args),
+    KeepExtracted {
+        /// The directory
+        directory: PathBuf,
+    },
+    /// Read all names of a mount ahead (started by the daemon)
     #[command(hide = true)]
-    ReadNames(read_names::Args),
+    ReadNames {
+        /// The mount point
+        mountpoint: PathBuf,
+        /// The number of the mount's device, as stat(2) returns it
+        device: u64,
+    },
     #[command(hide = true)]
     ReadServer(read_server::Args),
+    /// Write to a named pipe whether archfs has mounted (started by `archfs mount`)
     #[command(hide = true)]
-    Notify(notify::Args),
+    Notify {
+        /// The named pipe
+        pipe: PathBuf,
+        /// Nothing is mounted
+        #[arg(long)]
+        failed: bool,
+    },
     Man(man::Args),
     Completions(completions::Args),
 }
@@ -101,22 +118,22 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     // What follows is the command of `run`, which gets its words as they are.
     let has_command = arguments.get(1).is_some_and(|word| word == "run");
     let arguments = url::named(arguments, has_command);
-    stack::with_enough(|| {
-        if let Some(plan_from) = daemon::called(&arguments) {
+    with_enough_stack(|| {
+        if let Some(serve) = daemon::called(&arguments) {
             prepare_to_mount();
-            return exit::status(daemon::run(plan_from));
+            return exit::status(serve());
         }
-        match squashfuse::translated(&arguments) {
-            Some(squashfuse::Request::Run(arguments)) => run_with(&arguments),
-            Some(squashfuse::Request::Help) => {
-                print!("{}", squashfuse::USAGE);
+        match mount_helper::of_squashfuse(&arguments) {
+            Some(mount_helper::Request::Run(arguments)) => run_with(&arguments),
+            Some(mount_helper::Request::Help) => {
+                print!("{}", mount_helper::USAGE);
                 ExitCode::SUCCESS
             }
-            Some(squashfuse::Request::Usage) => {
-                eprint!("{}", squashfuse::USAGE);
+            Some(mount_helper::Request::Usage) => {
+                eprint!("{}", mount_helper::USAGE);
                 ExitCode::from(exit::USAGE)
             }
-            None => match mount_helper::translated(arguments, is_subcommand) {
+            None => match mount_helper::of_mount(arguments, is_subcommand) {
                 Some(arguments) => run_with(&arguments),
                 None => ExitCode::SUCCESS,
             },
@@ -124,11 +141,35 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
+/// Stack limit below which archfs runs on a thread of its own, bytes. Parsing the arguments needs
+/// more than 64 KiB and at most 128 KiB.
+const MIN_STACK: u64 = 512 << 10;
+
+/// The stack of that thread, bytes: the common limit.
+const STACK_SIZE: usize = 8 << 20;
+
+/// Runs `work` on this thread, or on one with enough stack.
+fn with_enough_stack(work: impl FnOnce() -> ExitCode + Send) -> ExitCode {
+    if getrlimit(Resource::Stack).current.is_none_or(|limit| limit >= MIN_STACK) {
+        return work();
+    }
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("archfs".into()).stack_size(STACK_SIZE);
+        match thread.spawn_scoped(scope, work) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(error) => {
+                let error = Error::io("cannot start a thread with a larger stack", error);
+                exit::status(Err(error.with_hint("raise the stack limit: ulimit -s 512")))
+            }
+        }
+    })
+}
+
 /// Leaves the signals to the threads that handle them.
 fn prepare_to_mount() {
-    crate::lifecycle::leave_to_system_calls();
-    crate::lifecycle::ignore_others();
-    crate::lifecycle::receive_in_order();
+    lifecycle::leave_to_system_calls();
+    lifecycle::ignore_others();
+    lifecycle::receive_in_order();
 }
 
 fn is_subcommand(word: &OsStr) -> bool {
@@ -141,7 +182,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     if let Some(error) = mistakes::foreign_option(arguments) {
         return exit::status(Err(error));
     }
-    let command = environment::without_foreign_paths(Cli::command());
+    let command = config::without_foreign_paths(Cli::command());
     let parsed = config::parse(command, arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
@@ -154,7 +195,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
             return exit::usage(&error, arguments);
         }
     };
-    crate::lifecycle::leave_to_system_calls();
+    lifecycle::leave_to_system_calls();
     match cli.command {
         Command::Mount(args) => {
             prepare_to_mount();
@@ -173,10 +214,19 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         Command::Verify(args) => exit::status(verify::run(&args)),
         Command::Pack(args) => exit::status(pack::run(&args)),
         Command::Info(args) => exit::status(info::run(&args)),
-        Command::KeepExtracted(args) => exit::status(keep_extracted::run(&args)),
-        Command::ReadNames(args) => exit::status(read_names::run(&args)),
+        Command::KeepExtracted { directory } => {
+            exit::status(crate::extract::keep(&directory).map(|()| 0))
+        }
+        Command::ReadNames { mountpoint, device } => exit::status(
+            lifecycle::read_names(&mountpoint, device)
+                .map(|()| 0)
+                .map_err(|error| Error::io("cannot read names", error)),
+        ),
+        Command::Notify { pipe, failed } => {
+            let status = if failed { MountStatus::Failed } else { MountStatus::Mounted };
+            exit::status(lifecycle::notify(&pipe, status).map(|()| 0))
+        }
         Command::ReadServer(args) => exit::status(read_server::run(&args)),
-        Command::Notify(args) => exit::status(notify::run(&args)),
         Command::Doctor(args) => exit::status(doctor::run(&args)),
         Command::Man(args) => exit::status(man::run(&args)),
         Command::Completions(args) => exit::status(completions::run(&args)),

@@ -1,20 +1,8 @@
 //! Parsers of option values for clap.
 
-use std::time::Duration;
-
 use crate::error::{Error, Kind, Result};
 use crate::os::processors::Cores;
-use crate::units::{parse_size, parse_time};
-
-/// Parses a size.
-pub(super) fn size(text: &str) -> Result<u64> {
-    parse_size(text)
-}
-
-/// Parses a time.
-pub(super) fn time(text: &str) -> Result<Duration> {
-    parse_time(text)
-}
+pub(super) use crate::units::{parse_size as size, parse_time as time};
 
 /// Parses a number of threads.
 pub(super) fn threads(text: &str) -> Result<usize> {

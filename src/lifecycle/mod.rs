@@ -15,21 +15,21 @@ mod registry;
 
 pub use crate::os::process::ProcessId;
 pub use crate::storage::Removed;
-pub use commands::chosen_mount_point::{choose_mount_point, is_archive};
 pub use commands::gc::{Cleared, gc, remove_kept_copies};
+pub use commands::held_files::{Display, RunOptions};
 pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
 pub use commands::list::{Listed, State, list, stats};
 pub use commands::mount::{Caller, MountOutcome, mount};
-pub use commands::run::{Outcome, run};
-pub use commands::run_options::{Display, Privacy, RunOptions};
+pub use commands::mount_lease::Privacy;
+pub use commands::run::{Outcome, choose_mount_point, is_archive, run};
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
 pub use daemon::end_policy::Lifetime;
 pub use daemon::launcher::Launcher;
 pub use daemon::name_readahead::read_names;
 pub use daemon::opening::open_to_read;
-pub use daemon::report::Snapshot;
+pub use daemon::report::{Percentiles, Snapshot};
 pub use daemon::signals::{ignore_others, leave_to_system_calls, receive_in_order};
 pub use daemon::{serve_in_background, serve_in_foreground};
 pub use job_step::{

@@ -9,7 +9,7 @@ use std::fmt;
 use std::iter::Sum;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sync::Arc;
 
@@ -23,7 +23,8 @@ pub enum CacheKind {
 }
 
 /// Counters of a cache, and its current size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CacheCounts {
     /// Requests that found their block in the cache.
     pub hits: u64,

@@ -1,6 +1,6 @@
 //! `archfs stats`: the counters of live mounts.
 //!
-//! `reading` parses what a daemon reports and computes rates; `screen` and `openmetrics` present
+//! `interval` computes rates; `screen` and `openmetrics` present
 //! it; `watch` repeats it.
 
 use std::io::Write;
@@ -11,12 +11,11 @@ use super::bar::Bar;
 use super::term;
 use super::values::time;
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{self, State};
+use crate::lifecycle::{self, Snapshot, State};
 use crate::log::Verbosity;
-use reading::Reading;
 
+mod interval;
 mod openmetrics;
-mod reading;
 mod screen;
 mod watch;
 
@@ -68,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             Err(error) => return Err(error),
         }
     }
-    let readings = || texts.iter().map(|json| Reading::parse(json)).collect::<Result<Vec<_>>>();
+    let readings = || texts.iter().map(|json| Snapshot::parse(json)).collect::<Result<Vec<_>>>();
     let text = if args.json {
         texts.iter().map(|json| term::json_for_output(json.trim_end()) + "\n").collect()
     } else if args.openmetrics {
@@ -83,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 
 /// Prints the chart of a mount that has ended to standard error.
 pub(super) fn print_chart(json: &str) {
-    let text = match Reading::parse(json) {
+    let text = match Snapshot::parse(json) {
         Ok(reading) => screen::totals(&reading).join("\n") + "\n",
         Err(error) => return term::show_error(&error),
     };

@@ -6,11 +6,11 @@
 
 use std::fmt::{Display, Write};
 
-use super::reading::{Cache, Latency, Reading};
-use crate::stats::StageCounts;
+use crate::lifecycle::{Percentiles, Snapshot};
+use crate::stats::{CacheCounts, StageCounts};
 
 /// The text for `readings`.
-pub(super) fn text(readings: &[Reading]) -> String {
+pub(super) fn text(readings: &[Snapshot]) -> String {
     let mut text = Text { text: String::new(), readings };
     text.gauge("uptime_seconds", "seconds", "Time since the mount began to serve", |reading| {
         reading.uptime_seconds
@@ -78,7 +78,7 @@ pub(super) fn text(readings: &[Reading]) -> String {
 
 struct Text<'r> {
     text: String,
-    readings: &'r [Reading],
+    readings: &'r [Snapshot],
 }
 
 impl Text<'_> {
@@ -92,7 +92,7 @@ impl Text<'_> {
     }
 
     /// Adds samples of `name`, each with labels besides the mount point.
-    fn samples<V: Display>(&mut self, name: &str, values: impl Fn(&Reading) -> Vec<(String, V)>) {
+    fn samples<V: Display>(&mut self, name: &str, values: impl Fn(&Snapshot) -> Vec<(String, V)>) {
         for reading in self.readings {
             for (labels, value) in values(reading) {
                 self.sample(reading, name, &labels, value);
@@ -100,7 +100,7 @@ impl Text<'_> {
         }
     }
 
-    fn sample(&mut self, reading: &Reading, name: &str, labels: &str, value: impl Display) {
+    fn sample(&mut self, reading: &Snapshot, name: &str, labels: &str, value: impl Display) {
         let mount_point = label("mountpoint", &reading.mountpoint);
         let comma = if labels.is_empty() { "" } else { "," };
         let _ = writeln!(self.text, "archfs_{name}{{{mount_point}{comma}{labels}}} {value}");
@@ -111,7 +111,7 @@ impl Text<'_> {
         name: &str,
         unit: &str,
         help: &str,
-        value: impl Fn(&Reading) -> V,
+        value: impl Fn(&Snapshot) -> V,
     ) {
         self.family(name, "gauge", unit, help);
         self.samples(name, |reading| vec![(String::new(), value(reading))]);
@@ -122,7 +122,7 @@ impl Text<'_> {
         name: &str,
         unit: &str,
         help: &str,
-        value: impl Fn(&Reading) -> V,
+        value: impl Fn(&Snapshot) -> V,
     ) {
         self.family(name, "counter", unit, help);
         let total = format!("{name}_total");
@@ -130,13 +130,13 @@ impl Text<'_> {
     }
 
     /// The latency of the requests `operation`.
-    fn latency(&mut self, operation: &str, latency: impl Fn(&Reading) -> &Latency) {
+    fn latency(&mut self, operation: &str, latency: impl Fn(&Snapshot) -> &Percentiles) {
         let name = format!("{operation}_latency_seconds");
         let help = format!("Time from a {operation} request to its reply");
         self.family(&name, "summary", "seconds", &help);
         // All samples of a mount together, as the format requires.
         for reading in self.readings {
-            let Latency { p50_ns, p90_ns, p99_ns, total_ns, .. } = latency(reading);
+            let Percentiles { p50_ns, p90_ns, p99_ns, total_ns, .. } = latency(reading);
             for (quantile, time) in [("0.5", p50_ns), ("0.9", p90_ns), ("0.99", p99_ns)] {
                 if let Some(time) = time {
                     self.sample(reading, &name, &label("quantile", quantile), seconds(*time));
@@ -149,7 +149,7 @@ impl Text<'_> {
     }
 
     fn caches(&mut self) {
-        type Count = (&'static str, &'static str, &'static str, fn(&Cache) -> u64);
+        type Count = (&'static str, &'static str, &'static str, fn(&CacheCounts) -> u64);
         const COUNTS: [Count; 5] = [
             ("cache_hits", "", "Blocks found in a cache", |cache| cache.hits),
             ("cache_loads", "", "Blocks read and decoded", |cache| cache.loads),
@@ -177,7 +177,7 @@ impl Text<'_> {
 }
 
 /// A value of each cache, with its label.
-fn both<V>(reading: &Reading, value: impl Fn(&Cache) -> V) -> [(String, V); 2] {
+fn both<V>(reading: &Snapshot, value: impl Fn(&CacheCounts) -> V) -> [(String, V); 2] {
     [("data", &reading.data_cache), ("metadata", &reading.metadata_cache)]
         .map(|(name, cache)| (label("cache", name), value(cache)))
 }
@@ -197,10 +197,10 @@ mod tests {
 
     #[test]
     fn a_family_has_a_sample_for_each_mount() {
-        let at = |mountpoint: &str| Reading {
+        let at = |mountpoint: &str| Snapshot {
             mountpoint: mountpoint.into(),
             requests: [("read".to_owned(), 3), ("total".to_owned(), 3)].into(),
-            ..Reading::default()
+            ..Snapshot::default()
         };
         let text = text(&[at("/a"), at("/b\"\\\n")]);
         let requests = "# TYPE archfs_requests counter\n\

@@ -5,7 +5,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::reading::{Bottleneck, Interval, Reading, Shares};
+use super::interval::{Bottleneck, Interval, Shares};
+use crate::lifecycle::Snapshot;
 use crate::log::printable;
 use crate::stats::{ReadaheadState, StageCounts};
 use crate::units::{counted, format_duration, format_percent, format_size};
@@ -15,7 +16,7 @@ const LABEL: usize = 12;
 const BAR: usize = 40;
 
 /// The lines for `reading`, with the rates of `interval`.
-pub(super) fn block(reading: &Reading, interval: &Interval) -> Vec<String> {
+pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
     let Shares { storage, decoding, requests } = interval.shares();
     let mut lines = vec![title(reading)];
     let mut add = |label: &str, text: String| lines.push(format!("  {label:LABEL$}{text}"));
@@ -53,8 +54,8 @@ pub(super) fn block(reading: &Reading, interval: &Interval) -> Vec<String> {
 }
 
 /// The lines for all that `reading` counted since the start of its mount.
-pub(super) fn totals(reading: &Reading) -> Vec<String> {
-    let interval = reading.since(None);
+pub(super) fn totals(reading: &Snapshot) -> Vec<String> {
+    let interval = Interval::between(None, reading);
     let mut lines = block(reading, &interval);
     let mut add = |label: &str, text: String| lines.push(format!("  {label:LABEL$}{text}"));
     let size = format_size(interval.bytes);
@@ -83,7 +84,7 @@ pub(super) fn totals(reading: &Reading) -> Vec<String> {
 }
 
 /// One line, for a log.
-pub(super) fn line(reading: &Reading, interval: &Interval) -> String {
+pub(super) fn line(reading: &Snapshot, interval: &Interval) -> String {
     let found =
         interval.found().map(|found| format!(", {} found in the cache", format_percent(found)));
     let text = format!(
@@ -104,7 +105,7 @@ pub(super) fn line(reading: &Reading, interval: &Interval) -> String {
     printable(&text)
 }
 
-fn title(reading: &Reading) -> String {
+fn title(reading: &Snapshot) -> String {
     let archives = match reading.archives.as_slice() {
         [one] => Path::new(one).file_name().unwrap_or_default().to_string_lossy().into_owned(),
         several => counted(several.len() as u64, "archive"),
@@ -172,11 +173,12 @@ fn rounded(rate: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::stats::reading::{Cache, Latency};
+    use crate::lifecycle::Percentiles;
+    use crate::stats::CacheCounts;
 
     /// Counters as large as they get in a week on a large node.
-    fn largest(read_ns: u64, archive_ns: u64, decode_ns: u64) -> Reading {
-        let latency = |total_ns| Latency {
+    fn largest(read_ns: u64, archive_ns: u64, decode_ns: u64) -> Snapshot {
+        let latency = |total_ns| Percentiles {
             p50_ns: Some(999_940_000),
             p90_ns: Some(999_940_000),
             p99_ns: Some(59_900_000_000),
@@ -184,8 +186,8 @@ mod tests {
             total_ns,
         };
         let (hits, loads, held_bytes) = (u64::MAX >> 8, u64::MAX >> 8, 1_099_500_000_000);
-        let cache = Cache { hits, loads, held_bytes, decode_ns, ..Cache::default() };
-        Reading {
+        let cache = CacheCounts { hits, loads, held_bytes, decode_ns, ..CacheCounts::default() };
+        Snapshot {
             mountpoint: "/m\u{1b}".into(),
             archives: vec!["/x/a.sqfs".into()],
             uptime_seconds: 604_799.0,
@@ -202,7 +204,7 @@ mod tests {
             data_cache: cache,
             cache_budget_bytes: 1_099_500_000_000,
             staged: Some(StageCounts { copied: 1_099_500_000_000, total: 1_099_500_000_001 }),
-            ..Reading::default()
+            ..Snapshot::default()
         }
     }
 

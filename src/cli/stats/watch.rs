@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use console::{Term, truncate_str};
 
-use super::reading::Reading;
+use super::interval::Interval;
 use super::{Args, mount_points, screen};
 use crate::cli::term::written;
 use crate::error::{Kind, Result};
-use crate::lifecycle;
+use crate::lifecycle::{self, Snapshot};
 
 /// The shortest interval: a look costs the daemon some time.
 const SHORTEST: Duration = Duration::from_millis(200);
@@ -22,7 +22,7 @@ const SHORTEST: Duration = Duration::from_millis(200);
 pub(super) fn run(args: &Args) -> Result<u8> {
     let mut view = View { term: Term::stdout(), drawn: 0 };
     // Without two readings there are no rates, so the first look is at the time since the start.
-    let mut last: BTreeMap<PathBuf, Reading> = BTreeMap::new();
+    let mut last: BTreeMap<PathBuf, Snapshot> = BTreeMap::new();
     let mut looks = 0;
     loop {
         let start = Instant::now();
@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         };
         let with_intervals: Vec<_> = readings
             .iter()
-            .map(|(path, reading)| (reading, reading.since(last.get(path))))
+            .map(|(path, reading)| (reading, Interval::between(last.get(path), reading)))
             .collect();
         let lines = if view.is_terminal() {
             view.fitting(
@@ -61,11 +61,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 }
 
 /// Reads the counters of all mounts that still exist.
-fn look(args: &Args) -> Result<Vec<(PathBuf, Reading)>> {
+fn look(args: &Args) -> Result<Vec<(PathBuf, Snapshot)>> {
     let mut readings = Vec::new();
     let mut missing = None;
     for mount_point in mount_points(&args.mountpoint)? {
-        match lifecycle::stats(&mount_point).and_then(|json| Reading::parse(&json)) {
+        match lifecycle::stats(&mount_point).and_then(|json| Snapshot::parse(&json)) {
             Ok(reading) => readings.push((mount_point, reading)),
             Err(error) if error.kind() == Kind::NotMounted => missing = Some(error),
             Err(error) => return Err(error),

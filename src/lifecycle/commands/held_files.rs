@@ -2,16 +2,42 @@
 //! files.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use super::extraction;
-use super::mount_lease::{self, CANNOT_MOUNT, Environment, MountLease};
-use super::run_options::{Chart, Display, RunOptions};
+use super::mount_lease::{self, CANNOT_MOUNT, Chart, Environment, MountLease, Privacy};
 use crate::error::{Error, Kind, Result};
-use crate::extract::{Hold, SafeParent};
-use crate::lifecycle::MountPlan;
+use crate::extract::{self, Existing, ExtractOptions, Extracted, Hold, LeftOut, SafeParent};
+use crate::formats::{self, OpenOptions};
+use crate::lifecycle::daemon::opening;
 use crate::lifecycle::mount::device;
+use crate::lifecycle::{MountPlan, registry};
 use crate::os::process::ProcessId;
-use crate::progress::Show;
+use crate::progress::{Progress, Show, Watch};
+use crate::sync::{Arc, AtomicBool};
+use crate::units::{counted, format_duration, format_size};
+use crate::vfs::{Finding, Location, Severity};
+
+/// How to run the command.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions<'o> {
+    /// Which processes see the mount.
+    pub privacy: Privacy,
+    /// Whether the command reads uncompressed files from the archive itself.
+    pub is_direct: bool,
+    /// The directory to extract to if this node cannot mount; `None` to fail then.
+    pub or_extract: Option<&'o Path>,
+}
+
+/// How to show waits to the user.
+#[derive(Clone, Copy)]
+pub struct Display<'d> {
+    /// Waits other than that for the command.
+    pub show: Show<'d>,
+    /// The progress of extracting.
+    pub watch: Watch<'d>,
+    /// Takes the statistics of a mount that has ended, as JSON; `None` if they are not wanted.
+    pub chart: Option<Chart<'d>>,
+}
 
 /// What `run` holds.
 pub(super) enum HeldFiles {
@@ -40,7 +66,7 @@ pub(super) fn obtain(
         },
     };
     warn_of_extraction(parent, why);
-    let hold = extraction::obtain(plan, &safe_parent?, display.show, display.watch)?;
+    let hold = extracted(plan, &safe_parent?, display)?;
     Ok(HeldFiles::Extracted(hold))
 }
 
@@ -50,6 +76,76 @@ fn warn_of_extraction(parent: &Path, why: Option<Error>) {
         Some(error) => log::warn!("{error}; extracting to {parent} instead"),
         None => log::warn!("extracting to {parent} instead"),
     }
+}
+
+/// A hold on the files of `plan`, in a directory below `parent`. Extracts them if no other process
+/// has.
+fn extracted(
+    plan: &MountPlan,
+    parent: &SafeParent,
+    Display { show, watch, .. }: Display<'_>,
+) -> Result<Hold> {
+    let hold = Hold::take_in(parent, &registry::name_on_all_nodes(plan), show)?;
+    let shown = hold.path().display().to_string();
+    let mut start = Instant::now();
+    let extracted = hold.extract_once(show, |part| {
+        start = Instant::now();
+        let progress = Arc::new(Progress::default());
+        let watched = watch(&progress);
+        let extracted = extract(plan, part, &shown, &progress)?;
+        drop(watched);
+        check_complete(plan, &extracted)?;
+        Ok(extracted)
+    });
+    match extracted {
+        Ok(Some(Extracted { counts, .. })) => {
+            let (files, bytes) = (counted(counts.files, "file"), format_size(counts.bytes));
+            let time = format_duration(start.elapsed());
+            crate::log::note(format_args!("{shown}: extracted {files}, {bytes}, in {time}"));
+            Ok(hold)
+        }
+        Ok(None) => Ok(hold),
+        Err(error) => {
+            end_hold(hold);
+            Err(error)
+        }
+    }
+}
+
+fn extract(plan: &MountPlan, part: &Path, shown: &str, progress: &Progress) -> Result<Extracted> {
+    let options = OpenOptions { reads_all: true, ..opening::options(plan) };
+    let tree = formats::open(&plan.archives, &options, progress)?;
+    let tree = opening::view(plan, tree)?;
+    let options = ExtractOptions {
+        only: &[],
+        existing: Existing::Keep,
+        threads: plan.threads.unwrap_or_else(extract::usual_threads),
+        // A signal ends this process, and the keeper removes the files.
+        interrupt: &AtomicBool::new(false),
+    };
+    extract::extract(tree.as_ref(), part, options, progress).map_err(|error| error.within(shown))
+}
+
+/// Fails if a file is missing, unless the user wants what is left of a damaged archive.
+fn check_complete(plan: &MountPlan, extracted: &Extracted) -> Result<()> {
+    for LeftOut { what, why, count, .. } in &extracted.left_out {
+        log::info!("{what} not restored for {}: {why}", counted(*count, "file"));
+    }
+    let Some(Finding { location, what, severity, .. }) = extracted.problems.first() else {
+        return Ok(());
+    };
+    let path = match location {
+        Location::Path(path) => path.escape_ascii().to_string(),
+        _ => "/".to_owned(),
+    };
+    let count = counted(extracted.problems.len() as u64, "file");
+    let context = format!("{count} cannot be extracted, for example {path}: {what}");
+    if plan.partial {
+        log::warn!("{context}");
+        return Ok(());
+    }
+    let kind = if *severity == Severity::Damage { Kind::Corrupt } else { Kind::Io };
+    Err(Error::new(kind, context).with_hint("--partial runs the command without these files"))
 }
 
 impl HeldFiles {

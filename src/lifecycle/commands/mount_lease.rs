@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use crate::direct;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::mount;
-use crate::lifecycle::commands::run_options::{Chart, Privacy};
 use crate::lifecycle::daemon::launcher::Launched;
 use crate::lifecycle::mount::fusermount::Helper;
 use crate::lifecycle::mount::{attach, device, mount_point, namespace, owned_directory};
@@ -32,6 +31,18 @@ pub(super) const CANNOT_MOUNT: Kind = Kind::Reported(4);
 
 /// Variables for the environment of the command.
 pub(super) type Environment = Vec<(&'static str, OsString)>;
+
+/// Shows statistics.
+pub(crate) type Chart<'d> = &'d dyn Fn(&str);
+
+/// Which processes see the mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privacy {
+    /// All processes of the user. Only the command, if archfs cannot mount in another way.
+    Default,
+    /// Only the command.
+    Private,
+}
 
 /// The lease on the mount.
 pub(super) struct MountLease {

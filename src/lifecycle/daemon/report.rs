@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::MountPlan;
@@ -141,54 +141,61 @@ struct Served {
 }
 
 /// The statistics of a mount. Each field is a key of the JSON and has its unit in its name.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+///
+/// A counter that an older daemon does not report is 0.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "docs/STATS.md explains the keys")]
 pub struct Snapshot {
-    mountpoint: String,
-    archives: Vec<String>,
+    pub mountpoint: String,
+    pub archives: Vec<String>,
     /// Time since 1970.
-    started_seconds: f64,
-    uptime_seconds: f64,
+    pub started_seconds: f64,
+    pub uptime_seconds: f64,
     /// User and system time of the whole process, opening included.
-    cpu_seconds: f64,
+    pub cpu_seconds: f64,
     /// Peak resident memory of the whole process; `None` if the kernel does not report it.
-    peak_memory_bytes: Option<u64>,
+    pub peak_memory_bytes: Option<u64>,
     /// By operation, and `total`.
-    requests: BTreeMap<&'static str, u64>,
+    pub requests: BTreeMap<String, u64>,
     /// Faults of the archive or of reading it. The log has each of them.
-    faults: u64,
+    pub faults: u64,
     /// Reads at the start of a file.
-    files_started: u64,
+    pub files_started: u64,
     /// File contents that readers received.
-    served_bytes: u64,
+    pub served_bytes: u64,
     /// Reads of `run --direct` that needed no request, and the bytes that they returned.
-    direct_reads: u64,
-    direct_bytes: u64,
+    pub direct_reads: u64,
+    pub direct_bytes: u64,
     /// How much of the archives is copied to this node; `None` without `--stage`.
-    staged: Option<StageCounts>,
+    pub staged: Option<StageCounts>,
     /// What was read ahead of programs in the background.
-    readahead: Option<ReadaheadCounts>,
+    pub readahead: Option<ReadaheadCounts>,
     /// Reads from the archives, including those of opening.
-    archive_reads: u64,
-    archive_bytes: u64,
-    archive_read_ns: u64,
-    lookup_latency: Percentiles,
-    read_latency: Percentiles,
-    metadata_cache: CacheCounts,
-    data_cache: CacheCounts,
+    pub archive_reads: u64,
+    pub archive_bytes: u64,
+    pub archive_read_ns: u64,
+    pub lookup_latency: Percentiles,
+    pub read_latency: Percentiles,
+    pub metadata_cache: CacheCounts,
+    pub data_cache: CacheCounts,
     /// Current budget of both caches.
-    cache_budget_bytes: u64,
+    pub cache_budget_bytes: u64,
     /// How often both caches were emptied because the mount was idle.
-    cache_releases: u64,
+    pub cache_releases: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Percentiles {
-    p50_ns: Option<u64>,
-    p90_ns: Option<u64>,
-    p99_ns: Option<u64>,
-    max_ns: Option<u64>,
+/// Latencies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "docs/STATS.md explains the keys")]
+pub struct Percentiles {
+    pub p50_ns: Option<u64>,
+    pub p90_ns: Option<u64>,
+    pub p99_ns: Option<u64>,
+    pub max_ns: Option<u64>,
     /// All of them together.
-    total_ns: u64,
+    pub total_ns: u64,
 }
 
 impl Snapshot {
@@ -198,6 +205,7 @@ impl Snapshot {
         let uptime = served.since.elapsed();
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let by_operation = Operation::ALL.map(|one| (one.name(), totals.requests(one)));
+        let requests = by_operation.into_iter().chain([("total", totals.all_requests())]);
         let text = |path: &Path| path.to_string_lossy().into_owned();
         Self {
             mountpoint: text(&served.mount_point),
@@ -206,7 +214,7 @@ impl Snapshot {
             uptime_seconds: rounded(uptime),
             cpu_seconds: rounded(cpu_time()),
             peak_memory_bytes: peak_memory(),
-            requests: by_operation.into_iter().chain([("total", totals.all_requests())]).collect(),
+            requests: requests.map(|(name, count)| (name.to_owned(), count)).collect(),
             faults: totals.faults,
             files_started: totals.files_started,
             served_bytes: totals.bytes,
@@ -226,6 +234,18 @@ impl Snapshot {
         }
     }
 
+    /// Parses the JSON of a daemon.
+    pub fn parse(json: &str) -> Result<Self> {
+        serde_json::from_str(json).map_err(|error| {
+            Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)
+        })
+    }
+
+    /// The number of requests of that name.
+    pub fn requests(&self, name: &str) -> u64 {
+        self.requests.get(name).copied().unwrap_or_default()
+    }
+
     /// One JSON object on one line.
     pub fn json(&self) -> String {
         // Fails only for keys that are not text and for types that fail by themselves.
@@ -240,11 +260,9 @@ impl Snapshot {
         };
         let uptime =
             format_duration(Duration::try_from_secs_f64(self.uptime_seconds).unwrap_or_default());
-        let requests =
-            |operation: Operation| self.requests.get(operation.name()).copied().unwrap_or_default();
         let mut parts = vec![
-            counted(requests(Operation::Lookup), "lookup"),
-            counted(requests(Operation::Read), "read"),
+            counted(self.requests("lookup"), "lookup"),
+            counted(self.requests("read"), "read"),
             format!("{} returned", format_size(self.served_bytes)),
         ];
         if self.direct_reads > 0 {

@@ -1,5 +1,5 @@
-//! srun as a child process: its job, options, variables and output, and how to end it without ending
-//! the step.
+//! srun as a child process: its job, options, variables and output, and how to end it without
+//! ending the step.
 //!
 //! srun forks a "shepherd". If srun vanishes, the shepherd asks the controller to send SIGKILL to
 //! the step. At the end of a batch script Slurm kills srun and its shepherd one by one. If srun

@@ -6,17 +6,15 @@
 //!
 //! - `message`: the requests and answers;
 //! - `client`: the side of the holder;
-//! - `server`: the side of the daemon, with a `connection` for each client.
+//! - `server`: the side of the daemon.
 //!
 //! Invariants: the daemon counts a lease before it answers. It grants none after it has begun to
 //! unmount.
 
 mod client;
-mod connection;
 mod message;
 mod server;
 
 pub(crate) use client::{Client, HoldAnswer, MountFate, Prepared};
-pub(crate) use connection::ClientId;
 pub(crate) use message::{DirectAnswer, HolderStatus, Status, UnmountAnswer, UnmountRequest};
-pub(crate) use server::{Leases, Responder};
+pub(crate) use server::{ClientId, Leases, Responder};

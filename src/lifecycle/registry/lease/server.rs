@@ -3,14 +3,17 @@
 //! Invariants: nothing here blocks, so no client can delay another. Only connections of the user
 //! of the mount and of root are accepted.
 
-use std::io::{ErrorKind, Write};
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 
-use super::connection::{ClientId, Connection, LeaseState};
 use super::message::{
-    Answer, DirectAnswer, HolderStatus, Request, Status, UnmountAnswer, UnmountRequest,
+    Answer, DirectAnswer, HolderStatus, PENDING_INPUT_MAX, Request, Status, UnmountAnswer,
+    UnmountRequest,
 };
 use crate::error::{Error, Result};
 use crate::failpoint;
@@ -389,6 +392,98 @@ impl Leases {
         holders.sort_by_key(|holder| holder.pid);
         holders.dedup();
         Status { holders, until_unmount: self.until_unmount, staged: None }
+    }
+}
+
+/// How many bytes to read at once; most requests are shorter.
+const READ_SIZE: usize = 160;
+
+/// The number of a client, which no other client of the daemon has had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClientId(u64);
+
+impl ClientId {
+    fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+/// Whether the client has a lease of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeaseState {
+    /// It has asked for none, or has returned it and knows that the mount stays.
+    None,
+    /// It holds the mount as long as the connection is open.
+    Held,
+    /// It has returned its lease and waits for the answer whether the mount stays, or for the end
+    /// of the connection.
+    Leaving,
+}
+
+#[derive(Debug)]
+struct Connection {
+    id: ClientId,
+    stream: UnixStream,
+    /// The process at the other end, if it is known.
+    pid: Option<i32>,
+    lease: LeaseState,
+    is_open: bool,
+    /// Bytes received that belong to no answered request.
+    received: VecDeque<u8>,
+}
+
+impl Connection {
+    /// A connection over `stream`, which must not block.
+    fn new(id: ClientId, stream: UnixStream, pid: Option<i32>, lease: LeaseState) -> Self {
+        Self { id, stream, pid, lease, is_open: true, received: VecDeque::new() }
+    }
+
+    /// The process at the other end; `None` if this PID namespace does not show it, or if it has
+    /// exited and another process has the connection open.
+    fn process(&self) -> Option<ProcessId> {
+        ProcessId::of(self.pid?).ok()
+    }
+
+    /// Reads all bytes received, and detects the end of the connection.
+    fn receive(&mut self) {
+        let mut bytes = [0; READ_SIZE];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return self.is_open = false,
+                Ok(count) => self.received.extend(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => return self.is_open = false,
+            }
+            if self.received.len() > PENDING_INPUT_MAX {
+                return self.is_open = false;
+            }
+        }
+    }
+
+    /// Takes the next whole line that was received, without its newline.
+    fn next_line(&mut self) -> Option<String> {
+        let end = self.received.iter().position(|&byte| byte == b'\n')?;
+        let line = self.received.drain(..=end).take(end).collect();
+        Some(String::from_utf8(line).unwrap_or_default())
+    }
+
+    /// Sends `line`. A client that does not read even these few bytes is disconnected.
+    fn send(&mut self, line: &str) {
+        self.is_open &= self.stream.write_all(line.as_bytes()).is_ok();
+    }
+
+    fn send_with(&mut self, line: &str, descriptors: &[BorrowedFd<'_>]) {
+        if descriptors.is_empty() {
+            return self.send(line);
+        }
+        match unix_socket::send_with(&self.stream, line.as_bytes(), descriptors) {
+            // The user has too many descriptors in unread messages (unix(7), ETOOMANYREFS).
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::AGAIN) => {
+                self.send(&DirectAnswer::Later.encode().0);
+            }
+            sent => self.is_open &= sent == Ok(line.len()),
+        }
     }
 }
 

@@ -1,108 +1,6 @@
-//! The counters of a mount as its daemon reports them, and what happened between two readings.
-//!
-//! Invariant: a counter that an older daemon does not report is 0.
+//! What happened between two readings of the counters of a mount, and what limits its readers.
 
-use std::collections::BTreeMap;
-
-use serde::Deserialize;
-
-use crate::error::{Error, Kind, Result};
-use crate::stats::{ReadaheadCounts, StageCounts};
-
-/// The keys that are presented; docs/STATS.md explains them.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(default)]
-pub(super) struct Reading {
-    pub(super) mountpoint: String,
-    pub(super) archives: Vec<String>,
-    pub(super) started_seconds: f64,
-    pub(super) uptime_seconds: f64,
-    pub(super) cpu_seconds: f64,
-    pub(super) peak_memory_bytes: Option<u64>,
-    pub(super) requests: BTreeMap<String, u64>,
-    pub(super) faults: u64,
-    pub(super) files_started: u64,
-    pub(super) served_bytes: u64,
-    pub(super) direct_reads: u64,
-    pub(super) direct_bytes: u64,
-    pub(super) staged: Option<StageCounts>,
-    pub(super) readahead: Option<ReadaheadCounts>,
-    pub(super) archive_reads: u64,
-    pub(super) archive_bytes: u64,
-    pub(super) archive_read_ns: u64,
-    pub(super) lookup_latency: Latency,
-    pub(super) read_latency: Latency,
-    pub(super) metadata_cache: Cache,
-    pub(super) data_cache: Cache,
-    pub(super) cache_budget_bytes: u64,
-    pub(super) cache_releases: u64,
-}
-
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(default)]
-pub(super) struct Latency {
-    pub(super) p50_ns: Option<u64>,
-    pub(super) p90_ns: Option<u64>,
-    pub(super) p99_ns: Option<u64>,
-    pub(super) max_ns: Option<u64>,
-    pub(super) total_ns: u64,
-}
-
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(default)]
-pub(super) struct Cache {
-    pub(super) hits: u64,
-    pub(super) loads: u64,
-    pub(super) waits: u64,
-    pub(super) evictions: u64,
-    pub(super) loaded_bytes: u64,
-    pub(super) decode_ns: u64,
-    pub(super) held_bytes: u64,
-}
-
-impl Reading {
-    /// Parses the JSON of a daemon.
-    pub(super) fn parse(json: &str) -> Result<Self> {
-        serde_json::from_str(json).map_err(|error| {
-            Error::new(Kind::Io, "invalid answer from the daemon").with_source(error)
-        })
-    }
-
-    /// The number of requests of that name.
-    pub(super) fn requests(&self, name: &str) -> u64 {
-        self.requests.get(name).copied().unwrap_or_default()
-    }
-
-    /// What happened since `earlier`, or since the start of the mount if that is another mount.
-    pub(super) fn since(&self, earlier: Option<&Self>) -> Interval {
-        let is_same = |earlier: &&Self| {
-            // A new mount at the same path starts later. The clock may have been set a little.
-            (earlier.started_seconds - self.started_seconds).abs() < 1.0
-                && earlier.uptime_seconds <= self.uptime_seconds
-        };
-        let nothing = Self::default();
-        let earlier = earlier.filter(is_same).unwrap_or(&nothing);
-        let grown = |count: &dyn Fn(&Self) -> u64| count(self).saturating_sub(count(earlier));
-        Interval {
-            seconds: (self.uptime_seconds - earlier.uptime_seconds).max(0.0),
-            cpu_seconds: (self.cpu_seconds - earlier.cpu_seconds).max(0.0),
-            files: grown(&|reading| reading.files_started),
-            bytes: grown(&|reading| reading.served_bytes + reading.direct_bytes),
-            direct_reads: grown(&|reading| reading.direct_reads),
-            reads: grown(&|reading| reading.requests("read")),
-            lookups: grown(&|reading| reading.requests("lookup")),
-            faults: grown(&|reading| reading.faults),
-            read_ns: grown(&|reading| reading.read_latency.total_ns),
-            archive_ns: grown(&|reading| reading.archive_read_ns),
-            archive_bytes: grown(&|reading| reading.archive_bytes),
-            decode_ns: grown(&|reading| {
-                reading.data_cache.decode_ns + reading.metadata_cache.decode_ns
-            }),
-            hits: grown(&|reading| reading.data_cache.hits),
-            misses: grown(&|reading| reading.data_cache.loads + reading.data_cache.waits),
-        }
-    }
-}
+use crate::lifecycle::Snapshot;
 
 /// What happened in some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -149,6 +47,37 @@ pub(super) enum Bottleneck {
 }
 
 impl Interval {
+    /// What happened from `earlier` to `later`, or since the start of the mount if `earlier` is of
+    /// another one.
+    pub(super) fn between(earlier: Option<&Snapshot>, later: &Snapshot) -> Self {
+        let is_same = |earlier: &&Snapshot| {
+            // A new mount at the same path starts later. The clock may have been set a little.
+            (earlier.started_seconds - later.started_seconds).abs() < 1.0
+                && earlier.uptime_seconds <= later.uptime_seconds
+        };
+        let nothing = Snapshot::default();
+        let earlier = earlier.filter(is_same).unwrap_or(&nothing);
+        let grown = |count: fn(&Snapshot) -> u64| count(later).saturating_sub(count(earlier));
+        Self {
+            seconds: (later.uptime_seconds - earlier.uptime_seconds).max(0.0),
+            cpu_seconds: (later.cpu_seconds - earlier.cpu_seconds).max(0.0),
+            files: grown(|reading| reading.files_started),
+            bytes: grown(|reading| reading.served_bytes + reading.direct_bytes),
+            direct_reads: grown(|reading| reading.direct_reads),
+            reads: grown(|reading| reading.requests("read")),
+            lookups: grown(|reading| reading.requests("lookup")),
+            faults: grown(|reading| reading.faults),
+            read_ns: grown(|reading| reading.read_latency.total_ns),
+            archive_ns: grown(|reading| reading.archive_read_ns),
+            archive_bytes: grown(|reading| reading.archive_bytes),
+            decode_ns: grown(|reading| {
+                reading.data_cache.decode_ns + reading.metadata_cache.decode_ns
+            }),
+            hits: grown(|reading| reading.data_cache.hits),
+            misses: grown(|reading| reading.data_cache.loads + reading.data_cache.waits),
+        }
+    }
+
     /// `count` in a second.
     pub(super) fn rate(&self, count: u64) -> f64 {
         if self.seconds > 0.0 { count as f64 / self.seconds } else { 0.0 }
@@ -198,36 +127,33 @@ impl Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn reading(json: &str) -> Reading {
-        Reading::parse(json).unwrap()
-    }
+    use crate::lifecycle::Percentiles;
 
     #[test]
     fn counters_that_are_missing_are_zero() {
-        let found =
-            reading(r#"{"mountpoint":"/m","requests":{"read":3},"read_latency":{"p50_ns":null}}"#);
+        let json = r#"{"mountpoint":"/m","requests":{"read":3},"read_latency":{"p50_ns":null}}"#;
+        let found = Snapshot::parse(json).unwrap();
         assert_eq!((found.requests("read"), found.requests("lookup")), (3, 0));
-        assert_eq!(found.read_latency, Latency::default());
-        assert!(Reading::parse("no JSON").is_err());
+        assert_eq!(found.read_latency, Percentiles::default());
+        assert!(Snapshot::parse("no JSON").is_err());
     }
 
     #[test]
     fn an_interval_is_the_difference_of_two_readings_of_one_mount() {
-        let at = |started: f64, uptime: f64, bytes: u64| Reading {
+        let at = |started: f64, uptime: f64, bytes: u64| Snapshot {
             started_seconds: started,
             uptime_seconds: uptime,
             served_bytes: bytes,
-            ..Reading::default()
+            ..Snapshot::default()
         };
-        let between = |earlier: &Reading, later: &Reading| {
-            let interval = later.since(Some(earlier));
+        let between = |earlier: &Snapshot, later: &Snapshot| {
+            let interval = Interval::between(Some(earlier), later);
             (interval.seconds, interval.bytes)
         };
         assert_eq!(between(&at(7.0, 10.0, 100), &at(7.002, 12.0, 150)), (2.0, 50));
         // Another mount at the same place.
         assert_eq!(between(&at(7.0, 10.0, 100), &at(18.0, 1.0, 30)), (1.0, 30));
-        let first = at(7.0, 10.0, 100).since(None);
+        let first = Interval::between(None, &at(7.0, 10.0, 100));
         assert_eq!((first.seconds, first.rate(first.bytes)), (10.0, 10.0));
         assert_eq!(Interval::default().rate(5), 0.0);
     }
