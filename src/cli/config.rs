@@ -202,8 +202,8 @@ const WRITTEN: [(&str, &str); 3] = [
 /// each of them.
 ///
 /// `sudo -E` runs archfs as root with the variables of another user. If one of them names a file
-/// that archfs writes, root could overwrite any file. So root accepts such names only on the command
-/// line.
+/// that archfs writes, root could overwrite any file. So root accepts such names only on the
+/// command line.
 pub(super) fn without_foreign_paths(command: Command) -> Command {
     let user = std::env::var("SUDO_UID").ok();
     if !geteuid().is_root() || user.is_none_or(|user| user == "0") {

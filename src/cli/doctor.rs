@@ -7,7 +7,6 @@
 //! present on every node, and `null` if its value is unknown.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -18,9 +17,7 @@ use super::exit;
 use super::term;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::Interrupt;
-use crate::lifecycle::doctor::{
-    self, Check, CheckState, Failure, Node, Steps, Trial, Tried, Verdict,
-};
+use crate::lifecycle::doctor::{self, Check, CheckState, Failure, Node, Trial, Tried, Verdict};
 use crate::log::printable;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -61,31 +58,6 @@ Examples:
   srun --nodes=1 archfs doctor            (on a compute node)
   archfs doctor --json | jq .works";
 
-/// The command lines of this program for the steps of a trial.
-const STEPS: Steps = Steps {
-    mount: |archive, mount_point, pid| {
-        let pid = pid.to_string();
-        arguments(&["mount", "--quiet", "--until-pid", &pid], [archive.into(), mount_point.into()])
-    },
-    check: |mount_point| {
-        arguments(&["doctor", "--step", "read", "--mount-point"], [mount_point.into()])
-    },
-    unmount: |mount_point| arguments(&["unmount", "--lazy"], [mount_point.into()]),
-    run: |archive, mount_point, command| {
-        let paths = [archive.into(), mount_point.into(), "--".into()];
-        [arguments(&["run", "--quiet"], paths), command].concat()
-    },
-    run_private: |archive, mount_point, command| {
-        let paths = [archive.into(), mount_point.into(), "--".into()];
-        [arguments(&["run", "--private", "--quiet"], paths), command].concat()
-    },
-    namespace: || arguments(&["doctor", "--step", "namespace"], []),
-};
-
-fn arguments<const N: usize>(arguments: &[&str], paths: [OsString; N]) -> Vec<OsString> {
-    arguments.iter().map(OsString::from).chain(paths).collect()
-}
-
 pub(super) fn run(args: &Args) -> Result<u8> {
     crate::log::start_without_warnings();
     match (args.step, &args.mount_point) {
@@ -102,7 +74,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     progress.begin("checking this node");
     let node = Node::examine();
     progress.begin("mounting");
-    let trial = Trial::hold(&node.mount_parents, &STEPS);
+    let trial = Trial::hold(&node.mount_parents);
     drop(bar);
     if let Some(signal) = interrupt.and_then(|interrupt| interrupt.signal()) {
         return Ok(128_u8.saturating_add(signal));

@@ -131,8 +131,8 @@ pub(super) enum Request {
     Run(Vec<OsString>),
 }
 
-/// Translates a call of squashfuse; `None` if archfs was called by another name. The mount point must
-/// exist, and SIGTERM unmounts at once.
+/// Translates a call of squashfuse; `None` if archfs was called by another name. The mount point
+/// must exist, and SIGTERM unmounts at once.
 pub(super) fn of_squashfuse(arguments: &[OsString]) -> Option<Request> {
     let (name, words) = arguments.split_first()?;
     let name = Path::new(name).file_name()?;

@@ -13,7 +13,7 @@ mod resources;
 mod trial;
 
 pub(crate) use access::check_namespace;
-pub(crate) use trial::{Failure, Steps, Trial, Tried, check_mount};
+pub(crate) use trial::{Failure, Trial, Tried, check_mount};
 
 use std::path::PathBuf;
 

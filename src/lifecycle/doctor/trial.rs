@@ -32,23 +32,6 @@ const TEXT: &[u8] = b"archfs can read this\n";
 /// The size of a tar block in bytes.
 const BLOCK: usize = 512;
 
-/// The arguments of this program for each step.
-#[derive(Clone, Copy)]
-pub(crate) struct Steps {
-    /// Mounts an archive at a mount point until the process with this id ends.
-    pub(crate) mount: fn(&Path, &Path, i32) -> Vec<OsString>,
-    /// Checks the mount at a mount point, as `check_mount` does.
-    pub(crate) check: fn(&Path) -> Vec<OsString>,
-    /// Unmounts a mount point.
-    pub(crate) unmount: fn(&Path) -> Vec<OsString>,
-    /// Mounts an archive at a mount point while it runs the command in the last argument.
-    pub(crate) run: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
-    /// Like `run`, but only the command sees the mount.
-    pub(crate) run_private: fn(&Path, &Path, Vec<OsString>) -> Vec<OsString>,
-    /// Enters a namespace, as `check_namespace` does.
-    pub(crate) namespace: fn() -> Vec<OsString>,
-}
-
 /// The results of the trial.
 pub(crate) struct Trial {
     pub(crate) mount: Tried,
@@ -79,8 +62,8 @@ impl Failure {
 
 impl Trial {
     /// Makes all attempts in the first of `parents` in which a directory can be created.
-    pub(crate) fn hold(parents: &[MountParent], steps: &Steps) -> Self {
-        let namespace = attempt(&(steps.namespace)());
+    pub(crate) fn hold(parents: &[MountParent]) -> Self {
+        let namespace = attempt(&words(&["doctor", "--step", "namespace"], &[]));
         let setup = match Setup::create_in_first(parents) {
             Ok(setup) => setup,
             Err(failure) => {
@@ -88,13 +71,10 @@ impl Trial {
                 return Self { mount, run, run_private, namespace };
             }
         };
-        let (archive, mount_point) = (&setup.archive, &setup.mount_point);
-        let check =
-            || [vec![OsString::from(process::OWN_PROGRAM)], (steps.check)(mount_point)].concat();
         Self {
-            mount: setup.try_to_mount(steps),
-            run: attempt(&(steps.run)(archive, mount_point, check())),
-            run_private: attempt(&(steps.run_private)(archive, mount_point, check())),
+            mount: setup.try_to_mount(),
+            run: setup.try_to_run(&["run", "--quiet"]),
+            run_private: setup.try_to_run(&["run", "--private", "--quiet"]),
             namespace,
         }
     }
@@ -148,12 +128,29 @@ impl Setup {
         Ok(Self { archive, mount_point, _memory: memory })
     }
 
-    fn try_to_mount(&self, steps: &Steps) -> Tried {
-        let own = rustix::process::getpid().as_raw_nonzero().get();
-        attempt(&(steps.mount)(&self.archive, &self.mount_point, own))?;
-        let read = attempt(&(steps.check)(&self.mount_point));
-        read.and(attempt(&(steps.unmount)(&self.mount_point)))
+    fn try_to_mount(&self) -> Tried {
+        let own = rustix::process::getpid().as_raw_nonzero().to_string();
+        let (archive, mount_point) = (&self.archive, &self.mount_point);
+        attempt(&words(&["mount", "--quiet", "--until-pid", &own], &[archive, mount_point]))?;
+        let read = attempt(&self.check());
+        read.and(attempt(&words(&["unmount", "--lazy"], &[mount_point])))
     }
+
+    /// Mounts while it runs the command that checks the mount.
+    fn try_to_run(&self, run: &[&str]) -> Tried {
+        let paths: [&Path; 4] =
+            [&self.archive, &self.mount_point, "--".as_ref(), process::OWN_PROGRAM.as_ref()];
+        attempt(&[words(run, &paths), self.check()].concat())
+    }
+
+    /// Checks the mount, as `check_mount` does.
+    fn check(&self) -> Vec<OsString> {
+        words(&["doctor", "--step", "read", "--mount-point"], &[&self.mount_point])
+    }
+}
+
+fn words(arguments: &[&str], paths: &[&Path]) -> Vec<OsString> {
+    arguments.iter().map(OsString::from).chain(paths.iter().map(OsString::from)).collect()
 }
 
 /// Runs this program with `arguments`. The error is the first one that it prints.
