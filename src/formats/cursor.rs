@@ -7,7 +7,7 @@ use crate::formats::bytes::{index, length};
 use crate::storage::Storage;
 use crate::sync::Arc;
 
-pub(in crate::formats) struct Cursor {
+pub(crate) struct Cursor {
     storage: Arc<dyn Storage>,
     position: u64,
     /// Bytes of the file from offset `start`.
@@ -18,29 +18,25 @@ pub(in crate::formats) struct Cursor {
 }
 
 impl Cursor {
-    pub(in crate::formats) fn new(
-        storage: Arc<dyn Storage>,
-        position: u64,
-        read_size: usize,
-    ) -> Self {
+    pub(crate) fn new(storage: Arc<dyn Storage>, position: u64, read_size: usize) -> Self {
         Self { storage, position, buffer: Vec::new(), start: 0, read_size }
     }
 
-    pub(in crate::formats) fn storage(&self) -> &Arc<dyn Storage> {
+    pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }
 
-    pub(in crate::formats) fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
     /// Bytes from here to the end of the file.
-    pub(in crate::formats) fn remaining(&self) -> u64 {
+    pub(crate) fn remaining(&self) -> u64 {
         self.storage.len().saturating_sub(self.position)
     }
 
     /// The next `len` bytes, without advancing; fewer only at the end of the file.
-    pub(in crate::formats) fn peek(&mut self, len: usize) -> Result<&[u8]> {
+    pub(crate) fn peek(&mut self, len: usize) -> Result<&[u8]> {
         let len = index(self.remaining()).min(len);
         if self.buffered().len() < len {
             let wanted = index(self.remaining()).min(self.read_size.max(len));
@@ -55,13 +51,13 @@ impl Cursor {
     }
 
     /// All buffered bytes, at least `min_len` unless the file ends before.
-    pub(in crate::formats) fn fill_buf(&mut self, min_len: usize) -> Result<&[u8]> {
+    pub(crate) fn fill_buf(&mut self, min_len: usize) -> Result<&[u8]> {
         self.peek(min_len)?;
         Ok(self.buffered())
     }
 
     /// Advances by `count` bytes.
-    pub(in crate::formats) fn skip(&mut self, count: u64) -> Result<()> {
+    pub(crate) fn skip(&mut self, count: u64) -> Result<()> {
         if count > self.remaining() {
             return Err(self.ends_early());
         }
@@ -70,7 +66,7 @@ impl Cursor {
     }
 
     /// The next `N` bytes.
-    pub(in crate::formats) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let Some(array) = self.peek(N)?.first_chunk::<N>().copied() else {
             return Err(self.ends_early());
         };
@@ -78,22 +74,22 @@ impl Cursor {
         Ok(array)
     }
 
-    pub(in crate::formats) fn u32(&mut self) -> Result<u32> {
+    pub(crate) fn u32(&mut self) -> Result<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
     /// The next four bytes as a magic number, without advancing; `None` at the end of the file.
-    pub(in crate::formats) fn magic(&mut self) -> Result<Option<u32>> {
+    pub(crate) fn magic(&mut self) -> Result<Option<u32>> {
         Ok(self.peek(4)?.first_chunk().copied().map(u32::from_le_bytes))
     }
 
     /// Whether a byte other than zero follows within one read.
-    pub(in crate::formats) fn has_garbage(&mut self) -> Result<bool> {
+    pub(crate) fn has_garbage(&mut self) -> Result<bool> {
         let read_size = self.read_size;
         Ok(self.peek(read_size)?.iter().any(|byte| *byte != 0))
     }
 
-    pub(in crate::formats) fn ends_early(&self) -> Error {
+    pub(crate) fn ends_early(&self) -> Error {
         Error::truncated("the file ends early")
             .with_detail(format_args!("file ends at {:#x}", self.storage.len()))
     }

@@ -20,7 +20,7 @@ const BYTES_MAX: u64 = 8 << 20;
 
 /// The free buffers.
 #[derive(Debug)]
-pub(in crate::formats) struct Buffers {
+pub(crate) struct Buffers {
     /// Guards the free buffers, most recently used last. Held for a push or a scan.
     free: Mutex<Vec<Vec<u8>>>,
     /// The most bytes they may hold together.
@@ -35,7 +35,7 @@ impl Buffers {
 
     /// A buffer of `len` bytes of unspecified content. Its capacity is at most 1/4 or `STEP`
     /// larger.
-    pub(in crate::formats) fn take(&self, len: usize) -> Vec<u8> {
+    pub(crate) fn take(&self, len: usize) -> Vec<u8> {
         let capacity_max = len.saturating_add((len / 4).max(STEP));
         let fits = |buffer: &Vec<u8>| (len..=capacity_max).contains(&buffer.capacity());
         let found = {
@@ -50,7 +50,7 @@ impl Buffers {
     }
 
     /// Keeps `buffer` for later, or frees it.
-    pub(in crate::formats) fn recycle(&self, buffer: Vec<u8>) {
+    pub(crate) fn recycle(&self, buffer: Vec<u8>) {
         if buffer.capacity() < SIZE_MIN {
             return;
         }

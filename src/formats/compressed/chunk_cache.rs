@@ -22,7 +22,7 @@ use crate::units::Size;
 
 /// A decoded chunk and the permit for its memory.
 #[derive(Debug)]
-pub(in crate::formats) struct Chunk {
+pub(crate) struct Chunk {
     bytes: Vec<u8>,
     /// Where the memory is returned to.
     buffers: Arc<Buffers>,
@@ -60,7 +60,7 @@ impl Cached for Arc<Chunk> {
 
 /// Why a chunk is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) enum Demand {
+pub(crate) enum Demand {
     /// A reader waits for it.
     Now,
     /// A reader may need it soon.
@@ -91,7 +91,7 @@ pub(crate) struct ChunkCache {
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// A number for an archive, or for a member that has chunks, that no other has.
-pub(in crate::formats) fn new_number() -> u32 {
+pub(crate) fn new_number() -> u32 {
     NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -157,12 +157,12 @@ impl ChunkCache {
 
     /// Drops the chunk `key`, because a reader has all of it. On a mount, the page cache has it
     /// then.
-    pub(in crate::formats) fn forget(&self, key: (u32, u32)) {
+    pub(crate) fn forget(&self, key: (u32, u32)) {
         self.cache.remove(&key);
     }
 
     /// Frees the chunks of all archives, except those being decoded.
-    pub(in crate::formats) fn release(&self) {
+    pub(crate) fn release(&self) {
         self.cache.clear();
         self.buffers.release();
     }
@@ -190,7 +190,7 @@ impl ChunkCache {
     }
 
     /// Memory for chunks.
-    pub(in crate::formats) fn buffers(&self) -> &Buffers {
+    pub(crate) fn buffers(&self) -> &Buffers {
         &self.buffers
     }
 
@@ -216,7 +216,7 @@ impl ChunkCache {
     ///
     /// Fails with the error of `decode`, or with `Busy` if the chunk is decoded ahead and there is
     /// no room now.
-    pub(in crate::formats) fn get_or_decode(
+    pub(crate) fn get_or_decode(
         &self,
         key: (u32, u32),
         memory_needed: impl Fn() -> u64,

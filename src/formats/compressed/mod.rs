@@ -32,7 +32,7 @@ mod xz;
 mod zstd;
 
 pub(crate) use chunk_cache::ChunkCache;
-pub(in crate::formats) use chunk_cache::{Chunk, Demand, new_number};
+pub(crate) use chunk_cache::{Chunk, Demand, new_number};
 pub(crate) use container::Container;
 pub(crate) use first_pass::FirstPass;
 pub(crate) use seek_index::SeekIndex;

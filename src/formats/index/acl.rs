@@ -11,7 +11,7 @@
 //! they are not looked up.
 
 /// The pax keyword of an ACL as text. It is kept as an attribute with this name.
-pub(in crate::formats) const TEXT: &[u8] = b"SCHILY.acl.access";
+pub(crate) const TEXT: &[u8] = b"SCHILY.acl.access";
 
 /// The extended attributes of Linux for ACLs.
 const BINARY: &[u8] = b"system.posix_acl_access";

@@ -10,23 +10,23 @@ use crate::formats::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 
 /// The offset and the length of an attribute's value.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::formats) struct Value {
+pub(crate) struct Value {
     offset: u64,
     len: u32,
 }
 
 /// A callback for each attribute, with its name and its value.
-pub(in crate::formats) type Visit<'v> = dyn FnMut(&[u8], Value) -> Result<ControlFlow<()>> + 'v;
+pub(crate) type Visit<'v> = dyn FnMut(&[u8], Value) -> Result<ControlFlow<()>> + 'v;
 
 impl Index {
-    pub(in crate::formats) fn has_xattrs(&self) -> bool {
+    pub(crate) fn has_xattrs(&self) -> bool {
         self.section_lens.len_of(Section::WithXattrs) > 0
     }
 
     /// Visits the attributes of a node.
     ///
     /// Fails with `Corrupt` if Linux cannot show them. `Io`. The errors of `visit`.
-    pub(in crate::formats) fn xattrs_of(&self, id: NodeId, visit: &mut Visit<'_>) -> Result<()> {
+    pub(crate) fn xattrs_of(&self, id: NodeId, visit: &mut Visit<'_>) -> Result<()> {
         let read = |nth| {
             let bytes: [u8; WITH_XATTRS_LEN] = self.record(Section::WithXattrs, nth)?;
             let mut reader = Reader::new("node with attributes", &bytes);
@@ -77,7 +77,7 @@ impl Index {
     }
 
     /// Reads the value of an attribute.
-    pub(in crate::formats) fn value(&self, value: Value) -> Result<Vec<u8>> {
+    pub(crate) fn value(&self, value: Value) -> Result<Vec<u8>> {
         let mut bytes = vec![0; index(value.len.min(XATTR_VALUE_MAX))];
         self.read_section(Section::Xattrs, value.offset, &mut bytes)?;
         Ok(bytes)

@@ -30,7 +30,7 @@ const MIN_BLOCKS: usize = 8;
 
 /// Memory for blocks, shared by the indexes of a process.
 #[derive(Debug)]
-pub(in crate::formats) struct Allowance {
+pub(crate) struct Allowance {
     /// Most blocks in memory.
     limit: usize,
     held: AtomicUsize,
@@ -38,7 +38,7 @@ pub(in crate::formats) struct Allowance {
 
 impl Allowance {
     /// An allowance of about `bytes`.
-    pub(in crate::formats) fn new(bytes: u64) -> Self {
+    pub(crate) fn new(bytes: u64) -> Self {
         let limit = index(bytes).checked_div(BLOCK).unwrap_or(0);
         Self { limit, held: AtomicUsize::new(0) }
     }

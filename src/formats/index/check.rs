@@ -152,7 +152,7 @@ impl Index {
     }
 
     /// Whether `other` shows the same tree. Notes and findings may differ.
-    pub(in crate::formats) fn is_same_tree(&self, other: &Self) -> Result<bool> {
+    pub(crate) fn is_same_tree(&self, other: &Self) -> Result<bool> {
         let has_same_len = |&section: &Section| {
             self.section_lens.len_of(section) == other.section_lens.len_of(section)
         };

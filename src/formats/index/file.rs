@@ -45,31 +45,31 @@ const SMALL: u64 = 1 << 20;
 
 /// How to open an index.
 #[derive(Clone)]
-pub(in crate::formats) struct IndexOptions<'o> {
+pub(crate) struct IndexOptions<'o> {
     /// The name of the index in errors.
-    pub(in crate::formats) name: &'o str,
-    pub(in crate::formats) allowance: Arc<Allowance>,
+    pub(crate) name: &'o str,
+    pub(crate) allowance: Arc<Allowance>,
     /// Data up to this length is read and checked as a whole, bytes.
     pub(super) small: u64,
 }
 
 impl<'o> IndexOptions<'o> {
     /// Options for an index called `name`, which takes memory for blocks from `allowance`.
-    pub(in crate::formats) fn new(name: &'o str, allowance: &Arc<Allowance>) -> Self {
+    pub(crate) fn new(name: &'o str, allowance: &Arc<Allowance>) -> Self {
         Self { name, allowance: Arc::clone(allowance), small: SMALL }
     }
 }
 
 /// An index from a file, and what is stored with it.
-pub(in crate::formats) struct IndexFile {
-    pub(in crate::formats) key: Key,
+pub(crate) struct IndexFile {
+    pub(crate) key: Key,
     /// The output of `SeekIndex::write`, for a compressed archive.
-    pub(in crate::formats) seek_points: Vec<u8>,
+    pub(crate) seek_points: Vec<u8>,
     /// Length of the uncompressed archive, bytes.
-    pub(in crate::formats) archive_len: u64,
+    pub(crate) archive_len: u64,
     /// The hash in its tail, which differs from that of every other index.
-    pub(in crate::formats) hash: Hash,
-    pub(in crate::formats) index: Index,
+    pub(crate) hash: Hash,
+    pub(crate) index: Index,
 }
 
 impl IndexFile {
@@ -78,7 +78,7 @@ impl IndexFile {
     ///
     /// Fails with `Corrupt` if it is not an index, has another version, or is damaged. The errors
     /// of `accept`. `Io`.
-    pub(in crate::formats) fn open(
+    pub(crate) fn open(
         file: Arc<dyn Storage>,
         options: &IndexOptions<'_>,
         accept: &dyn Fn(&Key) -> Result<()>,

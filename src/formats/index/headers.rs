@@ -15,7 +15,7 @@ const BLOCK: usize = 512;
 
 /// The blocks before the data of a member. Of more than 255 blocks, only the last ones count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats) struct Headers {
+pub(crate) struct Headers {
     /// Number of blocks. 0 if nothing is known.
     pub(super) blocks: u8,
     pub(super) crc32: u32,
@@ -23,7 +23,7 @@ pub(in crate::formats) struct Headers {
 
 impl Headers {
     /// Their length in bytes.
-    pub(in crate::formats) fn len(self) -> usize {
+    pub(crate) fn len(self) -> usize {
         usize::from(self.blocks).saturating_mul(BLOCK)
     }
 
@@ -40,13 +40,13 @@ impl Headers {
     }
 
     /// Whether `bytes` are these headers.
-    pub(in crate::formats) fn are(self, bytes: &[u8]) -> bool {
+    pub(crate) fn are(self, bytes: &[u8]) -> bool {
         bytes.len() == self.len() && crc32fast::hash(bytes) == self.crc32
     }
 }
 
 /// Headers that a scan reads one after the other.
-pub(in crate::formats) struct HeaderRun {
+pub(crate) struct HeaderRun {
     hasher: Hasher,
     blocks: u8,
     end: u64,
@@ -54,17 +54,17 @@ pub(in crate::formats) struct HeaderRun {
 
 impl HeaderRun {
     /// Headers that start at `start`.
-    pub(in crate::formats) fn new(start: u64) -> Self {
+    pub(crate) fn new(start: u64) -> Self {
         Self { hasher: Hasher::new(), blocks: 0, end: start }
     }
 
     /// The offset after the last header.
-    pub(in crate::formats) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
     /// Appends whole blocks.
-    pub(in crate::formats) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.end = self.end.saturating_add(length(bytes.len()));
         let most = usize::from(u8::MAX).saturating_mul(BLOCK);
         let bytes = bytes.get(bytes.len().saturating_sub(most)..).unwrap_or_default();
@@ -77,7 +77,7 @@ impl HeaderRun {
     }
 
     /// The headers so far.
-    pub(in crate::formats) fn headers(&self) -> Headers {
+    pub(crate) fn headers(&self) -> Headers {
         Headers { blocks: self.blocks, crc32: self.hasher.clone().finalize() }
     }
 }

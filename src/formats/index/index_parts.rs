@@ -17,7 +17,7 @@ use crate::sync::Arc;
 
 /// All parts of an index file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats) struct IndexParts {
+pub(crate) struct IndexParts {
     pub(super) key: Key,
     pub(super) seek_points: Vec<u8>,
     pub(super) archive_len: u64,
@@ -45,14 +45,14 @@ fn records<T, const N: usize>(
 
 impl IndexParts {
     /// The parts of `found`.
-    pub(in crate::formats) fn of(found: &IndexFile) -> Result<Self> {
+    pub(crate) fn of(found: &IndexFile) -> Result<Self> {
         let parts = Self::of_index(&found.index)?;
         let (key, seek_points) = (found.key.clone(), found.seek_points.clone());
         Ok(Self { key, seek_points, ..parts })
     }
 
     /// The parts of `index` alone.
-    pub(in crate::formats) fn of_index(index: &Index) -> Result<Self> {
+    pub(crate) fn of_index(index: &Index) -> Result<Self> {
         let nodes = index.section(Section::Nodes)?;
         let nodes = nodes.as_chunks().0.iter().map(Node::from_bytes).collect::<Result<_>>()?;
         Ok(Self {
@@ -84,7 +84,7 @@ impl IndexParts {
     }
 
     /// Encodes the file.
-    pub(in crate::formats) fn written(&self) -> Vec<u8> {
+    pub(crate) fn written(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut out = Output::new(&mut bytes, &self.key).expect("memory");
         let sections: [(Section, Vec<u8>); 10] = [
@@ -141,7 +141,7 @@ impl IndexParts {
 }
 
 /// Opens the index in `bytes`. Up to `small` bytes of data are checked as a whole.
-pub(in crate::formats) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> {
+pub(crate) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> {
     let allowance = Arc::new(Allowance::new(1 << 20));
     let options = IndexOptions { small, ..IndexOptions::new("index", &allowance) };
     IndexFile::open(Arc::new(InMemory::new(bytes)), &options, &|_| Ok(()))
@@ -149,7 +149,7 @@ pub(in crate::formats) fn read(bytes: Vec<u8>, small: u64) -> Result<IndexFile> 
 
 /// A file without its checksums: start, data, and the numbers of the tail.
 #[cfg(test)]
-pub(in crate::formats) fn without_sums(file: &[u8]) -> Vec<u8> {
+pub(crate) fn without_sums(file: &[u8]) -> Vec<u8> {
     let (before, tail) = file.split_at(file.len() - TAIL);
     let numbers = &tail[..TAIL - HASH];
     let (numbers_of, _) = numbers.as_chunks::<8>();
@@ -159,7 +159,7 @@ pub(in crate::formats) fn without_sums(file: &[u8]) -> Vec<u8> {
 }
 
 /// The reverse of `without_sums`: adds the checksums.
-pub(in crate::formats) fn sealed(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn sealed(bytes: &[u8]) -> Vec<u8> {
     let (before, numbers) = bytes.split_at(bytes.len().saturating_sub(TAIL - HASH));
     let samples = before.get(68..72).and_then(|count| count.first_chunk().copied());
     let samples = index(u32::from_le_bytes(samples.unwrap_or_default()));

@@ -8,7 +8,7 @@ use crate::storage::Storage;
 const FORMAT: u32 = 5;
 
 /// The first bytes of an index.
-pub(in crate::formats) const MAGIC: &[u8; 8] = b"ARCHFSIX";
+pub(crate) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 
 /// The flag of an index with archives within the archive as directories. 1 was that of indexes that
 /// had ZIP archives as files.
@@ -22,32 +22,32 @@ pub(super) const START: usize = 72;
 const SAMPLE: usize = 40;
 
 /// The hash of a sampled block.
-pub(in crate::formats) type Hash = [u8; 32];
+pub(crate) type Hash = [u8; 32];
 
 /// The identity of the archive's file on its file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats) struct FileKey {
+pub(crate) struct FileKey {
     /// The type of the file system.
-    pub(in crate::formats) file_system: u64,
-    pub(in crate::formats) inode: u64,
+    pub(crate) file_system: u64,
+    pub(crate) inode: u64,
     /// Its ctime: seconds and nanoseconds.
-    pub(in crate::formats) changed: (i64, u32),
-    pub(in crate::formats) owner: u32,
+    pub(crate) changed: (i64, u32),
+    pub(crate) owner: u32,
 }
 
 /// The key of an index: what its archive was when the index was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::formats) struct Key {
+pub(crate) struct Key {
     /// Whether archives within the archive are shown as directories.
-    pub(in crate::formats) recursive: bool,
+    pub(crate) recursive: bool,
     /// Length of the archive's file, bytes.
-    pub(in crate::formats) len: u64,
+    pub(crate) len: u64,
     /// Its mtime: seconds and nanoseconds.
-    pub(in crate::formats) modified: (i64, u32),
+    pub(crate) modified: (i64, u32),
     /// Its identity on its file system.
-    pub(in crate::formats) file: FileKey,
+    pub(crate) file: FileKey,
     /// Samples of its blocks: offset and hash.
-    pub(in crate::formats) samples: Vec<(u64, Hash)>,
+    pub(crate) samples: Vec<(u64, Hash)>,
 }
 
 impl Key {

@@ -10,11 +10,11 @@ use crate::formats::bytes::Reader;
 
 /// The map of a sparse file: a range of the segments of all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) struct Map {
+pub(crate) struct Map {
     first: u64,
     end: u64,
     /// Bytes stored in the archive.
-    pub(in crate::formats) stored: u64,
+    pub(crate) stored: u64,
     /// Size of the file, bytes.
     size: u64,
 }
@@ -23,7 +23,7 @@ impl Index {
     /// The map with `number`, which belongs to the sparse file `id` with record `node`.
     ///
     /// Fails with `Corrupt` if there is no such map, or if it belongs to another file. `Io`.
-    pub(in crate::formats) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
+    pub(crate) fn map(&self, id: NodeId, node: &Node, number: u64) -> Result<Map> {
         let wrong = || wrong(id, "its sparse map is not valid");
         if number >= self.section_lens.count(Section::Maps, MAP_LEN) {
             return Err(wrong());
@@ -70,7 +70,7 @@ impl Index {
     ///
     /// Fails with `Corrupt` if a segment is out of order, outside the file, or outside the archive.
     /// `Io`.
-    pub(in crate::formats) fn segments(
+    pub(crate) fn segments(
         &self,
         map: &Map,
         offset: u64,

@@ -9,7 +9,7 @@ use crate::vfs::Timestamp;
 
 /// What a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) enum Kind {
+pub(crate) enum Kind {
     Regular,
     Directory,
     Symlink,
@@ -24,7 +24,7 @@ pub(in crate::formats) enum Kind {
 
 /// The format of an archive within an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) enum Inner {
+pub(crate) enum Inner {
     /// A tar. Its members go into the same tree.
     Tar,
     /// An image or a ZIP archive. It is opened by itself.
@@ -33,7 +33,7 @@ pub(in crate::formats) enum Inner {
 
 /// Where the contents of a member are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) enum Body {
+pub(crate) enum Body {
     /// No contents. For a device, its number.
     Device(u32),
     /// `size` bytes at this offset in the archive.
@@ -48,50 +48,50 @@ pub(in crate::formats) enum Body {
 
 /// A part of a file that is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) struct Segment {
+pub(crate) struct Segment {
     /// Offset in the file, bytes.
-    pub(in crate::formats) offset: u64,
+    pub(crate) offset: u64,
     /// Length in bytes, at least one.
-    pub(in crate::formats) len: u64,
+    pub(crate) len: u64,
     /// Offset in the archive, bytes.
-    pub(in crate::formats) archive_offset: u64,
+    pub(crate) archive_offset: u64,
 }
 
 impl Segment {
     /// The end of the segment in the file.
-    pub(in crate::formats) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 }
 
 /// One member. Its path is as in the archive: neither normalized nor checked.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::formats) struct Member {
+pub(crate) struct Member {
     /// Offset of its first header, which may be an extension.
-    pub(in crate::formats) start: u64,
-    pub(in crate::formats) kind: Kind,
-    pub(in crate::formats) permissions: u16,
-    pub(in crate::formats) uid: u32,
-    pub(in crate::formats) gid: u32,
+    pub(crate) start: u64,
+    pub(crate) kind: Kind,
+    pub(crate) permissions: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// Size of a file with its holes, bytes.
-    pub(in crate::formats) size: u64,
-    pub(in crate::formats) modified: Timestamp,
-    pub(in crate::formats) body: Body,
+    pub(crate) size: u64,
+    pub(crate) modified: Timestamp,
+    pub(crate) body: Body,
     /// The headers before its data.
-    pub(in crate::formats) headers: Headers,
+    pub(crate) headers: Headers,
     /// Position in `Members`: the start and length of the path, the length of the link target after
     /// it, and the number of the attributes.
-    pub(in crate::formats) path: (usize, usize),
-    pub(in crate::formats) link: usize,
-    pub(in crate::formats) xattrs: Option<usize>,
+    pub(crate) path: (usize, usize),
+    pub(crate) link: usize,
+    pub(crate) xattrs: Option<usize>,
 }
 
 /// Extended attributes: name and value.
-pub(in crate::formats) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A list of members.
 #[derive(Default)]
-pub(in crate::formats) struct Members {
+pub(crate) struct Members {
     list: Vec<Member>,
     /// Paths, each followed by the target of its link.
     bytes: Vec<u8>,
@@ -105,16 +105,16 @@ pub(in crate::formats) struct Members {
 const HEAVY: usize = 16 << 20;
 
 /// The parts of a new member that are not in its record.
-pub(in crate::formats) struct Parts<'p> {
-    pub(in crate::formats) path: &'p [u8],
-    pub(in crate::formats) link: &'p [u8],
-    pub(in crate::formats) sparse: Option<Vec<Segment>>,
-    pub(in crate::formats) xattrs: Xattrs,
+pub(crate) struct Parts<'p> {
+    pub(crate) path: &'p [u8],
+    pub(crate) link: &'p [u8],
+    pub(crate) sparse: Option<Vec<Segment>>,
+    pub(crate) xattrs: Xattrs,
 }
 
 impl Member {
     /// A member without the fields that `Members::push` fills in.
-    pub(in crate::formats) fn new(start: u64, kind: Kind) -> Self {
+    pub(crate) fn new(start: u64, kind: Kind) -> Self {
         Self {
             start,
             kind,
@@ -133,7 +133,7 @@ impl Member {
 }
 
 impl Members {
-    pub(in crate::formats) fn push(&mut self, member: Member, parts: Parts<'_>) {
+    pub(crate) fn push(&mut self, member: Member, parts: Parts<'_>) {
         let path = (self.bytes.len(), parts.path.len());
         self.bytes.extend(parts.path);
         self.bytes.extend(parts.link);
@@ -157,45 +157,45 @@ impl Members {
         self.list.push(Member { body, path, link: parts.link.len(), xattrs, ..member });
     }
 
-    pub(in crate::formats) fn list(&self) -> &[Member] {
+    pub(crate) fn list(&self) -> &[Member] {
         &self.list
     }
 
     /// Whether the list takes much memory even if it is short.
-    pub(in crate::formats) fn is_heavy(&self) -> bool {
+    pub(crate) fn is_heavy(&self) -> bool {
         self.weight >= HEAVY
     }
 
     /// Number of pieces in the member's sparse map, 0 if it has none.
-    pub(in crate::formats) fn segment_count(&self, member: &Member) -> usize {
+    pub(crate) fn segment_count(&self, member: &Member) -> usize {
         match member.body {
             Body::Sparse(number) => self.sparse(number).len(),
             _ => 0,
         }
     }
 
-    pub(in crate::formats) fn path(&self, member: &Member) -> &[u8] {
+    pub(crate) fn path(&self, member: &Member) -> &[u8] {
         let (start, len) = member.path;
         self.slice(start..start.saturating_add(len))
     }
 
     /// The target of a link.
-    pub(in crate::formats) fn link(&self, member: &Member) -> &[u8] {
+    pub(crate) fn link(&self, member: &Member) -> &[u8] {
         let (start, len) = member.path;
         let start = start.saturating_add(len);
         self.slice(start..start.saturating_add(member.link))
     }
 
-    pub(in crate::formats) fn sparse(&self, number: usize) -> &[Segment] {
+    pub(crate) fn sparse(&self, number: usize) -> &[Segment] {
         self.sparse.get(number).map_or(&[], Vec::as_slice)
     }
 
-    pub(in crate::formats) fn xattrs(&self, member: &Member) -> &[(Vec<u8>, Vec<u8>)] {
+    pub(crate) fn xattrs(&self, member: &Member) -> &[(Vec<u8>, Vec<u8>)] {
         member.xattrs.and_then(|number| self.xattrs.get(number)).map_or(&[], Vec::as_slice)
     }
 
     /// The end of the member's data in the archive, 0 if it has none.
-    pub(in crate::formats) fn data_end(&self, member: &Member) -> u64 {
+    pub(crate) fn data_end(&self, member: &Member) -> u64 {
         match member.body {
             Body::Stored(start) => start.saturating_add(member.size),
             Body::Sparse(number) => self
@@ -207,11 +207,11 @@ impl Members {
     }
 
     /// Removes the last member, because its data is missing.
-    pub(in crate::formats) fn pop(&mut self) {
+    pub(crate) fn pop(&mut self) {
         self.list.pop();
     }
 
-    pub(in crate::formats) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.list.clear();
         self.bytes.clear();
         self.sparse.clear();

@@ -31,15 +31,15 @@ mod check;
 mod file;
 mod headers;
 #[cfg(any(test, fuzzing))]
-pub(in crate::formats) mod index_parts;
+pub(crate) mod index_parts;
 mod key;
 mod maps;
-pub(in crate::formats) mod members;
+pub(crate) mod members;
 mod new_tree;
 mod node;
-pub(in crate::formats) mod notes;
+pub(crate) mod notes;
 mod output;
-pub(in crate::formats) mod paths;
+pub(crate) mod paths;
 #[cfg(test)]
 mod refused;
 mod sections;
@@ -49,28 +49,28 @@ mod tree;
 mod weight;
 
 pub use acl::Acls;
-pub(in crate::formats) use acl::TEXT as ACL_TEXT;
-pub(in crate::formats) use blocks::Allowance;
+pub(crate) use acl::TEXT as ACL_TEXT;
+pub(crate) use blocks::Allowance;
 #[cfg(any(test, fuzzing))]
-pub(in crate::formats) use build::in_memory;
-pub(in crate::formats) use build::{ArchiveRange, Builder, DirectoryId, FinishedTree, unsaved};
-pub(in crate::formats) use file::{IndexFile, IndexOptions};
-pub(in crate::formats) use headers::{HeaderRun, Headers};
-pub(in crate::formats) use key::{FileKey, Hash, Key, MAGIC};
-pub(in crate::formats) use maps::Map;
-pub(in crate::formats) use new_tree::NewTree;
-pub(in crate::formats) use node::{Content, Node};
-pub(in crate::formats) use tree::{IndexedTree, MemberReader, StoredReads};
+pub(crate) use build::in_memory;
+pub(crate) use build::{ArchiveRange, Builder, DirectoryId, FinishedTree, unsaved};
+pub(crate) use file::{IndexFile, IndexOptions};
+pub(crate) use headers::{HeaderRun, Headers};
+pub(crate) use key::{FileKey, Hash, Key, MAGIC};
+pub(crate) use maps::Map;
+pub(crate) use new_tree::NewTree;
+pub(crate) use node::{Content, Node};
+pub(crate) use tree::{IndexedTree, MemberReader, StoredReads};
 
 use blocks::Blocks;
 use node::NODE_LEN;
 use sections::{Section, Sections};
 
 /// The number of a node.
-pub(in crate::formats) type NodeId = u32;
+pub(crate) type NodeId = u32;
 
 /// The number of the root.
-pub(in crate::formats) const ROOT: NodeId = 0;
+pub(crate) const ROOT: NodeId = 0;
 
 /// Sizes of the other records of an index, bytes.
 const SEGMENT_LEN: usize = 24;
@@ -79,42 +79,42 @@ const LINK_COUNT_LEN: usize = 8;
 const WITH_XATTRS_LEN: usize = 12;
 
 /// A buffer for any name.
-pub(in crate::formats) type NameBuffer = [u8; 255];
+pub(crate) type NameBuffer = [u8; 255];
 
 /// An archive within the archive that is opened by itself, and shown as a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::formats) struct NestedArchive {
+pub(crate) struct NestedArchive {
     /// The path of the directory, without a leading slash.
-    pub(in crate::formats) path: Vec<u8>,
+    pub(crate) path: Vec<u8>,
     /// Its offset in the outer archive.
-    pub(in crate::formats) offset: u64,
-    pub(in crate::formats) len: u64,
-    pub(in crate::formats) headers: Headers,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) headers: Headers,
 }
 
 /// The whole tree.
-pub(in crate::formats) struct Index {
+pub(crate) struct Index {
     /// The name of the index in errors.
     name: String,
     blocks: Blocks,
     section_lens: Sections,
     /// Length of the uncompressed archive, bytes.
     archive_len: u64,
-    pub(in crate::formats) nested_archives: Vec<NestedArchive>,
+    pub(crate) nested_archives: Vec<NestedArchive>,
     /// Warnings about this archive, as `Notes::finish` returns them.
-    pub(in crate::formats) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
-    pub(in crate::formats) findings: Vec<Finding>,
+    pub(crate) findings: Vec<Finding>,
 }
 
 impl Index {
     /// The same index with `findings`.
-    pub(in crate::formats) fn with_findings(self, findings: Vec<Finding>) -> Self {
+    pub(crate) fn with_findings(self, findings: Vec<Finding>) -> Self {
         Self { findings, ..self }
     }
 
     /// Number of nodes.
-    pub(in crate::formats) fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.section_lens.count(Section::Nodes, NODE_LEN)).unwrap_or(u32::MAX)
     }
 
@@ -122,7 +122,7 @@ impl Index {
     ///
     /// Fails with `Corrupt` if there is no such node, or if a file system cannot show it. `Io` if
     /// the index cannot be read.
-    pub(in crate::formats) fn node(&self, id: NodeId) -> Result<Node> {
+    pub(crate) fn node(&self, id: NodeId) -> Result<Node> {
         let node = Node::from_bytes(&self.record(Section::Nodes, id.into())?)?;
         match self.fault_of(id, &node) {
             None => Ok(node),
@@ -166,7 +166,7 @@ impl Index {
     }
 
     /// The node that `id` refers to: the target of a hard link, or else the node itself.
-    pub(in crate::formats) fn resolve_hard_link(&self, id: NodeId) -> Result<(NodeId, Node)> {
+    pub(crate) fn resolve_hard_link(&self, id: NodeId) -> Result<(NodeId, Node)> {
         let node = self.node(id)?;
         self.resolve_node(id, node)
     }
@@ -185,11 +185,7 @@ impl Index {
     }
 
     /// The child `id` of the directory `parent`: its own node, and the node it refers to.
-    pub(in crate::formats) fn child(
-        &self,
-        parent: NodeId,
-        id: NodeId,
-    ) -> Result<(Node, (NodeId, Node))> {
+    pub(crate) fn child(&self, parent: NodeId, id: NodeId) -> Result<(Node, (NodeId, Node))> {
         let node = self.node(id)?;
         if node.parent != parent {
             return Err(wrong(id, "it is in another directory"));
@@ -198,7 +194,7 @@ impl Index {
     }
 
     /// The parent of the directory `id`. The root is its own parent.
-    pub(in crate::formats) fn parent(&self, id: NodeId) -> Result<NodeId> {
+    pub(crate) fn parent(&self, id: NodeId) -> Result<NodeId> {
         let parent = self.node(id)?.parent;
         let is_child = match self.node(parent)?.content() {
             Content::Directory { first, count } => {
@@ -213,11 +209,7 @@ impl Index {
     }
 
     /// The name of a node.
-    pub(in crate::formats) fn name<'b>(
-        &self,
-        node: &Node,
-        buffer: &'b mut NameBuffer,
-    ) -> Result<&'b [u8]> {
+    pub(crate) fn name<'b>(&self, node: &Node, buffer: &'b mut NameBuffer) -> Result<&'b [u8]> {
         self.name_at(node.name.into(), node.name_len.into(), buffer)
     }
 
@@ -229,7 +221,7 @@ impl Index {
 
     /// Finds the child `name` of the directory `parent`, whose `count` children start at `first`.
     /// Returns the node that it refers to.
-    pub(in crate::formats) fn find(
+    pub(crate) fn find(
         &self,
         parent: NodeId,
         (first, count): (NodeId, u32),
@@ -256,14 +248,14 @@ impl Index {
     }
 
     /// The target of a symbolic link: `len` bytes at `offset` in the names.
-    pub(in crate::formats) fn target(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+    pub(crate) fn target(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let mut target = vec![0; index(len).min(MEMBER_PATH_MAX)];
         self.read_section(Section::Names, offset, &mut target)?;
         Ok(target)
     }
 
     /// Number of names of a node.
-    pub(in crate::formats) fn link_count(&self, id: NodeId) -> Result<u32> {
+    pub(crate) fn link_count(&self, id: NodeId) -> Result<u32> {
         let read = |nth| {
             let bytes: [u8; LINK_COUNT_LEN] = self.record(Section::LinkCounts, nth)?;
             let mut reader = Reader::new("link", &bytes);
@@ -274,7 +266,7 @@ impl Index {
     }
 
     /// Adds the name of the index to an error. For damage, also adds a remedy.
-    pub(in crate::formats) fn named<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(crate) fn named<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| match error.is_damage() {
             true => error
                 .within(&self.name)
@@ -286,7 +278,7 @@ impl Index {
     }
 
     /// Drops the blocks that can be read again.
-    pub(in crate::formats) fn release(&self) {
+    pub(crate) fn release(&self) {
         self.blocks.release();
     }
 

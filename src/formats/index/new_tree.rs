@@ -8,10 +8,10 @@ use crate::error::Result;
 use crate::spilled::Spill;
 
 /// A tree that a scan fills.
-pub(in crate::formats) struct NewTree {
+pub(crate) struct NewTree {
     builder: Builder,
     weight: Weight,
-    pub(in crate::formats) notes: Notes,
+    pub(crate) notes: Notes,
 }
 
 impl Default for NewTree {
@@ -26,7 +26,7 @@ impl Default for NewTree {
 
 impl NewTree {
     /// Adds all of `members`, which belong to `archive`. Appends the tars among them to `inner`.
-    pub(in crate::formats) fn add(
+    pub(crate) fn add(
         &mut self,
         archive: ArchiveRange,
         members: &Members,
@@ -36,7 +36,7 @@ impl NewTree {
     }
 
     /// Adds the members from the `nth` on.
-    pub(in crate::formats) fn add_from(
+    pub(crate) fn add_from(
         &mut self,
         archive: ArchiveRange,
         members: &Members,
@@ -49,12 +49,12 @@ impl NewTree {
     }
 
     /// Adds the notes of the archive that `directory` shows.
-    pub(in crate::formats) fn note(&mut self, directory: DirectoryId, notes: Notes) {
+    pub(crate) fn note(&mut self, directory: DirectoryId, notes: Notes) {
         self.notes.append(notes.within(&self.builder.path(directory)));
     }
 
     /// Finishes the tree.
-    pub(in crate::formats) fn finish(mut self) -> Result<FinishedTree> {
+    pub(crate) fn finish(mut self) -> Result<FinishedTree> {
         let mut finished = self.builder.finish(&mut self.notes)?;
         (finished.notes, finished.findings) = self.notes.finish();
         Ok(finished)

@@ -15,10 +15,10 @@ pub(super) const NODE_LEN: usize = 52;
 /// can be kept in a file while the tree is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(in crate::formats) struct Node {
-    pub(in crate::formats) seconds: i64,
+pub(crate) struct Node {
+    pub(crate) seconds: i64,
     /// Size of a file, length of a symbolic link's target, or number of children of a directory.
-    pub(in crate::formats) size: u64,
+    pub(crate) size: u64,
     /// By kind: offset in the archive, number of the sparse map, first child, offset of the target
     /// in the names, device number, or the node of a link's target.
     pub(super) content: u64,
@@ -27,9 +27,9 @@ pub(in crate::formats) struct Node {
     /// The parent directory. The root is its own parent. In a pending node: the number of a
     /// `DirectoryId`.
     pub(super) parent: NodeId,
-    pub(in crate::formats) nanoseconds: u32,
-    pub(in crate::formats) uid: u32,
-    pub(in crate::formats) gid: u32,
+    pub(crate) nanoseconds: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// Kind in the upper four bits, permissions in the lower twelve.
     pub(super) mode: u16,
     /// Length of its name in bytes.
@@ -43,7 +43,7 @@ pub(in crate::formats) struct Node {
 
 /// What a node refers to, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) enum Content {
+pub(crate) enum Content {
     Stored {
         start: u64,
     },
@@ -129,17 +129,17 @@ impl Node {
     }
 
     /// The headers before the data of a file that is stored.
-    pub(in crate::formats) fn headers(&self) -> Headers {
+    pub(crate) fn headers(&self) -> Headers {
         Headers { blocks: self.header_blocks, crc32: self.headers_crc32 }
     }
 
     /// Permission, set-id and sticky bits.
-    pub(in crate::formats) fn permissions(&self) -> u16 {
+    pub(crate) fn permissions(&self) -> u16 {
         self.mode & 0o7777
     }
 
     /// What it refers to. An unknown kind counts as a stored file.
-    pub(in crate::formats) fn content(&self) -> Content {
+    pub(crate) fn content(&self) -> Content {
         let id = || NodeId::try_from(self.content).unwrap_or(NodeId::MAX);
         let number = || u32::try_from(self.content).unwrap_or(0);
         match self.mode >> 12 {
@@ -161,7 +161,7 @@ impl Node {
         }
     }
 
-    pub(in crate::formats) fn kind(&self) -> FileKind {
+    pub(crate) fn kind(&self) -> FileKind {
         match self.content() {
             Content::Stored { .. }
             | Content::AfterHeader { .. }

@@ -23,7 +23,7 @@ const LOSS: char = '!';
 
 /// The notes so far.
 #[derive(Debug, Default)]
-pub(in crate::formats) struct Notes {
+pub(crate) struct Notes {
     /// The lines of `line_of`, and whether members are missing.
     damages: Vec<(bool, String)>,
     more_damages: u64,
@@ -36,13 +36,13 @@ pub(in crate::formats) struct Notes {
 
 impl Notes {
     /// Adds damage to the archive that loses no member.
-    pub(in crate::formats) fn damage(&mut self, error: &Error) {
+    pub(crate) fn damage(&mut self, error: &Error) {
         self.finding(&[], &format!("{error:#}"));
         self.damage_line(false, line_of(error));
     }
 
     /// Adds something unusual that is no damage. A mount warns of it all the same.
-    pub(in crate::formats) fn unusual(&mut self, error: &Error) {
+    pub(crate) fn unusual(&mut self, error: &Error) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(Finding::note(format!("{error:#}")));
         }
@@ -51,7 +51,7 @@ impl Notes {
 
     /// Adds damage because of which the member at `path` is missing, and perhaps others. An empty
     /// path stands for the archive.
-    pub(in crate::formats) fn loss(&mut self, path: &[u8], error: &Error) {
+    pub(crate) fn loss(&mut self, path: &[u8], error: &Error) {
         self.finding(path, &format!("{error:#}"));
         self.damage_line(true, line_of(error));
     }
@@ -83,7 +83,7 @@ impl Notes {
 
     /// Counts a member that is not shown. `what` names its kind in the plural. `path` is `None`
     /// for a record without a member.
-    pub(in crate::formats) fn skip(&mut self, what: &str, path: Option<&[u8]>) {
+    pub(crate) fn skip(&mut self, what: &str, path: Option<&[u8]>) {
         self.skip_many(what, 1, path.map(shown));
     }
 
@@ -101,7 +101,7 @@ impl Notes {
     }
 
     /// Adds a hard link at `path` that is not shown, because `target` is not in the archive.
-    pub(in crate::formats) fn lost_link(&mut self, path: &[u8], target: &[u8]) {
+    pub(crate) fn lost_link(&mut self, path: &[u8], target: &[u8]) {
         self.skip(LOST_LINKS, Some(path));
         let target = shown(target);
         self.finding(path, &format!("a hard link to \"{target}\", which is not in the archive"));
@@ -109,7 +109,7 @@ impl Notes {
 
     /// Adds the path of the directory that shows the archive to all damage. The path of the
     /// outermost archive is empty.
-    pub(in crate::formats) fn within(mut self, path: &[u8]) -> Self {
+    pub(crate) fn within(mut self, path: &[u8]) -> Self {
         if !path.is_empty() {
             self.findings = self.findings.into_iter().map(|finding| finding.below(path)).collect();
             let path = path.escape_ascii();
@@ -120,7 +120,7 @@ impl Notes {
     }
 
     /// Adds all notes of `other`.
-    pub(in crate::formats) fn append(&mut self, other: Self) {
+    pub(crate) fn append(&mut self, other: Self) {
         for (is_loss, what) in other.damages {
             self.damage_line(is_loss, what);
         }
@@ -136,7 +136,7 @@ impl Notes {
     }
 
     /// One text for each note, as a saved index has it, and the findings for `archfs verify`.
-    pub(in crate::formats) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
+    pub(crate) fn finish(mut self) -> (Vec<String>, Vec<Finding>) {
         let mut findings = std::mem::take(&mut self.findings);
         if self.more_findings > 0 {
             let what = counted(self.more_findings, "more damaged part");
@@ -150,7 +150,7 @@ impl Notes {
         (self.lines(), findings)
     }
 
-    pub(in crate::formats) fn lines(self) -> Vec<String> {
+    pub(crate) fn lines(self) -> Vec<String> {
         let damages = self.damages.into_iter();
         let mut lines: Vec<_> =
             damages.map(|(is_loss, what)| if is_loss { loss_line(&what) } else { what }).collect();
@@ -163,7 +163,7 @@ impl Notes {
 }
 
 /// The note on `error`, because of which members are missing.
-pub(in crate::formats) fn loss_of(error: &Error) -> String {
+pub(crate) fn loss_of(error: &Error) -> String {
     loss_line(&line_of(error))
 }
 
@@ -198,12 +198,7 @@ fn shown_line(note: &str) -> String {
 /// Logs `notes`, which belong to the archive `name`, if `logs_notes` is set.
 ///
 /// Fails with `Corrupt` if a note says that members are missing, unless `partial` is set.
-pub(in crate::formats) fn report(
-    name: &str,
-    notes: &[String],
-    partial: bool,
-    logs_notes: bool,
-) -> Result<()> {
+pub(crate) fn report(name: &str, notes: &[String], partial: bool, logs_notes: bool) -> Result<()> {
     if !partial {
         check_complete(notes)?;
     }

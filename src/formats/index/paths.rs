@@ -2,7 +2,7 @@
 
 /// The components of `path`, normalized as text: `.` and empty ones vanish, and `..` removes the
 /// component before it, if there is one.
-pub(in crate::formats) fn components_of(path: &[u8]) -> Vec<&[u8]> {
+pub(crate) fn components_of(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for part in path.split(|&byte| byte == b'/') {
         match part {
@@ -15,7 +15,7 @@ pub(in crate::formats) fn components_of(path: &[u8]) -> Vec<&[u8]> {
 }
 
 /// `path` for messages, shortened if it is very long.
-pub(in crate::formats) fn shown(path: &[u8]) -> String {
+pub(crate) fn shown(path: &[u8]) -> String {
     match path.split_at_checked(200) {
         Some((start, rest)) if !rest.is_empty() => format!("{}...", start.escape_ascii()),
         _ => path.escape_ascii().to_string(),
@@ -24,7 +24,7 @@ pub(in crate::formats) fn shown(path: &[u8]) -> String {
 
 /// The path of the directory that shows the archive at `path`: without `.tar`, `.zip`, `.sqfs`
 /// and the like.
-pub(in crate::formats) fn archive_stem(path: &[u8]) -> Option<&[u8]> {
+pub(crate) fn archive_stem(path: &[u8]) -> Option<&[u8]> {
     let suffixes = [&b".tar"[..], b".zip", b".sqfs", b".squashfs", b".sqsh", b".sfs"];
     let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
     // Without its suffix, `...tar` would be `..`.

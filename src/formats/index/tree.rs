@@ -30,18 +30,18 @@ const PREFERRED_READ: u32 = 256 << 10;
 const FRAGMENT: u32 = 512;
 
 /// The tree of an archive.
-pub(in crate::formats) struct IndexedTree<M> {
+pub(crate) struct IndexedTree<M> {
     /// The name of the archive, for errors.
-    pub(in crate::formats) name: String,
-    pub(in crate::formats) storage: Arc<dyn Storage>,
-    pub(in crate::formats) index: Index,
-    pub(in crate::formats) acls: Acls,
-    pub(in crate::formats) stored: StoredReads,
-    pub(in crate::formats) members: M,
+    pub(crate) name: String,
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) index: Index,
+    pub(crate) acls: Acls,
+    pub(crate) stored: StoredReads,
+    pub(crate) members: M,
 }
 
 /// What a format knows of the members of an archive beyond their index.
-pub(in crate::formats) trait MemberReader: Sized + Send + Sync {
+pub(crate) trait MemberReader: Sized + Send + Sync {
     /// Reads `range` of a file, or of a symbolic link whose target the index does not have. The
     /// range is within the file.
     fn read<'s>(
@@ -78,7 +78,7 @@ pub(in crate::formats) trait MemberReader: Sized + Send + Sync {
 
 impl<M> IndexedTree<M> {
     /// Adds the name of the archive to an error.
-    pub(in crate::formats) fn named(&self) -> impl Fn(Error) -> Error + '_ {
+    pub(crate) fn named(&self) -> impl Fn(Error) -> Error + '_ {
         |error| error.within(&self.name)
     }
 
@@ -131,7 +131,7 @@ impl<M> IndexedTree<M> {
     }
 
     /// Visits the segments of `map` that end after `offset`.
-    pub(in crate::formats) fn segments(
+    pub(crate) fn segments(
         &self,
         map: &Map,
         offset: u64,
@@ -149,7 +149,7 @@ impl<M> IndexedTree<M> {
     }
 
     /// Offset in the archive at which the data of a sparse file begin. `None` if it has none.
-    pub(in crate::formats) fn data_start(&self, map: &Map) -> Result<Option<u64>> {
+    pub(crate) fn data_start(&self, map: &Map) -> Result<Option<u64>> {
         let mut start = None;
         self.segments(map, 0, &mut |first| {
             start = Some(first.archive_offset);
@@ -339,7 +339,7 @@ impl<M: MemberReader> Tree for IndexedTree<M> {
 }
 
 /// The inode number of a node.
-pub(in crate::formats) fn ino_of(id: NodeId) -> Ino {
+pub(crate) fn ino_of(id: NodeId) -> Ino {
     Ino::new(u64::from(id).saturating_add(1)).unwrap_or(Ino::ROOT)
 }
 
@@ -399,7 +399,7 @@ impl Index {
 
 /// Reads files that an archive stores as they are, with the advice to the kernel that belongs to
 /// them: what is read next, and what need not stay in memory.
-pub(in crate::formats) struct StoredReads {
+pub(crate) struct StoredReads {
     storage: Arc<dyn Storage>,
     /// Sequential readers of a file.
     readahead: Readahead,
@@ -408,13 +408,13 @@ pub(in crate::formats) struct StoredReads {
 }
 
 impl StoredReads {
-    pub(in crate::formats) fn new(storage: Arc<dyn Storage>) -> Self {
+    pub(crate) fn new(storage: Arc<dyn Storage>) -> Self {
         Self { storage, readahead: Readahead::furthest(), order: ArchiveOrder::default() }
     }
 
     /// Reads `range` of the file `id`, which has `len` bytes from `start` on in the archive. If
     /// the answer is longer, it begins with what is before `range` in the archive.
-    pub(in crate::formats) fn read(
+    pub(crate) fn read(
         &self,
         id: NodeId,
         (start, len): (u64, u64),
@@ -431,12 +431,7 @@ impl StoredReads {
 
     /// Announces what a sequential reader of a file, or of files in the order of the archive, will
     /// read next. `range` of the file is read now.
-    pub(in crate::formats) fn read_ahead(
-        &self,
-        id: NodeId,
-        (start, len): (u64, u64),
-        range: Range<u64>,
-    ) {
+    pub(crate) fn read_ahead(&self, id: NodeId, (start, len): (u64, u64), range: Range<u64>) {
         let announce = |ahead: Range<u64>| {
             self.storage.will_need(ahead.start, ahead.end.saturating_sub(ahead.start));
         };
@@ -451,12 +446,7 @@ impl StoredReads {
 
     /// Leaves it to after the reply to drop the served `range` of a file at `start` from the page
     /// cache of the archive.
-    pub(in crate::formats) fn drop_served(
-        &self,
-        start: u64,
-        range: Range<u64>,
-        after_reply: &mut AfterReply,
-    ) {
+    pub(crate) fn drop_served(&self, start: u64, range: Range<u64>, after_reply: &mut AfterReply) {
         if self.storage.drops_served() {
             let storage = Arc::clone(&self.storage);
             let is_continued = range.start > 0;

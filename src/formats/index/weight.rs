@@ -17,19 +17,19 @@ const RESERVE: u64 = 16 << 20;
 
 /// Checks the memory that a new index takes, every few members.
 #[derive(Debug)]
-pub(in crate::formats) struct Weight {
+pub(crate) struct Weight {
     since_check: usize,
     /// Memory that the process had in use at the start, bytes.
     initial: u64,
 }
 
 impl Weight {
-    pub(in crate::formats) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { since_check: 0, initial: anonymous_memory() }
     }
 
     /// Counts `members` that were added, and checks the memory if it is time.
-    pub(in crate::formats) fn add(&mut self, members: usize) -> Result<()> {
+    pub(crate) fn add(&mut self, members: usize) -> Result<()> {
         self.since_check = self.since_check.saturating_add(members);
         if self.since_check < CHECK_INTERVAL {
             return Ok(());
@@ -42,7 +42,7 @@ impl Weight {
 }
 
 /// Checks that an index can take `bytes` more.
-pub(in crate::formats) fn check(bytes: u64) -> Result<()> {
+pub(crate) fn check(bytes: u64) -> Result<()> {
     memory::headroom().map_or(Ok(()), |left| fits(bytes, left))
 }
 

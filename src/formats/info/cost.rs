@@ -30,7 +30,7 @@ pub struct ImageEstimate {
 
 /// Collects the cost of each file.
 #[derive(Debug, Default)]
-pub(in crate::formats) struct Costs {
+pub(crate) struct Costs {
     decoded: Vec<u64>,
     packed: u64,
     bytes: u64,
@@ -38,7 +38,7 @@ pub(in crate::formats) struct Costs {
 
 impl Costs {
     /// Adds a file of `size` bytes; reading it decodes `decoded` bytes. Returns its number.
-    pub(in crate::formats) fn add(&mut self, size: u64, decoded: u64) -> usize {
+    pub(crate) fn add(&mut self, size: u64, decoded: u64) -> usize {
         self.decoded.push(decoded);
         self.bytes = self.bytes.saturating_add(size);
         let small = if size > 0 { size.max(READ_COST) } else { 0 };
@@ -47,14 +47,14 @@ impl Costs {
     }
 
     /// Adds `decoded` bytes to the cost of file number `file`.
-    pub(in crate::formats) fn add_to(&mut self, file: usize, decoded: u64) {
+    pub(crate) fn add_to(&mut self, file: usize, decoded: u64) {
         if let Some(cost) = self.decoded.get_mut(file) {
             *cost = cost.saturating_add(decoded);
         }
     }
 
     /// The statistics of all files.
-    pub(in crate::formats) fn finish(mut self) -> (Cost, ImageEstimate) {
+    pub(crate) fn finish(mut self) -> (Cost, ImageEstimate) {
         let count = length(self.decoded.len());
         let mean = |sum: u64| sum.checked_div(count).unwrap_or(0);
         let sum = self.decoded.iter().fold(0_u64, |sum, cost| sum.saturating_add(*cost));

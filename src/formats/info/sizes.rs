@@ -19,7 +19,7 @@ pub struct Sizes {
 
 impl Sizes {
     /// Counts a file of `size` bytes.
-    pub(in crate::formats) fn add(&mut self, size: u64) {
+    pub(crate) fn add(&mut self, size: u64) {
         let class = index(u64::BITS.saturating_sub(size.leading_zeros()));
         if let (Some(files), Some(bytes)) = (self.files.get_mut(class), self.bytes.get_mut(class)) {
             *files = files.saturating_add(1);

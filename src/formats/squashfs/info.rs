@@ -33,7 +33,7 @@ impl SquashFs {
     ///
     /// Fails with `Corrupt` if the inode table or the fragment table cannot be read to its end;
     /// `Io`.
-    pub(in crate::formats) fn info(&self, progress: &Progress) -> Result<Info> {
+    pub(crate) fn info(&self, progress: &Progress) -> Result<Info> {
         self.count_inodes(progress).map_err(|error| error.within(&self.name))
     }
 

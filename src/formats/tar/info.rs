@@ -10,7 +10,7 @@ use crate::formats::info;
 impl Tar {
     /// The statistics of this archive, for `archfs info`. A chunk that a file needs counts once
     /// for that file, with its whole length.
-    pub(in crate::formats) fn info(&self) -> Result<info::Info> {
+    pub(crate) fn info(&self) -> Result<info::Info> {
         let (mut kinds, mut sizes, mut costs) =
             (info::Kinds::default(), info::Sizes::default(), info::Costs::default());
         let mut holes: u64 = 0;

@@ -47,20 +47,20 @@ use index_source::OpenIndex;
 use open::Opened;
 
 pub use index_source::IndexPolicy;
-pub(in crate::formats) use index_source::{SavedIndexOptions, TarOptions};
-pub(in crate::formats) use open::{Bytes, CompressedTar};
+pub(crate) use index_source::{SavedIndexOptions, TarOptions};
+pub(crate) use open::{Bytes, CompressedTar};
 
 /// Bytes of a file that show whether it is a tar or another format: two blocks.
-pub(in crate::formats) const HEAD: usize = 2 * BLOCK;
+pub(crate) const HEAD: usize = 2 * BLOCK;
 
 /// The most bytes of headers and data that are read together: a buffer for more would be doubled.
 const TOGETHER_MAX: usize = 1 << 20;
 
 /// A tar archive.
-pub(in crate::formats) type Tar = IndexedTree<TarMembers>;
+pub(crate) type Tar = IndexedTree<TarMembers>;
 
 /// Reads the members of a tar.
-pub(in crate::formats) struct TarMembers {
+pub(crate) struct TarMembers {
     /// The chunks of a compressed archive.
     compressed: Option<Arc<Compressed>>,
     /// Whether its index is saved.
@@ -114,7 +114,7 @@ impl Tar {
     /// The bytes of one of them.
     ///
     /// Fails with `Io`, also if the index is of another version of the archive; `Corrupt`.
-    pub(in crate::formats) fn nested_bytes(&self, nested: &NestedArchive) -> Result<FileRange> {
+    pub(crate) fn nested_bytes(&self, nested: &NestedArchive) -> Result<FileRange> {
         let &NestedArchive { offset, len, headers, .. } = nested;
         if let Some(checks) = &self.members.checks {
             let found = checks.read(self.storage.as_ref(), headers, offset);

@@ -72,7 +72,7 @@ impl Cached for Large {
 }
 
 /// The large members that were read last, of all archives of a mount, with their seek points.
-pub(in crate::formats) struct LargeMembers {
+pub(crate) struct LargeMembers {
     /// By number of the archive, and of the member.
     cache: Cache<(u32, u32), Large>,
     /// Memory for seek points, bytes. One member may take more.
@@ -81,7 +81,7 @@ pub(in crate::formats) struct LargeMembers {
 
 impl LargeMembers {
     /// For a mount whose caches of chunks have `chunk_bytes`.
-    pub(in crate::formats) fn new(chunk_bytes: u64) -> Self {
+    pub(crate) fn new(chunk_bytes: u64) -> Self {
         let bytes = (chunk_bytes / SEEK_POINTS_SHARE).max(SEEK_POINTS_MIN);
         Self { cache: Cache::new(bytes, bytes), bytes }
     }

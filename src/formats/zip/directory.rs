@@ -35,7 +35,7 @@ const END_64_LEN: u64 = 56;
 const COMMENT_MAX: usize = 0xffff;
 
 /// Whether a file that starts with `head` is a ZIP archive.
-pub(in crate::formats) fn recognizes(head: &[u8]) -> bool {
+pub(crate) fn recognizes(head: &[u8]) -> bool {
     STARTS.iter().any(|start| head.starts_with(start))
 }
 
@@ -68,7 +68,7 @@ struct End {
 }
 
 /// Whether `storage` ends as a ZIP archive ends, whatever it starts with.
-pub(in crate::formats) fn has_directory(storage: &dyn Storage) -> Result<bool> {
+pub(crate) fn has_directory(storage: &dyn Storage) -> Result<bool> {
     match CentralDirectory::find(storage) {
         Ok(directory) => Ok(directory.start < directory.end),
         Err(error) if error.kind() == Kind::Io => Err(error),

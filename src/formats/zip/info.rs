@@ -8,7 +8,7 @@ use crate::vfs::FileKind;
 
 impl Zip {
     /// The statistics of this archive, for `archfs info`.
-    pub(in crate::formats) fn info(&self) -> Result<info::Info> {
+    pub(crate) fn info(&self) -> Result<info::Info> {
         let (mut kinds, mut sizes, mut costs) =
             (info::Kinds::default(), info::Sizes::default(), info::Costs::default());
         for id in 0..self.index.len() {

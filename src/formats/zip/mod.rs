@@ -63,10 +63,10 @@ pub(crate) struct ZipOptions<'o> {
 }
 
 /// A ZIP archive.
-pub(in crate::formats) type Zip = IndexedTree<ZipMembers>;
+pub(crate) type Zip = IndexedTree<ZipMembers>;
 
 /// Reads the members of a ZIP archive.
-pub(in crate::formats) struct ZipMembers {
+pub(crate) struct ZipMembers {
     methods: Methods,
     header_lens: HeaderLens,
     decoder: Decoder,

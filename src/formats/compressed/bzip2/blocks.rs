@@ -11,7 +11,7 @@ use crate::storage::Storage;
 use crate::sync::Arc;
 
 /// Magic number of a block: pi.
-pub(in super::super) const BLOCK: [u8; 6] = [0x31, 0x41, 0x59, 0x26, 0x53, 0x59];
+pub(crate) const BLOCK: [u8; 6] = [0x31, 0x41, 0x59, 0x26, 0x53, 0x59];
 
 /// Magic number of the end of a stream: the square root of pi.
 pub(super) const END: [u8; 6] = [0x17, 0x72, 0x45, 0x38, 0x50, 0x90];
@@ -33,7 +33,7 @@ enum Boundary {
 const READ_SIZE: usize = 1 << 20;
 
 /// Finds the blocks of a bzip2 file.
-pub(in super::super) struct Blocks {
+pub(crate) struct Blocks {
     name: String,
     cursor: Cursor,
     /// Pairs of bytes that are part of a magic number at any shift. Looked up for each pair of the
@@ -49,7 +49,7 @@ pub(in super::super) struct Blocks {
 }
 
 impl Blocks {
-    pub(in super::super) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
+    pub(crate) fn new(name: &str, storage: Arc<dyn Storage>) -> Self {
         let mut pairs = vec![false; 1 << 16].into_boxed_slice();
         for magic in [BLOCK, END].map(number) {
             for shift in 17..=32_u32 {

@@ -18,29 +18,26 @@ const HEADER_LEN: u64 = 12;
 const PADDING_READ_MAX: u64 = 64 << 10;
 
 /// The blocks of an xz file in order, each with its decoded size.
-pub(in crate::formats::compressed) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
+pub(crate) struct Blocks(std::vec::IntoIter<(Extent, u64)>);
 
 /// The unused part of the limits for a file.
-pub(in crate::formats::compressed) struct Remaining {
+pub(crate) struct Remaining {
     /// Bytes of stream padding.
-    pub(in crate::formats::compressed) padding: u64,
+    pub(crate) padding: u64,
     /// Blocks and streams together.
-    pub(in crate::formats::compressed) blocks: usize,
+    pub(crate) blocks: usize,
 }
 
 impl Blocks {
     /// Reads the indexes, from the end of the file to its start.
     ///
     /// Fails with `Corrupt` if they do not add up to the file, for example because it is cut short.
-    pub(in crate::formats::compressed) fn read(storage: &dyn Storage) -> Result<Self> {
+    pub(crate) fn read(storage: &dyn Storage) -> Result<Self> {
         Self::within(storage, Remaining { padding: XZ_PADDING_MAX, blocks: XZ_BLOCKS_MAX })
     }
 
     /// The same, within `limits`.
-    pub(in crate::formats::compressed) fn within(
-        storage: &dyn Storage,
-        mut limits: Remaining,
-    ) -> Result<Self> {
+    pub(crate) fn within(storage: &dyn Storage, mut limits: Remaining) -> Result<Self> {
         let mut end = storage.len();
         let mut blocks = Vec::new();
         loop {
@@ -55,7 +52,7 @@ impl Blocks {
     }
 
     /// Whether a block is too large to be decoded at once.
-    pub(in crate::formats::compressed) fn has_giant(&self) -> bool {
+    pub(crate) fn has_giant(&self) -> bool {
         let mut blocks = self.0.as_slice().iter();
         blocks.any(|(extent, decoded)| extent.is_giant(Size::Exactly(*decoded)))
     }

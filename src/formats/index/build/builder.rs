@@ -22,17 +22,17 @@ use crate::vfs::{FileKind, Name};
 
 /// A tar: the whole file or a member of a tar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::formats) struct ArchiveRange {
+pub(crate) struct ArchiveRange {
     /// The directory that shows its contents.
-    pub(in crate::formats) base: DirectoryId,
+    pub(crate) base: DirectoryId,
     /// Number of archives around it. 0 for the outermost archive.
-    pub(in crate::formats) depth: u32,
-    pub(in crate::formats) start: u64,
-    pub(in crate::formats) end: u64,
+    pub(crate) depth: u32,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
 }
 
 /// A tree to which members are added.
-pub(in crate::formats) struct Builder {
+pub(crate) struct Builder {
     tree: PendingTree,
     hard_links: HardLinks,
     side_tables: SideTables,
@@ -53,14 +53,14 @@ const TOO_MANY_XATTRS: Added =
 
 impl Builder {
     /// An empty builder that keeps its long lists where `spill` says.
-    pub(in crate::formats) fn new(spill: Spill) -> Self {
+    pub(crate) fn new(spill: Spill) -> Self {
         let tree = PendingTree::new(spill);
         Self { tree, hard_links: HardLinks::new(), side_tables: SideTables::new() }
     }
 
     /// The same with limits for segments of sparse files, and for bytes of attributes.
     #[cfg(test)]
-    pub(in crate::formats) fn with_limits(mut self, segments: usize, xattrs: usize) -> Self {
+    pub(crate) fn with_limits(mut self, segments: usize, xattrs: usize) -> Self {
         self.side_tables.sparse_maps.limit(segments);
         self.side_tables.xattrs.limit(xattrs);
         self
@@ -71,7 +71,7 @@ impl Builder {
     ///
     /// Fails with `Unsupported` if there are more names than an index can hold: 4 GiB, or 2^32 of
     /// them. `Io` if there is no room for the lists.
-    pub(in crate::formats) fn add(
+    pub(crate) fn add(
         &mut self,
         archive: ArchiveRange,
         members: &Members,
@@ -215,12 +215,12 @@ impl Builder {
     }
 
     /// The path of a directory from the root.
-    pub(in crate::formats) fn path(&self, directory: DirectoryId) -> Vec<u8> {
+    pub(crate) fn path(&self, directory: DirectoryId) -> Vec<u8> {
         self.tree.path(directory)
     }
 
     /// Finishes the tree.
-    pub(in crate::formats) fn finish(self, notes: &mut Notes) -> Result<FinishedTree> {
+    pub(crate) fn finish(self, notes: &mut Notes) -> Result<FinishedTree> {
         let Self { mut tree, hard_links, side_tables } = self;
         tree.directories.shrink();
         let by_directory = SlotsByDirectory::new(&tree)?;

@@ -8,11 +8,11 @@ use crate::vfs::Name;
 
 /// The number of a directory in the tree under construction, in order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::formats) struct DirectoryId(pub(super) u32);
+pub(crate) struct DirectoryId(pub(super) u32);
 
 impl DirectoryId {
     /// The root of the tree.
-    pub(in crate::formats) const ROOT: Self = Self(0);
+    pub(crate) const ROOT: Self = Self(0);
 }
 
 /// The parent and the name of a directory.

@@ -14,16 +14,16 @@ use crate::formats::bytes::{index, length};
 use crate::vfs::Finding;
 
 /// A finished tree that is not an index yet.
-pub(in crate::formats) struct FinishedTree {
+pub(crate) struct FinishedTree {
     tree: PendingTree,
     numbering: Numbering,
     side_tables: SideTables,
     /// The output of `SeekIndex::write`, for a compressed archive.
-    pub(in crate::formats) seek_points: Vec<u8>,
+    pub(crate) seek_points: Vec<u8>,
     /// Warnings about this archive, as `Notes::finish` returns them.
-    pub(in crate::formats) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// The same for `archfs verify`, with paths. Not saved in a file.
-    pub(in crate::formats) findings: Vec<Finding>,
+    pub(crate) findings: Vec<Finding>,
 }
 
 impl FinishedTree {
@@ -33,12 +33,12 @@ impl FinishedTree {
     }
 
     /// Number of nodes.
-    pub(in crate::formats) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.numbering.len()
     }
 
     /// Whether the tree has only its root.
-    pub(in crate::formats) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() <= 1
     }
 
@@ -49,7 +49,7 @@ impl FinishedTree {
 
     /// About `count` offsets of headers, unordered. A header is the `header_len` bytes before the
     /// data of a stored file. Samples of them identify the archive.
-    pub(in crate::formats) fn header_offsets(&self, count: usize, header_len: u64) -> Vec<u64> {
+    pub(crate) fn header_offsets(&self, count: usize, header_len: u64) -> Vec<u64> {
         let step = self.len().div_ceil(count.max(1)).max(1);
         let header_offset = |id| {
             let node = self.numbering.final_node(&self.tree, NodeId::try_from(id).ok()?);
@@ -69,12 +69,7 @@ impl FinishedTree {
     }
 
     /// Writes the index with `key` of an archive of `archive_len` bytes.
-    pub(in crate::formats) fn write(
-        &self,
-        key: &Key,
-        archive_len: u64,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
+    pub(crate) fn write(&self, key: &Key, archive_len: u64, out: &mut dyn Write) -> io::Result<()> {
         let Self { tree, numbering, side_tables, seek_points, notes, .. } = self;
         let mut out = Output::new(out, key)?;
         let mut names_offset = 0_u32;
@@ -159,7 +154,7 @@ impl FinishedTree {
     }
 
     /// Approximate size of the index, bytes.
-    pub(in crate::formats) fn estimate(&self) -> u64 {
+    pub(crate) fn estimate(&self) -> u64 {
         let Self { tree, numbering, side_tables, seek_points, notes, .. } = self;
         let tables = [
             (numbering.len(), NODE_LEN),

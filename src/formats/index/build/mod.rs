@@ -49,9 +49,9 @@ mod sparse_maps;
 mod unsaved_index;
 mod xattrs;
 
-pub(in crate::formats) use builder::{ArchiveRange, Builder};
-pub(in crate::formats) use directories::DirectoryId;
-pub(in crate::formats) use finished_tree::FinishedTree;
+pub(crate) use builder::{ArchiveRange, Builder};
+pub(crate) use directories::DirectoryId;
+pub(crate) use finished_tree::FinishedTree;
 #[cfg(any(test, fuzzing))]
-pub(in crate::formats) use unsaved_index::in_memory;
-pub(in crate::formats) use unsaved_index::unsaved;
+pub(crate) use unsaved_index::in_memory;
+pub(crate) use unsaved_index::unsaved;

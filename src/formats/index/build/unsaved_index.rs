@@ -24,7 +24,7 @@ const IN_MEMORY_MAX: u64 = 1 << 20;
 ///
 /// Fails with `Io` if the temporary file cannot be read, or if the index would take memory that the
 /// job does not have.
-pub(in crate::formats) fn unsaved(
+pub(crate) fn unsaved(
     mut finished: FinishedTree,
     archive_len: u64,
     name: &str,
@@ -53,7 +53,7 @@ pub(in crate::formats) fn unsaved(
 /// Makes the index of a tree in memory.
 ///
 /// Fails with `Corrupt` if the tree does not fit an archive of `archive_len` bytes.
-pub(in crate::formats) fn in_memory(
+pub(crate) fn in_memory(
     finished: FinishedTree,
     archive_len: u64,
     name: &str,
