@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use super::bytes::length;
-use super::index::paths::archive_stem;
+use super::index::members::archive_stem;
 use super::limits::ZIP_WHOLE_MAX;
 use super::squashfs::SquashFs;
 use super::{tar, zip};

@@ -5,11 +5,8 @@
 
 use std::ops::ControlFlow;
 
-use super::sections::Section;
-use super::{
-    Content, Index, LINK_COUNT_LEN, MAP_LEN, NestedArchive, NodeId, ROOT, SEGMENT_LEN,
-    WITH_XATTRS_LEN, wrong,
-};
+use super::layout::{LINK_COUNT_LEN, MAP_LEN, Section, WITH_XATTRS_LEN};
+use super::{Content, Index, NestedArchive, NodeId, ROOT, wrong};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::vfs::{FileKind, Name};
@@ -60,7 +57,7 @@ impl Index {
             let is_next = with_xattrs.replace(id).is_none_or(|previous| previous < id);
             if is_next && id < self.len() { Ok(()) } else { Err(out_of_order()) }
         })?;
-        let segments = self.section_lens.count(Section::Segments, SEGMENT_LEN);
+        let segments = self.section_lens.count(Section::Segments);
         let mut previous_end = 0;
         self.each(Section::Maps, &mut |bytes: [u8; MAP_LEN]| {
             let end = Reader::new("map", &bytes).u64()?;
@@ -147,18 +144,15 @@ impl Index {
         section: Section,
         visit: &mut dyn FnMut([u8; N]) -> Result<()>,
     ) -> Result<()> {
-        (0..self.section_lens.count(section, N))
-            .try_for_each(|nth| visit(self.record(section, nth)?))
+        (0..self.section_lens.count(section)).try_for_each(|nth| visit(self.record(section, nth)?))
     }
 
     /// Whether `other` shows the same tree. Notes and findings may differ.
     pub(crate) fn is_same_tree(&self, other: &Self) -> Result<bool> {
-        let has_same_len = |&section: &Section| {
-            self.section_lens.len_of(section) == other.section_lens.len_of(section)
-        };
         let is_alike = (self.archive_len, &self.nested_archives)
             == (other.archive_len, &other.nested_archives);
-        Ok(is_alike && Section::TREE.iter().all(has_same_len) && self.has_same_bytes(other)?)
+        let has_same_lens = self.section_lens.of_tree() == other.section_lens.of_tree();
+        Ok(is_alike && has_same_lens && self.has_same_bytes(other)?)
     }
 
     fn has_same_bytes(&self, other: &Self) -> Result<bool> {

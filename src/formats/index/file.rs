@@ -1,27 +1,10 @@
-//! The layout of an index file, and how to open it.
-//!
-//! ```text
-//! start:  magic "ARCHFSIX", version (4), flags (4)
-//!         archive: length (8), mtime: seconds (8) and nanoseconds (4)
-//!         its file: type of the file system (8), inode (8), ctime: seconds (8) and
-//!             nanoseconds (4), owner (4)
-//!         samples: count (4), then for each an offset (8) and the BLAKE3 hash of the block there
-//!             (32)
-//! data:   nodes, names, segments, maps, links, nodes with attributes, attributes, images, notes,
-//!             seek points of a compressed archive
-//! sums:   the CRC-32 (4) of each 16 KiB of data; the last block may be shorter
-//! tail:   length of the uncompressed archive (8), length of each of the ten sections (8 each),
-//!         the BLAKE3 hash of start, sums and tail up to here (32)
-//! ```
-//!
-//! All numbers are little-endian. Opening an index reads start, tail and sums (1/4096 of the file)
-//! and checks their hash. The data is checked block by block (`blocks`). The tail is written last,
-//! so an incomplete file is not an index.
+//! Opens an index file, and writes one from start to end (`layout` describes it).
+
+use std::io::{self, Write};
 
 use super::blocks::{Allowance, BLOCK, Backing, Blocks, Checked};
-use super::headers::Headers;
-use super::key::{Hash, Key, START};
-use super::sections::{HASH, Section, Sections, TAIL, hash_of};
+use super::layout::{HASH, Hash, Key, START, Section, Sections, TAIL, hash_of};
+use super::node::Headers;
 use super::{Index, NestedArchive};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
@@ -188,7 +171,7 @@ fn longest(len: u64) -> u64 {
 
 /// An empty buffer for `len` bytes. Fails if there is no memory, because a sparse file can be
 /// larger than memory.
-pub(super) fn reserved(len: u64) -> Result<Vec<u8>> {
+fn reserved(len: u64) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     match buffer.try_reserve_exact(index(len)) {
         Ok(()) => Ok(buffer),
@@ -202,4 +185,74 @@ fn read_exact(file: &dyn Storage, offset: u64, len: u64) -> Result<Vec<u8>> {
     bytes.resize(index(len), 0);
     file.read_exact_at(&mut bytes, offset)?;
     Ok(bytes)
+}
+
+/// Bytes per write: a few blocks.
+const STEP: usize = 16 * BLOCK;
+
+/// Writes an index to `out`, which needs no buffer of its own.
+pub(super) struct Output<'o> {
+    out: &'o mut dyn Write,
+    start: Vec<u8>,
+    /// Data not written yet: less than `STEP` bytes, starting at a block boundary.
+    buffer: Vec<u8>,
+    sums: Vec<u8>,
+    section_lens: Sections,
+    section: Section,
+}
+
+impl<'o> Output<'o> {
+    /// Starts the index with `key`.
+    pub(super) fn new(out: &'o mut dyn Write, key: &Key) -> io::Result<Self> {
+        let start = key.encoded();
+        out.write_all(&start)?;
+        let (buffer, sums) = (Vec::with_capacity(STEP.saturating_mul(2)), Vec::new());
+        Ok(Self {
+            out,
+            start,
+            buffer,
+            sums,
+            section_lens: Sections::default(),
+            section: Section::Nodes,
+        })
+    }
+
+    /// Starts `section`. Sections must come in order.
+    pub(super) fn begin(&mut self, section: Section) {
+        self.section = section;
+    }
+
+    /// Appends `bytes` to the current section.
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.section_lens.grow(self.section, length(bytes.len()));
+        // Chunks keep the buffer from growing.
+        for piece in bytes.chunks(STEP) {
+            self.buffer.extend(piece);
+            if self.buffer.len() >= STEP {
+                self.flush(STEP)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the first `len` bytes of the buffer: whole blocks, except at the end of the data.
+    fn flush(&mut self, len: usize) -> io::Result<()> {
+        let ready = self.buffer.get(..len).unwrap_or_default();
+        for block in ready.chunks(BLOCK) {
+            self.sums.extend(crc32fast::hash(block).to_le_bytes());
+        }
+        self.out.write_all(ready)?;
+        self.buffer.drain(..len);
+        Ok(())
+    }
+
+    /// Finishes the index of an archive of `archive_len` bytes.
+    pub(super) fn finish(mut self, archive_len: u64) -> io::Result<()> {
+        self.flush(self.buffer.len())?;
+        let tail = self.section_lens.tail(archive_len);
+        let hash = hash_of(&self.start, &self.sums, &tail);
+        self.out.write_all(&self.sums)?;
+        self.out.write_all(&tail)?;
+        self.out.write_all(&hash)
+    }
 }

@@ -1,15 +1,12 @@
 //! Decodes an index into its parts and encodes it again, for tests and fuzzing.
 
 use super::blocks::BLOCK;
-use super::file::{IndexFile, IndexOptions};
-use super::key::Key;
-use super::members::Segment;
-use super::output::Output;
-use super::sections::{HASH, Section, TAIL, hash_of};
-use super::{
-    Allowance, Index, LINK_COUNT_LEN, MAP_LEN, NestedArchive, Node, NodeId, SEGMENT_LEN,
-    WITH_XATTRS_LEN,
+use super::file::{IndexFile, IndexOptions, Output};
+use super::layout::{
+    HASH, Key, LINK_COUNT_LEN, MAP_LEN, SEGMENT_LEN, Section, TAIL, WITH_XATTRS_LEN, hash_of,
 };
+use super::members::Segment;
+use super::{Allowance, Index, NestedArchive, Node, NodeId};
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::InMemory;

@@ -22,61 +22,42 @@ use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX};
 use crate::vfs::{Finding, Name};
 
 mod acl;
-mod attributes;
 mod blocks;
 mod build;
-#[cfg(test)]
-mod caps;
 mod check;
 mod file;
-mod headers;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod index_parts;
-mod key;
-mod maps;
+mod layout;
 pub(crate) mod members;
-mod new_tree;
 mod node;
 pub(crate) mod notes;
-mod output;
-pub(crate) mod paths;
-#[cfg(test)]
-mod refused;
-mod sections;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod weight;
 
 pub use acl::Acls;
 pub(crate) use acl::TEXT as ACL_TEXT;
 pub(crate) use blocks::Allowance;
 #[cfg(any(test, fuzzing))]
 pub(crate) use build::in_memory;
-pub(crate) use build::{ArchiveRange, Builder, DirectoryId, FinishedTree, unsaved};
+pub(crate) use build::{ArchiveRange, DirectoryId, FinishedTree, NewTree, unsaved};
 pub(crate) use file::{IndexFile, IndexOptions};
-pub(crate) use headers::{HeaderRun, Headers};
-pub(crate) use key::{FileKey, Hash, Key, MAGIC};
-pub(crate) use maps::Map;
-pub(crate) use new_tree::NewTree;
-pub(crate) use node::{Content, Node};
+pub(crate) use layout::{FileKey, Hash, Key, MAGIC};
+pub(crate) use node::{Content, HeaderRun, Headers, Node};
+pub(crate) use tables::Map;
 pub(crate) use tree::{IndexedTree, MemberReader, StoredReads};
 
 use blocks::Blocks;
+use layout::{LINK_COUNT_LEN, Section, Sections};
 use node::NODE_LEN;
-use sections::{Section, Sections};
 
 /// The number of a node.
 pub(crate) type NodeId = u32;
 
 /// The number of the root.
 pub(crate) const ROOT: NodeId = 0;
-
-/// Sizes of the other records of an index, bytes.
-const SEGMENT_LEN: usize = 24;
-const MAP_LEN: usize = 20;
-const LINK_COUNT_LEN: usize = 8;
-const WITH_XATTRS_LEN: usize = 12;
 
 /// A buffer for any name.
 pub(crate) type NameBuffer = [u8; 255];
@@ -115,7 +96,7 @@ impl Index {
 
     /// Number of nodes.
     pub(crate) fn len(&self) -> u32 {
-        u32::try_from(self.section_lens.count(Section::Nodes, NODE_LEN)).unwrap_or(u32::MAX)
+        u32::try_from(self.section_lens.count(Section::Nodes)).unwrap_or(u32::MAX)
     }
 
     /// The node with number `id`.
@@ -261,7 +242,7 @@ impl Index {
             let mut reader = Reader::new("link", &bytes);
             Ok((reader.u32()?, reader.u32()?))
         };
-        let count = self.section_lens.count(Section::LinkCounts, LINK_COUNT_LEN);
+        let count = self.section_lens.count(Section::LinkCounts);
         Ok(binary_search(count, id, read)?.unwrap_or(1).max(1))
     }
 

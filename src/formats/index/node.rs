@@ -1,11 +1,14 @@
-//! One name in the tree: what it refers to, and its record in an index.
+//! One name in the tree: what it refers to, its record in an index, and the headers by which it is
+//! recognized in its archive.
 
+use std::io::Write;
+
+use crc32fast::Hasher;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::NodeId;
-use super::headers::Headers;
 use crate::error::Result;
-use crate::formats::bytes::{Reader, index};
+use crate::formats::bytes::{Reader, index, length};
 use crate::vfs::FileKind;
 
 /// Size of a node in an index, bytes.
@@ -13,7 +16,9 @@ pub(super) const NODE_LEN: usize = 52;
 
 /// One name in the tree and what it refers to. The fields are ordered without gaps, so that nodes
 /// can be kept in a file while the tree is built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub(crate) struct Node {
     pub(crate) seconds: i64,
@@ -109,25 +114,6 @@ impl Content {
 }
 
 impl Node {
-    /// A node with all fields 0.
-    pub(super) fn empty() -> Self {
-        Self {
-            name: 0,
-            name_len: 0,
-            mode: 0,
-            parent: 0,
-            nanoseconds: 0,
-            seconds: 0,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            content: 0,
-            header_blocks: 0,
-            headers_crc32: 0,
-            padding: 0,
-        }
-    }
-
     /// The headers before the data of a file that is stored.
     pub(crate) fn headers(&self) -> Headers {
         Headers { blocks: self.header_blocks, crc32: self.headers_crc32 }
@@ -204,13 +190,8 @@ impl Node {
         } = self;
         let mut bytes = [0; NODE_LEN];
         let mut rest = bytes.as_mut_slice();
-        let mut put = |field: &[u8]| {
-            if let Some((head, tail)) = std::mem::take(&mut rest).split_at_mut_checked(field.len())
-            {
-                head.copy_from_slice(field);
-                rest = tail;
-            }
-        };
+        // `rest` has room for all fields.
+        let mut put = |field: &[u8]| _ = rest.write_all(field);
         put(&name.to_le_bytes());
         put(&[name_len]);
         put(&mode.to_le_bytes());
@@ -251,5 +232,82 @@ impl Node {
     pub(super) fn name_in<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let start = index(self.name);
         bytes.get(start..start.saturating_add(usize::from(self.name_len))).unwrap_or_default()
+    }
+}
+
+/// Size of a block of headers, bytes.
+const BLOCK: usize = 512;
+
+/// The blocks before the data of a member. Of more than 255 blocks, only the last ones count.
+///
+/// An index that was made of another file may name a position at which there is another member. So
+/// a node has the CRC-32 of the blocks that end where the data starts: the header with name, size
+/// and time, the extensions before it, and the map of a sparse file. One read gets them with the
+/// data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Headers {
+    /// Number of blocks. 0 if nothing is known.
+    pub(super) blocks: u8,
+    pub(super) crc32: u32,
+}
+
+impl Headers {
+    /// Their length in bytes.
+    pub(crate) fn len(self) -> usize {
+        usize::from(self.blocks).saturating_mul(BLOCK)
+    }
+
+    /// The record in an index.
+    pub(super) fn to_bytes(self) -> [u8; 5] {
+        let [a, b, c, d] = self.crc32.to_le_bytes();
+        [self.blocks, a, b, c, d]
+    }
+
+    /// Decodes the record.
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let [blocks] = reader.array()?;
+        Ok(Self { blocks, crc32: reader.u32()? })
+    }
+
+    /// Whether `bytes` are these headers.
+    pub(crate) fn are(self, bytes: &[u8]) -> bool {
+        bytes.len() == self.len() && crc32fast::hash(bytes) == self.crc32
+    }
+}
+
+/// Headers that a scan reads one after the other.
+pub(crate) struct HeaderRun {
+    hasher: Hasher,
+    blocks: u8,
+    end: u64,
+}
+
+impl HeaderRun {
+    /// Headers that start at `start`.
+    pub(crate) fn new(start: u64) -> Self {
+        Self { hasher: Hasher::new(), blocks: 0, end: start }
+    }
+
+    /// The offset after the last header.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Appends whole blocks.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.end = self.end.saturating_add(length(bytes.len()));
+        let most = usize::from(u8::MAX).saturating_mul(BLOCK);
+        let bytes = bytes.get(bytes.len().saturating_sub(most)..).unwrap_or_default();
+        let blocks = u8::try_from(bytes.len().div_euclid(BLOCK)).unwrap_or(u8::MAX);
+        match self.blocks.checked_add(blocks) {
+            Some(sum) => self.blocks = sum,
+            None => (self.hasher, self.blocks) = (Hasher::new(), blocks),
+        }
+        self.hasher.update(bytes);
+    }
+
+    /// The headers so far.
+    pub(crate) fn headers(&self) -> Headers {
+        Headers { blocks: self.blocks, crc32: self.hasher.clone().finalize() }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::paths::{components_of, shown};
+use super::members::{components_of, shown};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 use crate::units::counted;

@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::formats::bytes::index;
 use crate::formats::index::HeaderRun;
 use crate::formats::index::members::Members;
+use crate::formats::index::members::shown;
 use crate::formats::index::notes::Notes;
-use crate::formats::index::paths::shown;
 use crate::formats::limits::{TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX, TAR_SEARCH_MAX};
 
 /// A position in the chain of headers.

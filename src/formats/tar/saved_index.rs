@@ -1,5 +1,5 @@
 //! The saved index of an archive: when to trust it, and how to replace it. `index_location` says
-//! where it may be, `index::file` has its format.
+//! where it may be, `index::layout` has its format.
 //!
 //! Invariant: the tree is right with and without an index, which only saves time.
 //!

@@ -1,7 +1,7 @@
 //! Scans an archive and the archives in it, and builds the tree.
 //!
 //! A `Walk` goes from header to header. `segments` does so for several segments of one archive
-//! concurrently. `new_tree` takes the members.
+//! concurrently. `NewTree` takes the members.
 //!
 //! Invariant: members reach the tree in the order of the archive, however many threads read it.
 

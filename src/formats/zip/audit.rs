@@ -6,7 +6,7 @@ use super::entry::{Entry, EntryWalk};
 use super::local::{LocalHeader, Packed};
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index};
-use crate::formats::index::paths::components_of;
+use crate::formats::index::members::components_of;
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{Finding, Location};

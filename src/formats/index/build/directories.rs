@@ -1,10 +1,47 @@
-//! The directories of a tree under construction: where each is, and which member describes it.
+//! The numbers of pending nodes (slots), their directories, and which of two nodes with the same
+//! path is later (ranks).
 
 use std::collections::HashMap;
 
-use super::slot::Slot;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::formats::bytes::index;
 use crate::vfs::Name;
+
+/// The number of a pending node, in the order in which members and implied directories are added.
+/// It is not the number of a node in the finished tree (`NodeId`).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+#[repr(transparent)]
+pub(super) struct Slot(u32);
+
+impl Slot {
+    /// Stands for the root, which is no pending node.
+    pub(super) const ROOT: Self = Self(u32::MAX);
+
+    /// The slot of the pending node that is added after `count` others. `None` if there are more
+    /// than an index can number.
+    pub(super) fn after(count: usize) -> Option<Self> {
+        u32::try_from(count).ok().map(Self).filter(|&slot| slot != Self::ROOT)
+    }
+
+    /// Its index in the list of pending nodes.
+    pub(super) fn index(self) -> usize {
+        index(self.0)
+    }
+}
 
 /// The number of a directory in the tree under construction, in order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,5 +160,46 @@ impl Directories {
     /// Gives back the memory for directories that will not come.
     pub(super) fn shrink(&mut self) {
         self.by_name.shrink_to_fit();
+    }
+}
+
+/// The rank of each pending node. Of two nodes with the same path, that with the higher rank is
+/// shown.
+///
+/// An outer archive's implied directory wins; an inner archive's own entry wins.
+///
+/// An archive that can be read at any offset is scanned level by level: first the outermost
+/// archive, then the archives in it. A stream is scanned in the order of its bytes. Both must give
+/// the same tree. So members are compared by depth first, and by their order only at the same
+/// depth.
+///
+/// Invariant: the members of a nested archive rank after all members of the archive around it.
+#[derive(Default)]
+pub(super) struct Ranks {
+    /// The depth of the members being added.
+    current: u32,
+    /// The slots at which the depth changes, and the depth from there.
+    changes: Vec<(Slot, u32)>,
+}
+
+impl Ranks {
+    /// Notes that members from `slot` on are at `depth`.
+    pub(super) fn enter(&mut self, slot: Slot, depth: u32) {
+        if self.current != depth {
+            self.current = depth;
+            self.changes.push((slot, depth));
+        }
+    }
+
+    /// The depth of the members being added.
+    pub(super) fn current(&self) -> u32 {
+        self.current
+    }
+
+    /// The sort key of the pending node in `slot`.
+    pub(super) fn rank(&self, slot: Slot) -> (u32, Slot) {
+        let nth = self.changes.partition_point(|&(first_slot, _)| first_slot <= slot);
+        let change = nth.checked_sub(1).and_then(|nth| self.changes.get(nth));
+        (change.map_or(0, |&(_, depth)| depth), slot)
     }
 }

@@ -2,11 +2,10 @@
 
 use std::io::{self, Write};
 
-use super::super::key::Key;
-use super::super::node::{Content, NODE_LEN, Node};
-use super::super::output::Output;
-use super::super::sections::Section;
-use super::super::{LINK_COUNT_LEN, MAP_LEN, NestedArchive, NodeId, SEGMENT_LEN, WITH_XATTRS_LEN};
+use super::super::NodeId;
+use super::super::file::Output;
+use super::super::layout::{Key, Section};
+use super::super::node::{Content, Node};
 use super::numbering::Numbering;
 use super::pending_tree::PendingTree;
 use super::side_tables::SideTables;
@@ -15,9 +14,9 @@ use crate::vfs::Finding;
 
 /// A finished tree that is not an index yet.
 pub(crate) struct FinishedTree {
-    tree: PendingTree,
-    numbering: Numbering,
-    side_tables: SideTables,
+    pub(super) tree: PendingTree,
+    pub(super) numbering: Numbering,
+    pub(super) side_tables: SideTables,
     /// The output of `SeekIndex::write`, for a compressed archive.
     pub(crate) seek_points: Vec<u8>,
     /// Warnings about this archive, as `Notes::finish` returns them.
@@ -27,11 +26,6 @@ pub(crate) struct FinishedTree {
 }
 
 impl FinishedTree {
-    pub(super) fn new(tree: PendingTree, numbering: Numbering, side_tables: SideTables) -> Self {
-        let (seek_points, notes, findings) = (Vec::new(), Vec::new(), Vec::new());
-        Self { tree, numbering, side_tables, seek_points, notes, findings }
-    }
-
     /// Number of nodes.
     pub(crate) fn len(&self) -> usize {
         self.numbering.len()
@@ -78,14 +72,14 @@ impl FinishedTree {
         }
         out.begin(Section::Names);
         for node in self.nodes() {
-            out.bytes(node.name_in(tree.names()))?;
+            out.bytes(node.name_in(&tree.names))?;
             if let Content::Symlink { target } = node.content() {
                 let range = index(target)..index(target.saturating_add(node.size));
-                out.bytes(tree.names().get(range).unwrap_or_default())?;
+                out.bytes(tree.names.get(range).unwrap_or_default())?;
             }
         }
         out.begin(Section::Segments);
-        for segment in side_tables.sparse_maps.segments() {
+        for segment in &side_tables.sparse_maps.segments {
             out.bytes(&segment.offset.to_le_bytes())?;
             out.bytes(&segment.len.to_le_bytes())?;
             out.bytes(&segment.archive_offset.to_le_bytes())?;
@@ -97,7 +91,7 @@ impl FinishedTree {
             out.bytes(&stored.to_le_bytes())?;
         }
         out.begin(Section::LinkCounts);
-        for (node, count) in numbering.link_counts() {
+        for (node, count) in &numbering.link_counts {
             out.bytes(&node.to_le_bytes())?;
             out.bytes(&count.to_le_bytes())?;
         }
@@ -107,9 +101,9 @@ impl FinishedTree {
             out.bytes(&set_offset.to_le_bytes())?;
         }
         out.begin(Section::Xattrs);
-        out.bytes(side_tables.xattrs.bytes())?;
+        out.bytes(&side_tables.xattrs.bytes)?;
         out.begin(Section::NestedArchives);
-        for nested_archive in self.nested_archives() {
+        for nested_archive in &side_tables.nested_archives {
             out.bytes(&nested_archive.offset.to_le_bytes())?;
             out.bytes(&nested_archive.len.to_le_bytes())?;
             out.bytes(&nested_archive.headers.to_bytes())?;
@@ -142,31 +136,21 @@ impl FinishedTree {
         map_nodes
     }
 
-    /// The nested images, with their paths.
-    fn nested_archives(&self) -> impl Iterator<Item = NestedArchive> {
-        let images = self.side_tables.nested_archives.iter();
-        images.map(|&(directory, offset, len, headers)| NestedArchive {
-            path: self.tree.path(directory),
-            offset,
-            len,
-            headers,
-        })
-    }
-
     /// Approximate size of the index, bytes.
     pub(crate) fn estimate(&self) -> u64 {
         let Self { tree, numbering, side_tables, seek_points, notes, .. } = self;
         let tables = [
-            (numbering.len(), NODE_LEN),
-            (side_tables.sparse_maps.segments().len(), SEGMENT_LEN),
-            (side_tables.sparse_maps.len(), MAP_LEN),
-            (numbering.link_counts().len(), LINK_COUNT_LEN),
-            (side_tables.xattrs.entries().len(), WITH_XATTRS_LEN),
+            (numbering.len(), Section::Nodes),
+            (side_tables.sparse_maps.segments.len(), Section::Segments),
+            (side_tables.sparse_maps.len(), Section::Maps),
+            (numbering.link_counts.len(), Section::LinkCounts),
+            (side_tables.xattrs.entries.len(), Section::WithXattrs),
         ];
-        let tables = tables.map(|(count, len)| count.saturating_mul(len));
-        let images = self.nested_archives().map(|image| image.path.len().saturating_add(29));
+        let tables = tables.map(|(count, section)| count.saturating_mul(section.record_len()));
+        let images = side_tables.nested_archives.iter();
+        let images = images.map(|image| image.path.len().saturating_add(29));
         let notes = notes.iter().map(|note| note.len().saturating_add(8));
-        let bytes = [tree.names().len(), side_tables.xattrs.bytes().len(), seek_points.len()];
+        let bytes = [tree.names.len(), side_tables.xattrs.bytes.len(), seek_points.len()];
         let parts = tables.into_iter().chain(images).chain(notes).chain(bytes);
         length(parts.fold(0, usize::saturating_add))
     }

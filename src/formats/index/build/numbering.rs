@@ -1,19 +1,194 @@
-//! The numbers of the nodes in the finished tree, and each node as the index has it.
+//! What happens to a tree after its last member: its nodes are sorted by directory, hard links find
+//! their targets, one node is chosen for each path, and those are numbered (`mod.rs` has the phases).
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 
+use super::super::members::components_of;
 use super::super::node::{Content, Node};
+use super::super::notes::Notes;
 use super::super::{NodeId, ROOT};
-use super::directories::DirectoryId;
-use super::hard_link_targets::HardLinkTargets;
-use super::pending_tree::{PendingTree, no_room};
-use super::slot::Slot;
-use super::slots_by_directory::SlotsByDirectory;
-use super::xattrs::{XattrEntry, XattrSets};
+use super::directories::{DirectoryId, Slot};
+use super::pending_tree::{PendingNode, PendingTree, no_room};
+use super::side_tables::{XattrEntry, XattrSets};
 use crate::error::Result;
 use crate::formats::bytes::index;
 use crate::spilled::Spilled;
+use crate::vfs::FileKind;
+
+/// Slots of pending nodes, grouped by directory and sorted by name, then by rank (`Ranks::rank`).
+pub(super) struct SlotsByDirectory {
+    slots: Spilled<Slot>,
+    /// Where the slots of each directory start in `slots`. The last entry is the end of `slots`.
+    starts: Vec<usize>,
+}
+
+impl SlotsByDirectory {
+    /// Sorts the slots of pending nodes, first into directories, then by name within each. Within a
+    /// directory they are mostly sorted already, and close together in memory.
+    pub(super) fn new(tree: &PendingTree) -> Result<Self> {
+        let nodes: &[PendingNode] = &tree.nodes;
+        let mut starts = vec![0_usize; tree.directories.len().saturating_add(1)];
+        for node in nodes {
+            if let Some(count) = starts.get_mut(index(node.parent().0).saturating_add(1)) {
+                *count = count.saturating_add(1);
+            }
+        }
+        let mut sum = 0_usize;
+        for start in &mut starts {
+            sum = sum.saturating_add(*start);
+            *start = sum;
+        }
+        let mut ends = starts.clone();
+        let mut slots = Spilled::filled(Slot::ROOT, nodes.len(), &tree.spill).map_err(no_room)?;
+        for (nth, node) in nodes.iter().enumerate() {
+            let Some(end) = ends.get_mut(index(node.parent().0)) else { continue };
+            if let (Some(entry), Some(slot)) = (slots.get_mut(*end), Slot::after(nth)) {
+                *entry = slot;
+            }
+            *end = end.saturating_add(1);
+        }
+        for window in starts.windows(2) {
+            let &[start, end] = window else { continue };
+            if let Some(children) = slots.get_mut(start..end) {
+                let rank = |slot: Slot| tree.ranks.rank(slot);
+                children.sort_unstable_by(|&a, &b| {
+                    tree.name(a).cmp(tree.name(b)).then_with(|| rank(a).cmp(&rank(b)))
+                });
+            }
+        }
+        Ok(Self { slots, starts })
+    }
+
+    /// Some of the slots: in each directory those that `pick` gives for all slots with the same
+    /// name, which are ordered by rank.
+    fn filter_by_path(
+        &self,
+        tree: &PendingTree,
+        mut pick: impl FnMut(&[Slot]) -> Option<Slot>,
+    ) -> Result<Self> {
+        let mut slots = Spilled::with_capacity(self.len(), &tree.spill).map_err(no_room)?;
+        let mut starts = Vec::with_capacity(self.starts.len());
+        let has_same_name = |a: &Slot, b: &Slot| tree.name(*a) == tree.name(*b);
+        for directory in tree.directories.ids() {
+            starts.push(slots.len());
+            for same_path in self.slots_of(directory).chunk_by(has_same_name) {
+                if let Some(slot) = pick(same_path) {
+                    slots.push(slot).map_err(no_room)?;
+                }
+            }
+        }
+        starts.push(slots.len());
+        Ok(Self { slots, starts })
+    }
+
+    /// Number of slots in all directories.
+    fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The slots of the nodes in `directory`.
+    fn slots_of(&self, directory: DirectoryId) -> &[Slot] {
+        let start = self.starts.get(index(directory.0)).copied().unwrap_or(usize::MAX);
+        let end = self.starts.get(index(directory.0).saturating_add(1)).copied().unwrap_or(0);
+        self.slots.get(start..end).unwrap_or_default()
+    }
+
+    /// All slots with this name, ordered by rank.
+    fn slots_named(&self, tree: &PendingTree, directory: DirectoryId, name: &[u8]) -> &[Slot] {
+        let children = self.slots_of(directory);
+        let start = children.partition_point(|&slot| tree.name(slot) < name);
+        let rest = children.get(start..).unwrap_or_default();
+        let count = rest.partition_point(|&slot| tree.name(slot) == name);
+        rest.get(..count).unwrap_or_default()
+    }
+}
+
+/// A hard link, whose target is at `path` below `base`.
+pub(super) struct HardLink {
+    pub(super) slot: Slot,
+    pub(super) base: DirectoryId,
+    pub(super) path: Box<[u8]>,
+}
+
+/// The slot of each hard link's target, by the link's slot. No target is a link.
+pub(super) struct HardLinkTargets(HashMap<Slot, Slot>);
+
+impl HardLinkTargets {
+    /// Finds the targets. A note says which links have none.
+    pub(super) fn new(
+        tree: &PendingTree,
+        by_directory: &SlotsByDirectory,
+        mut links: Vec<HardLink>,
+        notes: &mut Notes,
+    ) -> Self {
+        // The findings of both ways to scan are in one order.
+        links.sort_by_key(|link| tree.ranks.rank(link.slot));
+        let mut targets = Self(HashMap::new());
+        for link in &links {
+            let found = candidate(tree, by_directory, link);
+            targets.0.extend(found.map(|slot| (link.slot, slot)));
+        }
+        for HardLink { slot, path, .. } in &links {
+            if targets.resolve(tree, *slot).is_none() {
+                notes.lost_link(&tree.path_of(*slot), path);
+            }
+        }
+        targets
+    }
+
+    /// Follows `link` to a slot that is no link, which becomes the target of all links on the way.
+    /// `None` if a link has no target, or if they form a cycle.
+    fn resolve(&mut self, tree: &PendingTree, link: Slot) -> Option<Slot> {
+        let (mut links, mut slot) = (Vec::new(), link);
+        while tree.is_hard_link(slot) {
+            // A removed link that comes again closes a cycle.
+            let next = self.0.remove(&slot)?;
+            links.push(slot);
+            slot = next;
+        }
+        self.0.extend(links.into_iter().map(|link| (link, slot)));
+        Some(slot)
+    }
+
+    /// The slot of the target of the link in `slot`.
+    fn get(&self, slot: Slot) -> Option<Slot> {
+        self.0.get(&slot).copied()
+    }
+}
+
+/// The slot that `link` names: the last one before the link, or else the first one after it.
+fn candidate(tree: &PendingTree, by_directory: &SlotsByDirectory, link: &HardLink) -> Option<Slot> {
+    let (parent, name) = tree.directories.find_parent(link.base, &components_of(&link.path))?;
+    let named = by_directory.slots_named(tree, parent, name.as_bytes());
+    let is_candidate =
+        |&slot: &&Slot| tree.kind(*slot) != FileKind::Directory && *slot != link.slot;
+    // `named` is sorted by rank, and at most one of them is a directory.
+    let own_rank = tree.ranks.rank(link.slot);
+    let split = named.partition_point(|&slot| tree.ranks.rank(slot) < own_rank);
+    let (before, after) = named.split_at_checked(split)?;
+    let before = before.iter().rev().find(is_candidate);
+    before.or_else(|| after.iter().find(is_candidate)).copied()
+}
+
+/// One slot for each path: the directory, or else the node with the highest rank. Hard links
+/// without a target are left out.
+pub(super) fn choose_shown(
+    tree: &PendingTree,
+    by_directory: &SlotsByDirectory,
+    targets: &HardLinkTargets,
+    notes: &mut Notes,
+) -> Result<SlotsByDirectory> {
+    by_directory.filter_by_path(tree, |same_path| {
+        let directory = same_path.iter().find(|&&slot| tree.kind(slot) == FileKind::Directory);
+        if let (Some(&directory), true) = (directory, same_path.len() > 1) {
+            let what = "members whose path is also that of a directory";
+            notes.skip(what, Some(&tree.path_of(directory)));
+        }
+        let has_target = |slot: &&Slot| !tree.is_hard_link(**slot) || targets.get(**slot).is_some();
+        directory.or_else(|| same_path.iter().rev().find(has_target)).copied()
+    })
+}
 
 /// The numbers of the nodes in the finished tree.
 pub(super) struct Numbering {
@@ -26,7 +201,7 @@ pub(super) struct Numbering {
     children: Vec<(NodeId, u32)>,
     targets: HardLinkTargets,
     /// Nodes with more than one name, and how many they have, in ascending order of the nodes.
-    link_counts: Vec<(NodeId, u32)>,
+    pub(super) link_counts: Vec<(NodeId, u32)>,
 }
 
 /// No node.
@@ -43,7 +218,7 @@ impl Numbering {
         let count = shown.len().saturating_add(1);
         let mut slot_of_node = Spilled::with_capacity(count, &tree.spill).map_err(no_room)?;
         let mut node_of_slot =
-            Spilled::filled(NONE, tree.nodes().len(), &tree.spill).map_err(no_room)?;
+            Spilled::filled(NONE, tree.nodes.len(), &tree.spill).map_err(no_room)?;
         let mut children = vec![(0, 0); tree.directories.len()];
         slot_of_node.push(Slot::ROOT).map_err(no_room)?;
         let mut next = 0;
@@ -73,11 +248,6 @@ impl Numbering {
     /// Number of nodes.
     pub(super) fn len(&self) -> usize {
         self.slot_of_node.len()
-    }
-
-    /// Nodes with more than one name, and how many they have, in ascending order of the nodes.
-    pub(super) fn link_counts(&self) -> &[(NodeId, u32)] {
-        &self.link_counts
     }
 
     /// Checks that all data the kernel wrote to temporary files can be read back.
@@ -154,7 +324,7 @@ impl Numbering {
     /// leaves the set of an earlier one.
     pub(super) fn with_xattrs(&self, xattrs: &XattrSets) -> BTreeMap<NodeId, u64> {
         let mut latest: BTreeMap<NodeId, XattrEntry> = BTreeMap::new();
-        for &entry in xattrs.entries() {
+        for &entry in &xattrs.entries {
             let id = if entry.slot == Slot::ROOT { Some(ROOT) } else { self.id(entry.slot) };
             let Some(id) = id else { continue };
             let known = latest.entry(id).or_insert(entry);

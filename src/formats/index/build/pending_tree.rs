@@ -1,15 +1,14 @@
 //! The tree while members are added: unsorted names, and the directories that contain them.
 
 use std::io;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::directories::{Directories, DirectoryId};
-use super::pending_node::{PendingContent, PendingNode};
-use super::ranks::Ranks;
-use super::slot::Slot;
+use super::super::NodeId;
+use super::super::node::{Content, Headers, Node};
+use super::directories::{Directories, DirectoryId, Ranks, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
-use crate::formats::index::members::Member;
-use crate::formats::index::paths::components_of;
+use crate::formats::index::members::{Member, components_of};
 use crate::formats::limits::MEMBER_DEPTH_MAX;
 use crate::spilled::{Spill, Spilled};
 use crate::vfs::{FileKind, Name};
@@ -18,9 +17,9 @@ use crate::vfs::{FileKind, Name};
 pub(super) struct PendingTree {
     /// One node for each member, and for each directory that only paths imply. Several nodes may
     /// have the same path.
-    nodes: Spilled<PendingNode>,
+    pub(super) nodes: Spilled<PendingNode>,
     /// The names of the pending nodes, and the targets of symbolic links.
-    names: Spilled<u8>,
+    pub(super) names: Spilled<u8>,
     pub(super) root: PendingNode,
     pub(super) directories: Directories,
     pub(super) ranks: Ranks,
@@ -37,9 +36,9 @@ impl PendingTree {
         Self {
             nodes: Spilled::new(&spill),
             names: Spilled::new(&spill),
-            root: PendingNode::root(0),
+            root: PendingNode::root(),
             directories: Directories::new(),
-            ranks: Ranks::new(),
+            ranks: Ranks::default(),
             last_parent: None,
             spill,
         }
@@ -63,7 +62,7 @@ impl PendingTree {
         &mut self,
         parent: DirectoryId,
         name: Name<'_>,
-        content: PendingContent,
+        content: Content,
         size: u64,
         member: &Member,
     ) -> Result<Slot> {
@@ -136,8 +135,7 @@ impl PendingTree {
             return Ok(directory);
         }
         let directory = self.directories.next_id();
-        let content = PendingContent::ChildDirectory(directory);
-        let slot = self.push(parent, name, content, 0, &implied)?;
+        let slot = self.push(parent, name, directory.content(), 0, &implied)?;
         self.directories.add(parent_and_name, slot, depth);
         Ok(directory)
     }
@@ -208,11 +206,6 @@ impl PendingTree {
         node.set_attributes(member, permissions);
     }
 
-    /// All pending nodes, by slot.
-    pub(super) fn nodes(&self) -> &[PendingNode] {
-        &self.nodes
-    }
-
     /// The pending node in `slot`. `None` for the root.
     pub(super) fn node(&self, slot: Slot) -> Option<&PendingNode> {
         self.nodes.get(slot.index())
@@ -233,11 +226,6 @@ impl PendingTree {
 
     pub(super) fn name(&self, slot: Slot) -> &[u8] {
         self.node(slot).map_or(&[], |node| node.name_in(&self.names))
-    }
-
-    /// The names of the pending nodes, and the targets of symbolic links.
-    pub(super) fn names(&self) -> &[u8] {
-        &self.names
     }
 
     /// The path of a pending node from the root, including its name.
@@ -280,4 +268,87 @@ pub(super) fn no_room(error: io::Error) -> Error {
         "set TMPDIR to a directory with more room on a local disk (ext4, XFS), or give the job \
          more memory",
     )
+}
+
+/// A pending node. It takes no more memory than a `Node`, whose fields it keeps. Until it is
+/// numbered, its parent and its child directory are `DirectoryId`s, a hard link has no target, and
+/// its name and the target of a symbolic link are offsets in the names of the pending tree.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub(super) struct PendingNode(Node);
+
+/// What a pending hard link refers to. `HardLink` has the path of its target.
+pub(super) const PENDING_HARD_LINK: Content = Content::HardLink { target: NodeId::MAX };
+
+impl DirectoryId {
+    /// What the pending node of the directory refers to.
+    fn content(self) -> Content {
+        Content::Directory { first: self.0, count: 0 }
+    }
+}
+
+impl PendingNode {
+    /// The root, which has no name.
+    fn root() -> Self {
+        let mut node = Node { mode: 0o755, ..Node::default() };
+        node.set(DirectoryId::ROOT.content());
+        Self(node)
+    }
+
+    /// A node with the attributes of `member`, whose name is `name_len` bytes at `name`.
+    fn new(
+        parent: DirectoryId,
+        (name, name_len): (u32, u8),
+        content: Content,
+        size: u64,
+        member: &Member,
+    ) -> Self {
+        let Headers { blocks: header_blocks, crc32: headers_crc32 } = member.headers;
+        let node = Node { name, name_len, parent: parent.0, size, ..Node::default() };
+        let mut node = Node { header_blocks, headers_crc32, ..node };
+        node.set(content);
+        let mut pending = Self(node);
+        pending.set_attributes(member, member.permissions);
+        pending
+    }
+
+    /// Sets the permissions, and the owner and time of `member`.
+    fn set_attributes(&mut self, member: &Member, permissions: u16) {
+        let Self(node) = self;
+        node.mode = (node.mode & !0o7777) | (permissions & 0o7777);
+        (node.uid, node.gid) = (member.uid, member.gid);
+        (node.seconds, node.nanoseconds) = (member.modified.seconds, member.modified.nanoseconds);
+    }
+
+    /// The directory that its name is in.
+    pub(super) fn parent(&self) -> DirectoryId {
+        DirectoryId(self.0.parent)
+    }
+
+    /// The directory that it is, if it is one.
+    pub(super) fn child_directory(&self) -> Option<DirectoryId> {
+        match self.0.content() {
+            Content::Directory { first, .. } => Some(DirectoryId(first)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_hard_link(&self) -> bool {
+        matches!(self.0.content(), Content::HardLink { .. })
+    }
+
+    fn kind(&self) -> FileKind {
+        self.0.kind()
+    }
+
+    /// Its name, in `bytes`, which are all names of the pending tree.
+    fn name_in<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+        self.0.name_in(bytes)
+    }
+
+    /// The node in the directory with number `parent`. The caller sets the children of a directory
+    /// and the target of a hard link.
+    pub(super) fn numbered(&self, parent: NodeId) -> Node {
+        Node { parent, ..self.0 }
+    }
 }

@@ -1,10 +1,8 @@
 //! Tests that a small index, which is checked as a whole, is rejected if it breaks any rule.
 
-use super::index_parts::{IndexParts, read};
-use super::node::KIND_HARD_LINK;
-use super::tests::{ALL, ARCHIVE, NOTHING, everything, walk};
 use super::*;
 use crate::error;
+use crate::formats::index::node::KIND_HARD_LINK;
 
 /// The node at `path`.
 fn node_at<'i>(parts: &'i mut IndexParts, path: &str) -> &'i mut Node {

@@ -1,11 +1,7 @@
 //! Tests of the limits on sparse maps and attributes of a whole archive, at and above each limit.
 
-use super::index_parts::IndexParts;
-use super::members::{Kind, Member, Members, Parts, Segment, Xattrs};
-use super::notes::Notes;
 use super::*;
-use crate::spilled::Spill;
-use crate::sync::Arc;
+use crate::formats::index::members::Xattrs;
 use crate::vfs::FileKind;
 
 /// Builds one file for each of `parts`, with small limits: segments, and bytes of attributes. Also
@@ -20,14 +16,13 @@ fn built(
         let member = Member { size: 1 << 20, ..Member::new(0, Kind::Regular) };
         members.push(member, Parts { path: &path, link: b"", sparse, xattrs });
     }
-    let mut builder = Builder::new(Spill::default()).with_limits(limits.0, limits.1);
-    let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
-    let (mut inner, mut notes) = (Vec::new(), Notes::default());
-    builder.add(whole, &members, members.list(), &mut inner, &mut notes).unwrap();
-    let allowance = Arc::new(Allowance::new(0));
-    let index =
-        in_memory(builder.finish(&mut notes).unwrap(), u64::MAX, "index", &allowance).unwrap();
-    (IndexParts::of_index(&index).unwrap(), notes.lines())
+    let mut tree = NewTree::with_limits(Spill::default(), limits.0, limits.1);
+    tree.add(WHOLE, &members, &mut Vec::new()).unwrap();
+    let (finished, allowance) = (tree.finish().unwrap(), Arc::new(Allowance::new(0)));
+    let index = in_memory(finished, u64::MAX, "index", &allowance).unwrap();
+    let parts = IndexParts::of_index(&index).unwrap();
+    let notes = parts.notes.clone();
+    (parts, notes)
 }
 
 fn xattrs(value: &[u8]) -> Xattrs {

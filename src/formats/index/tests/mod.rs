@@ -9,18 +9,24 @@ use std::ops::ControlFlow;
 
 use super::blocks::BLOCK;
 use super::index_parts::{IndexParts, read, sealed, without_sums};
-use super::key::START;
+use super::layout::{START, TAIL};
 use super::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
-use super::notes::Notes;
-use super::sections::TAIL;
 use super::*;
+use crate::formats::limits::{MEMBER_SEGMENTS_MAX, MEMBER_XATTRS_MAX};
 use crate::spilled::Spill;
 use crate::storage::{Faults, FaultyStorage, InMemory, MemStorage, Storage};
 use crate::sync::Arc;
 use crate::vfs::Timestamp;
 
+mod caps;
+mod refused;
+
 /// Length of the archive that these indexes belong to, bytes.
-pub(super) const ARCHIVE: u64 = 1 << 20;
+const ARCHIVE: u64 = 1 << 20;
+
+/// All of an archive.
+const WHOLE: ArchiveRange =
+    ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
 
 struct Packer {
     members: Members,
@@ -67,12 +73,9 @@ impl Packer {
     }
 
     fn finished(&self, spill: Spill) -> FinishedTree {
-        let (mut builder, mut nested) = (Builder::new(spill), Vec::new());
-        let mut notes = Notes::default();
-        let list = self.members.list();
-        let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
-        builder.add(whole, &self.members, list, &mut nested, &mut notes).unwrap();
-        let mut finished = builder.finish(&mut notes).unwrap();
+        let mut tree = NewTree::with_limits(spill, MEMBER_SEGMENTS_MAX, MEMBER_XATTRS_MAX);
+        tree.add(WHOLE, &self.members, &mut Vec::new()).unwrap();
+        let mut finished = tree.finish().unwrap();
         finished.notes = vec!["a note".into(), "another, longer note".into()];
         finished
     }
@@ -90,7 +93,7 @@ impl Packer {
 }
 
 /// One of everything that an index can hold, built as a scan builds it.
-pub(super) fn everything() -> IndexParts {
+fn everything() -> IndexParts {
     everything_made(Spill::default())
 }
 
@@ -132,12 +135,12 @@ fn a_tree_made_in_files_is_the_one_made_in_memory() {
 }
 
 /// Limits up to which data is checked as a whole, bytes: always, or never.
-pub(super) const ALL: u64 = u64::MAX;
-pub(super) const NOTHING: u64 = 0;
+const ALL: u64 = u64::MAX;
+const NOTHING: u64 = 0;
 
 /// Uses everything in an index, and panics on a contradiction. An index that was not checked as a
 /// whole may report damage, and may hide some of its nodes.
-pub(super) fn walk(index: &Index, is_checked: bool) -> Result<()> {
+fn walk(index: &Index, is_checked: bool) -> Result<()> {
     let mut maps = HashSet::new();
     let mut waiting = vec![ROOT];
     let mut seen = 0;
@@ -546,19 +549,15 @@ fn the_estimate_covers_every_section_of_an_index() {
 
 #[test]
 fn a_second_batch_leaves_the_root_as_its_member_describes_it() {
-    let mut members = Members::default();
+    let mut tree = NewTree::default();
     for (kind, path, uid) in [(Kind::Directory, "./", 5), (Kind::Regular, "file", 9)] {
+        let mut members = Members::default();
         let parts = Parts { path: path.as_bytes(), link: b"", sparse: None, xattrs: Vec::new() };
         members.push(Member { permissions: 0o700, uid, ..Member::new(0, kind) }, parts);
-    }
-    let mut builder = Builder::new(Spill::default());
-    let whole = ArchiveRange { base: DirectoryId::ROOT, depth: 0, start: 0, end: u64::MAX };
-    let mut notes = Notes::default();
-    for batch in members.list().chunks(1) {
-        builder.add(whole, &members, batch, &mut Vec::new(), &mut notes).unwrap();
+        tree.add(WHOLE, &members, &mut Vec::new()).unwrap();
     }
     let allowance = Arc::new(Allowance::new(0));
-    let finished = builder.finish(&mut notes).unwrap();
+    let finished = tree.finish().unwrap();
     let root = in_memory(finished, ARCHIVE, "index", &allowance).unwrap().node(ROOT).unwrap();
     assert_eq!((root.permissions(), root.uid), (0o700, 5));
 }
