@@ -3,6 +3,7 @@
 //! Invariants: a file counts once even if it has several names, except where names are counted. An
 //! archive with damaged tables has no numbers at all, because partial ones would be wrong.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::slice;
 
@@ -11,16 +12,12 @@ use super::opening::{Format, Memory, Opening, Part};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FillScope};
-use crate::vfs::FileKind;
+use crate::vfs::{Cookie, FileKind, Ino, Name, Tree};
 
-mod cost;
-mod environment;
-mod sizes;
+mod statistics;
 
-pub use cost::{Cost, ImageEstimate, READ_COST};
-pub use sizes::Sizes;
-
-pub(super) use cost::Costs;
+pub use statistics::{Cost, ImageEstimate, READ_COST, Sizes};
+pub(super) use statistics::{Costs, SlowReads};
 
 /// What is in an archive.
 #[derive(Clone, Debug)]
@@ -203,8 +200,7 @@ pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Resul
         storage::open_files(slice::from_ref(path), Changes::default(), FillScope::Announced)?;
     progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, options);
-    let image_bytes = memory.image_bytes;
-    let opening = Opening { options, memory: &memory, progress, image_bytes };
+    let opening = Opening::new(options, &memory, progress);
     let mut parts = Vec::new();
     for file in &files {
         parts.extend(opening.parts(file)?);
@@ -227,7 +223,7 @@ fn part(part: &Part, progress: &Progress) -> Result<Info> {
         Format::Tar(tar) => tar.info()?,
         Format::Zip(zip) => zip.info()?,
     };
-    let is_environment = environment::is_environment(part.layer.tree.as_ref());
+    let is_environment = is_environment(part.layer.tree.as_ref());
     Ok(Info { path: part.layer.path.clone(), is_environment, ..info })
 }
 
@@ -236,4 +232,32 @@ fn advised(error: Error) -> Error {
         true => error.with_hint("run `archfs verify` to list the damaged files"),
         false => error,
     }
+}
+
+/// What conda and venv leave at the top of an environment.
+const MARKS: [&[u8]; 2] = [b"conda-meta", b"pyvenv.cfg"];
+
+/// Most directories at the top of a tree that are looked into.
+const DIRECTORIES_MAX: usize = 64;
+
+/// Whether `tree`, or a directory at its top, is a Python environment, which is packed often and
+/// read seldom.
+fn is_environment(tree: &dyn Tree) -> bool {
+    let mut directories = vec![Ino::ROOT];
+    // A damaged listing is no environment; whatever reads it reports the damage.
+    _ = tree.read_dir(Ino::ROOT, Cookie::START, &mut |entry| {
+        if entry.kind == FileKind::Directory {
+            directories.push(entry.ino);
+        }
+        match directories.len() > DIRECTORIES_MAX {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    directories.into_iter().any(|directory| has_mark(tree, directory))
+}
+
+fn has_mark(tree: &dyn Tree, directory: Ino) -> bool {
+    let mut names = MARKS.into_iter().filter_map(Name::parse);
+    names.any(|name| matches!(tree.lookup(directory, name), Ok(Some(_))))
 }

@@ -17,6 +17,7 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use crate::cache::Budget;
 use crate::error::{Error, Result};
@@ -26,23 +27,20 @@ use crate::stats::Stats;
 use crate::storage::{self, Changes, FileStorage, FillScope};
 use crate::sync::Arc;
 use crate::units::counted;
-use crate::vfs::{Finding, Hidden, Layer, Tree, Union};
+use crate::vfs::{self, Finding, Hidden, Layer, Tree, Union, Verified};
 
 mod bytes;
 mod compressed;
-mod cursor;
 mod foreign;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod index;
 mod info;
-mod inside;
 mod limits;
+mod nested;
 mod opening;
-mod slow_reads;
 mod squashfs;
 mod tar;
-mod verify;
 mod zip;
 
 use opening::{Memory, Opening};
@@ -52,9 +50,8 @@ pub use info::{
     Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, MethodShare, READ_COST,
     Shares, Sizes, TarLayout, ZipLayout, info,
 };
-pub use inside::{Contents, contents};
+pub use nested::{Contents, contents};
 pub use tar::IndexPolicy;
-pub use verify::verify;
 
 /// How to open archives.
 #[derive(Clone, Debug, Default)]
@@ -145,11 +142,7 @@ pub fn open_partly(
     let open = |nth: usize| {
         files.get(nth).map_or_else(
             || Ok(Vec::new()),
-            |file| {
-                let image_bytes = memory.image_bytes;
-                let opening = Opening { options, memory: &memory, progress, image_bytes };
-                opening.file(file)
-            },
+            |file| Opening::new(options, &memory, progress).file(file),
         )
     };
     try_ordered(files.len(), OPENED_AT_ONCE, open, |opened| layers.extend(opened))?;
@@ -162,6 +155,42 @@ pub fn open_partly(
         }
     };
     Ok((tree, memory.into_findings()))
+}
+
+/// Reads all data of the archive at `path` with `threads` threads, and compares its tables. Headers
+/// are scanned again: no saved index is trusted, and none is saved. Ignores `options.index_policy`
+/// and `options.findings`. Findings in inner archives have their paths.
+pub fn verify(
+    path: &PathBuf,
+    options: &OpenOptions,
+    threads: usize,
+    progress: &Progress,
+) -> Result<Verified> {
+    let files =
+        storage::open_files(slice::from_ref(path), Changes::default(), FillScope::Announced)?;
+    let options = OpenOptions {
+        index_policy: IndexPolicy::Compare,
+        findings: FindingSink::Return,
+        partial: true,
+        reads_all: true,
+        ..options.clone()
+    };
+    progress.begin(reading_headers(&files));
+    let memory = Memory::new(1, &options);
+    let opening = Opening::new(&options, &memory, progress);
+    let mut layers = Vec::new();
+    for file in &files {
+        layers.extend(opening.file(file)?);
+    }
+    let mut all = Verified { findings: memory.into_findings(), ..Verified::default() };
+    for (nth, Layer { path, tree, .. }) in layers.into_iter().enumerate() {
+        let Verified { mut counts, findings } = vfs::verify(tree.as_ref(), threads, progress);
+        // The root of an inner archive is counted as a directory of the outer one.
+        counts.directories = counts.directories.saturating_sub(u64::from(nth > 0));
+        all.counts.add(counts);
+        all.findings.extend(findings.into_iter().map(|finding| finding.below(&path)));
+    }
+    Ok(all)
 }
 
 /// Whether the file at `path`, which starts with `head`, is an archive only because its format is

@@ -11,9 +11,9 @@ use std::time::Instant;
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container, new_number};
 use super::index::Allowance;
-use super::inside::{self, NestedFile};
+use super::info::SlowReads;
 use super::limits::{CHUNK_MAX, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
-use super::slow_reads::SlowReads;
+use super::nested::{self, NestedFile};
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, CompressedTar, SavedIndexOptions, Tar, TarOptions};
 use super::zip::{self, LargeMembers, Zip, ZipOptions};
@@ -27,7 +27,7 @@ use crate::units::format_duration;
 use crate::vfs::{Finding, Layer, Location, Tree, View, list_root};
 
 #[cfg(test)]
-mod faults;
+mod tests;
 
 /// How the memory for decoded blocks is divided.
 pub(super) struct Memory {
@@ -38,7 +38,7 @@ pub(super) struct Memory {
     chunks: Vec<Arc<ChunkCache>>,
     chunk_bytes: u64,
     /// Memory of each archive for the blocks of its images, bytes.
-    pub(super) image_bytes: u64,
+    image_bytes: u64,
     /// Number of inner archives opened.
     inner: AtomicU64,
     /// Inner archives that could not be opened. The lock is never held together with another.
@@ -150,14 +150,23 @@ impl Format {
 /// The parameters for opening one archive.
 #[derive(Clone, Copy)]
 pub(super) struct Opening<'o> {
-    pub(super) options: &'o OpenOptions,
-    pub(super) memory: &'o Memory,
-    pub(super) progress: &'o Progress,
+    options: &'o OpenOptions,
+    memory: &'o Memory,
+    progress: &'o Progress,
     /// Memory left for the blocks of its images, bytes.
-    pub(super) image_bytes: u64,
+    image_bytes: u64,
 }
 
-impl Opening<'_> {
+impl<'o> Opening<'o> {
+    /// Opens archives with all of `memory`.
+    pub(super) fn new(
+        options: &'o OpenOptions,
+        memory: &'o Memory,
+        progress: &'o Progress,
+    ) -> Self {
+        Self { options, memory, progress, image_bytes: memory.image_bytes }
+    }
+
     /// Opens the archive in `file`. Returns its tree first, then those of inner archives.
     pub(super) fn file(&self, file: &Arc<FileStorage>) -> Result<Vec<Layer>> {
         Ok(self.parts(file)?.into_iter().map(|part| part.layer).collect())
@@ -319,7 +328,7 @@ impl Opening<'_> {
         let mut parts = Vec::new();
         if self.options.recursive && depth < NESTING_MAX {
             let mut shown = Vec::new();
-            let found = inside::find(tree.as_ref());
+            let found = nested::find(tree.as_ref());
             let opening = self.with_share(found.len());
             for inner in found {
                 let storage = Arc::new(NestedFile::new(Arc::clone(&tree), inner.ino, inner.size));
@@ -386,9 +395,7 @@ impl Opening<'_> {
             }
         }
     }
-}
 
-impl Opening<'_> {
     /// Logs a finding, or keeps it for the caller, depending on `options.findings`.
     fn report(&self, finding: Finding) {
         match self.options.findings {

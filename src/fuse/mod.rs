@@ -36,7 +36,6 @@ use crate::vfs::{
     Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots, is_linux_xattr,
 };
 
-mod caller;
 mod config;
 mod failure_log;
 mod reply;
@@ -315,7 +314,7 @@ impl Filesystem for ArchiveFilesystem {
             return reply.error(Errno::ENOSYS);
         }
         match self.tree.list_xattrs(ino) {
-            Ok(names) => reply::xattr(reply, size, &caller::visible(names, caller)),
+            Ok(names) => reply::xattr(reply, size, &reply::visible_xattrs(names, caller)),
             Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }

@@ -107,6 +107,25 @@ pub struct Attr {
     pub block_size: u32,
 }
 
+impl Attr {
+    /// The attributes of an inode of which nothing but its number and its kind is known.
+    pub fn unknown(ino: Ino, kind: FileKind) -> Self {
+        Self {
+            ino,
+            kind,
+            permissions: 0,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            allocated: 0,
+            device: 0,
+            modified: Timestamp { seconds: 0, nanoseconds: 0 },
+            block_size: 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,15 @@
 //! Directory entries: their names, the cookies that mark positions between them, and all of them at
-//! once.
+//! once. Walks over the directories of a tree.
 //!
 //! Formats do not store `.` and `..`; this file adds them. Invariants: a `Name` is 1 to 255 bytes,
 //! without '/' and NUL, and neither `.` nor `..`. Cookies 0 and 1 are before and after `.`; from
 //! cookie 2 on, the meaning is up to the format.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use super::{FileKind, Ino, Tree};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// A valid directory entry name: any bytes except '/' and NUL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,18 @@ impl Cookie {
     pub const AFTER_DOT: Self = Self(1);
     /// After `..`: the format's first entry is next.
     pub const START: Self = Self(2);
+
+    /// Number of entries before it, in a listing whose cookies count `count` entries from `START`.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is no position in such a listing.
+    pub fn entries_before(self, count: usize) -> Result<usize> {
+        let before = self.0.checked_sub(Self::START.0).and_then(|nth| usize::try_from(nth).ok());
+        before.filter(|&before| before <= count).ok_or_else(|| {
+            let context = format!("{} is not a position in this directory", self.0);
+            Error::new(Kind::InvalidInput, context)
+        })
+    }
 }
 
 /// One entry of a directory.
@@ -115,6 +128,47 @@ pub fn list_root(tree: &dyn Tree) -> Result<()> {
     })
 }
 
+/// An iterator over directories to list, each of them once; directories found on the way are added.
+/// It ends, even if a damaged archive has a cycle of directories. Each directory has a `Key`
+/// by which the caller knows it: by default its path from the root, without a leading slash.
+pub struct DirectoryWalk<Key = Vec<u8>> {
+    seen: HashSet<Ino>,
+    waiting: Vec<(Key, Ino)>,
+}
+
+impl DirectoryWalk {
+    /// Starts a walk at the root, whose path is empty.
+    pub fn from_root() -> Self {
+        Self::from_root_at(Vec::new())
+    }
+}
+
+impl<Key> DirectoryWalk<Key> {
+    /// Starts a walk at the root, whose key is `root`.
+    pub fn from_root_at(root: Key) -> Self {
+        Self { seen: HashSet::from([Ino::ROOT]), waiting: vec![(root, Ino::ROOT)] }
+    }
+
+    /// Queues a directory. Returns false if it was seen before: a damaged archive may show a
+    /// directory in two locations, or inside itself.
+    pub fn add(&mut self, key: Key, ino: Ino) -> bool {
+        let is_new = self.seen.insert(ino);
+        if is_new {
+            self.waiting.push((key, ino));
+        }
+        is_new
+    }
+}
+
+/// Yields the key of a directory and its inode number.
+impl<Key> Iterator for DirectoryWalk<Key> {
+    type Item = (Key, Ino);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.waiting.pop()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +195,19 @@ mod tests {
         assert!(names(Cookie::START).is_empty());
         assert_eq!(dots(Cookie::AFTER_DOT).1, Cookie::START);
         assert_eq!(dots(Cookie(77)).1, Cookie(77));
+    }
+
+    #[test]
+    fn a_directory_inside_itself_is_listed_once() {
+        let mut walk = DirectoryWalk::from_root();
+        let inner = Ino::new(7).unwrap();
+        let mut listed = Vec::new();
+        while let Some((path, ino)) = walk.next() {
+            listed.push((path, ino));
+            // Each of them lists the root and the directory.
+            assert!(!walk.add(b"root".to_vec(), Ino::ROOT));
+            assert_eq!(walk.add(b"inner".to_vec(), inner), ino == Ino::ROOT);
+        }
+        assert_eq!(listed, [(Vec::new(), Ino::ROOT), (b"inner".to_vec(), inner)]);
     }
 }

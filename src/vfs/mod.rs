@@ -13,24 +13,20 @@ use crate::sync::Arc;
 
 mod attr;
 mod dir;
-mod directory_walk;
 mod file_data;
 mod finding;
 mod path;
-mod paths;
 mod union;
 mod verify;
 mod view;
 
 pub use attr::{Attr, FileKind, Ino, Timestamp, is_linux_xattr};
-pub use dir::{Cookie, DirEntry, Dot, Entry, Name, dots, entries, list_root};
-pub use directory_walk::DirectoryWalk;
+pub use dir::{Cookie, DirEntry, DirectoryWalk, Dot, Entry, Name, dots, entries, list_root};
 pub use file_data::{
     ContentCheck, Coverage, PART, PartSum, StoredFile, next_data, piece_of, read_some,
 };
 pub use finding::{Finding, Location, Severity};
-pub use path::{joined, link_target, resolve, resolve_file, resolve_through};
-pub use paths::paths;
+pub use path::{joined, link_target, paths, resolve, resolve_file, resolve_through};
 pub use union::{Hidden, Layer, Union};
 pub use verify::{Counts, Verified, verify};
 pub use view::{View, ViewOptions};

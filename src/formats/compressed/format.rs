@@ -3,11 +3,10 @@
 //! A container is recognized by its first bytes. Its chunks start at points (gzip), or are extents
 //! that a `Walk` finds and that several threads decode. A `Pass` decodes a file from start to end.
 
-use super::buffers::Buffers;
+use super::chunk_cache::Buffers;
 use super::chunks::{Chunks, Extent, Size};
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::{index, length};
-use crate::formats::cursor::Cursor;
+use crate::formats::bytes::{Cursor, index, length};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::SharedBytes;

@@ -7,7 +7,6 @@
 //! Invariant: no chunk of more than `CHUNK_MAX` decoded bytes is ever held in memory. A file
 //! that has one is decoded into a temporary file (`spool`).
 
-mod buffers;
 mod bzip2;
 mod chunk_cache;
 mod chunks;

@@ -2,8 +2,8 @@
 
 use super::format::trailing_garbage;
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::Cursor;
 use crate::formats::bytes::{index, length};
-use crate::formats::cursor::Cursor;
 use crate::formats::limits::SKIPPABLE_FIRST_MAX;
 use crate::storage::Storage;
 

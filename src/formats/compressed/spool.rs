@@ -222,8 +222,13 @@ impl Shared {
         while !self.stopped.load(Ordering::Relaxed) {
             let piece = match pass.next() {
                 Ok(Output::Piece(piece)) => piece,
-                // This pass finds no chunks, so none is too large.
-                Ok(Output::End | Output::ChunkTooLarge) => {
+                // This pass finds no chunks, so none should be too large.
+                Ok(Output::ChunkTooLarge) => {
+                    let context = "a part of it is too large to be decompressed at once".to_owned();
+                    let (kind, detail, hint) = (Kind::Unsupported, None, None);
+                    return Err(Fault::Permanent(Failure { kind, context, detail, hint }));
+                }
+                Ok(Output::End) => {
                     if let Some(offset) = pass.trailing_garbage_at() {
                         // Only this thread sets it.
                         let _ = self.garbage.set(offset);
@@ -425,6 +430,44 @@ mod tests {
         spool.read_exact_at(&mut found, 0).unwrap();
         assert!(found == data);
         assert!(spool.piece(data.len() as u64).unwrap().is_none(), "the end is no error");
+    }
+
+    /// A pass that gives up after its first bytes.
+    struct GivesUp(bool);
+
+    impl Pass for GivesUp {
+        fn next(&mut self) -> Result<Output> {
+            match std::mem::replace(&mut self.0, true) {
+                true => Ok(Output::ChunkTooLarge),
+                false => Ok(Output::Piece(b"data"[..].into())),
+            }
+        }
+
+        fn position(&self) -> u64 {
+            0
+        }
+
+        fn trailing_garbage_at(&self) -> Option<u64> {
+            None
+        }
+
+        fn usable_len(&self, _: Kind) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn a_pass_that_gives_up_is_an_error_and_not_the_end() {
+        static FORMAT: SpoolFormat =
+            SpoolFormat { reason: "", advice: "", open: |_, _| Ok(Box::new(GivesUp(false))) };
+        let directory = std::env::temp_dir();
+        let file = unlinked::create(&directory).unwrap();
+        let target =
+            TemporaryFile { file, directory: &directory, limit: SpoolLimit::fixed(u64::MAX) };
+        let spool = Spool::within("x", Arc::new(MemStorage::new(Vec::new())), &FORMAT, target);
+        let spool = spool.unwrap();
+        assert_eq!(*spool.piece(0).unwrap().unwrap(), *b"data");
+        assert_eq!(spool.piece(4).unwrap_err().kind(), Kind::Unsupported);
     }
 
     #[test]

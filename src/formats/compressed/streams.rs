@@ -5,8 +5,8 @@
 use super::format::{Output, Pass, trailing_garbage};
 use crate::codecs::Streaming;
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::Cursor;
 use crate::formats::bytes::length;
-use crate::formats::cursor::Cursor;
 use crate::os::memory;
 use crate::storage::Storage;
 use crate::sync::Arc;

@@ -13,7 +13,7 @@ use super::members::Segment;
 use super::{Content, Index, Map, Node, NodeId};
 use crate::cache::{ArchiveOrder, Readahead};
 use crate::error::{Error, Kind, Result};
-use crate::formats::bytes::length;
+use crate::formats::bytes::{index, length};
 use crate::formats::limits::SYMLINK_MAX;
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -180,12 +180,8 @@ impl<M: MemberReader> Tree for IndexedTree<M> {
         visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let (id, (first, count)) = self.index.directory(ino)?;
-        let skipped = cookie.0.checked_sub(Cookie::START.0);
-        let skipped = skipped.and_then(|skipped| u32::try_from(skipped).ok());
-        let skipped = skipped.filter(|&skipped| skipped <= count).ok_or_else(|| {
-            let context = format!("{} is not a position in this directory", cookie.0);
-            Error::new(Kind::InvalidInput, context)
-        })?;
+        let skipped = cookie.entries_before(index(count))?;
+        let skipped = u32::try_from(skipped).unwrap_or(count);
         self.index.named(self.index.visit_children(id, (first, count), skipped, visit))
     }
 

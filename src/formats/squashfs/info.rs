@@ -16,8 +16,8 @@ use super::{SquashFs, superblock};
 use crate::codecs::Codec;
 use crate::error::Result;
 use crate::formats::bytes::{Reader, index, length};
+use crate::formats::info::SlowReads;
 use crate::formats::info::{Costs, Fragments, Image, Info, Kinds, Layout, Shares, Sizes};
-use crate::formats::slow_reads::SlowReads;
 use crate::progress::Progress;
 use crate::units::format_size;
 

@@ -3,14 +3,13 @@
 //! They make checksums right, because a fuzzer would hardly ever hit them, and check invariants of
 //! what the parsers accept. `formats::fuzzing` walks the whole tree.
 
-use super::extensions::Extensions;
+use super::extensions::{self, Extensions, Record};
 use super::header::{self, BLOCK, BLOCK_LEN, Block, BlockKind, Header};
-use super::index_source::TarOptions;
 use super::member::Nesting;
-use super::open::Bytes;
-use super::segments::Grain;
+use super::open::{Bytes, TarOptions};
+use super::scan::Grain;
 use super::source::Windowed;
-use super::{Tar, TarMembers, pax, scan, sparse};
+use super::{Tar, TarMembers, scan, sparse};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::formats::index::index_parts::{IndexParts, read, sealed};
@@ -53,20 +52,20 @@ pub fn tar_header(data: &[u8]) {
 /// The body of a pax header.
 pub fn pax(data: &[u8]) {
     let mut offset = 0;
-    for record in pax::records(data) {
-        let Ok(pax::Record { keyword, value }) = record else { break };
+    for record in extensions::records(data) {
+        let Ok(Record { keyword, value }) = record else { break };
         let text = [b" ", keyword, b"=", value, b"\n"].concat();
         // The length comes first and includes its own digits.
         let digits = data[offset..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let claimed = pax::number(&data[offset..offset + digits]).expect("a length");
+        let claimed = header::decimal(&data[offset..offset + digits]).expect("a length");
         assert_eq!(claimed, length(digits + text.len()));
         assert_eq!(&data[offset + digits..offset + digits + text.len()], text);
         offset += digits + text.len();
-        if let Some(time) = pax::time(value) {
+        if let Some(time) = extensions::time(value) {
             assert!(time.nanoseconds < 1_000_000_000);
         }
-        assert!(pax::base64(value).is_none_or(|bytes| bytes.len() <= value.len()));
-        assert!(pax::unescaped(keyword).len() <= keyword.len());
+        assert!(extensions::base64(value).is_none_or(|bytes| bytes.len() <= value.len()));
+        assert!(extensions::unescaped(keyword).len() <= keyword.len());
     }
     let mut extensions = Extensions::default();
     _ = extensions.apply(data);

@@ -312,6 +312,14 @@ fn number(field: &[u8]) -> std::result::Result<i64, ()> {
     }
 }
 
+/// Parses decimal digits and nothing else.
+pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
 /// A user or group ID. If it does not fit in 32 bits, it becomes 65534 (nobody).
 pub(super) fn id_or_nobody(number: i64) -> u32 {
     u32::try_from(number).unwrap_or(65_534)

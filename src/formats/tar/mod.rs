@@ -1,9 +1,9 @@
 //! Tar archives as a `Tree`: v7, ustar, GNU and pax, compressed or not.
 //!
-//! This file reads members with the help of an index. `open` gets the index: a saved one, or a new
-//! one from a scan (`index_source`, `saved_index`). In a scan, `chain` reads a header and its
-//! extensions (`header`, `pax`, `extensions`), goes from one to the next, and `member` decodes the
-//! member (`sparse`). `scan` and `segments` say where. `formats/index` makes a tree of the members.
+//! This file reads members with the help of an index. `open` gets the index: a saved one
+//! (`saved_index`), or a new one from a scan. In a scan, `chain` reads a header and its extensions
+//! (`header`, `extensions`), goes from one to the next, and `member` decodes the member (`sparse`).
+//! `scan` says where. `formats/index` makes a tree of the members.
 //!
 //! Invariant: opening reads headers, but not the data of large members.
 
@@ -21,14 +21,11 @@ pub(super) mod fuzzing;
 mod header;
 mod header_checks;
 mod index_location;
-mod index_source;
 mod info;
 mod member;
 mod open;
-mod pax;
 mod saved_index;
 mod scan;
-mod segments;
 mod source;
 mod sparse;
 
@@ -40,15 +37,13 @@ use super::compressed::Compressed;
 use super::index::{
     Content, IndexedTree, Map, MemberReader, NestedArchive, Node, NodeId, StoredReads, notes,
 };
-use super::slow_reads::SlowReads;
+use super::info::SlowReads;
 use header::{BLOCK, Block, BlockKind};
 use header_checks::HeaderChecks;
-use index_source::OpenIndex;
-use open::Opened;
+use open::{OpenIndex, Opened};
 
-pub use index_source::IndexPolicy;
-pub(crate) use index_source::{SavedIndexOptions, TarOptions};
-pub(crate) use open::{Bytes, CompressedTar};
+pub use open::IndexPolicy;
+pub(crate) use open::{Bytes, CompressedTar, SavedIndexOptions, TarOptions};
 
 /// Bytes of a file that show whether it is a tar or another format: two blocks.
 pub(crate) const HEAD: usize = 2 * BLOCK;

@@ -9,8 +9,7 @@
 
 use std::borrow::Cow;
 
-use super::header::{self, BLOCK, Header, MemberType, Type};
-use super::pax;
+use super::header::{self, BLOCK, Header, MemberType, Type, decimal};
 use super::source::{self, Source};
 use crate::error::{Error, Result};
 use crate::formats::index::HeaderRun;
@@ -155,7 +154,7 @@ impl Preface {
                 }
                 continue;
             }
-            let number = pax::number(&self.digits);
+            let number = decimal(&self.digits);
             self.numbers.push(number.ok_or_else(|| Error::corrupt("sparse map: no number"))?);
             self.digits.clear();
             if let Some((&count, rest)) = self.numbers.split_first() {
@@ -201,7 +200,7 @@ impl SparseRecords {
 
     /// Applies the record `GNU.sparse.` followed by `suffix`.
     pub(super) fn apply(&mut self, suffix: &[u8], value: &[u8]) -> Result<()> {
-        let number = || pax::number(value);
+        let number = || decimal(value);
         match suffix {
             b"name" if value.len() <= MEMBER_PATH_MAX => self.name = Some(value.to_vec()),
             b"size" | b"realsize" => self.real_size = number(),
@@ -223,7 +222,7 @@ impl SparseRecords {
 
 /// Version 0.1: decodes `OFFSET,LENGTH,OFFSET,LENGTH...` from one record.
 fn parse_list(text: &[u8]) -> Result<Vec<(u64, u64)>> {
-    let mut numbers = text.split(|&byte| byte == b',').map(pax::number);
+    let mut numbers = text.split(|&byte| byte == b',').map(decimal);
     let mut pieces = Vec::new();
     if text.is_empty() {
         return Ok(pieces);

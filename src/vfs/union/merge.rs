@@ -7,8 +7,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use super::numbers::Numbers;
-use super::{Entry, Inner, Layer, Merged};
+use super::{Entry, Inner, Layer, Merged, Numbers};
 use crate::error::{Error, Result};
 use crate::vfs::{Cookie, FileKind, Ino, joined};
 
@@ -23,7 +22,7 @@ pub(super) struct Merging<'l> {
     /// For each layer, the names on the path from the root to its mount directory.
     paths: Vec<Vec<&'l [u8]>>,
     /// Directories still to be merged, in the order of their numbers, with their paths.
-    pending: VecDeque<(Vec<u8>, Vec<Source>)>,
+    pending: VecDeque<(Vec<u8>, Vec<Origin>)>,
     /// Number of directories that have a number.
     numbered: usize,
     /// Directories of trees that are part of a merged one. Each occurs once in an undamaged tree.
@@ -32,14 +31,14 @@ pub(super) struct Merging<'l> {
 
 /// The origin of a part of a merged directory.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+enum Origin {
     /// A directory of a tree.
     Directory(Inner),
     /// A directory on the path to the mount directory of `layer`, `depth` names below the root.
     Way { layer: usize, depth: usize },
 }
 
-impl Source {
+impl Origin {
     fn layer(self) -> usize {
         match self {
             Self::Directory(Inner { tree, .. }) => tree,
@@ -49,10 +48,10 @@ impl Source {
 }
 
 /// An entry to be merged.
-struct Found {
+struct Candidate {
     name: usize,
     kind: FileKind,
-    source: Source,
+    origin: Origin,
 }
 
 impl<'l> Merging<'l> {
@@ -72,18 +71,18 @@ impl<'l> Merging<'l> {
             numbered: 1,
             merged: HashSet::new(),
         };
-        let root = (0..layers.len()).map(|layer| source(&merging.paths, layer, 0)).collect();
+        let root = (0..layers.len()).map(|layer| origin_of(&merging.paths, layer, 0)).collect();
         merging.pending.push_back((Vec::new(), root));
-        while let Some((path, sources)) = merging.pending.pop_front() {
-            let directory = merging.merge(&path, &sources)?;
+        while let Some((path, origins)) = merging.pending.pop_front() {
+            let directory = merging.merge(&path, &origins)?;
             merging.directories.push(directory);
         }
         Ok(merging)
     }
 
-    fn merge(&mut self, path: &[u8], sources: &[Source]) -> Result<Merged> {
-        let mut candidates = self.collect(sources)?;
-        let name_of = |candidates: &Found| name(&self.names, candidates.name);
+    fn merge(&mut self, path: &[u8], origins: &[Origin]) -> Result<Merged> {
+        let mut candidates = self.collect(origins)?;
+        let name_of = |candidate: &Candidate| name(&self.names, candidate.name);
         // A stable sort, so that the later tree comes last among equal names.
         candidates.sort_by(|a, b| name_of(a).cmp(name_of(b)));
         let mut entries = Vec::with_capacity(candidates.len());
@@ -92,15 +91,15 @@ impl<'l> Merging<'l> {
             let directories = same.iter().rev().take_while(|one| one.kind == FileKind::Directory);
             let count = directories.count();
             for hidden in &same[..same.len() - count.max(1)] {
-                let pair = (last.source.layer(), hidden.source.layer());
+                let pair = (last.origin.layer(), hidden.origin.layer());
                 let path = || (0, joined(path, name(&self.names, last.name)));
                 self.hidden.entry(pair).or_insert_with(path).0 += 1;
             }
-            let ino = match (count, last.source) {
-                (0 | 1, Source::Directory(inner)) => self.numbers.outer(inner)?,
+            let ino = match (count, last.origin) {
+                (0 | 1, Origin::Directory(inner)) => self.numbers.outer(inner)?,
                 _ => {
                     let shared =
-                        same[same.len() - count..].iter().map(|candidates| candidates.source);
+                        same[same.len() - count..].iter().map(|candidate| candidate.origin);
                     let path = joined(path, name(&self.names, last.name));
                     self.pending.push_back((path, shared.collect()));
                     self.numbered += 1;
@@ -109,15 +108,15 @@ impl<'l> Merging<'l> {
             };
             entries.push(Entry { name: last.name, ino, kind: last.kind });
         }
-        let shown = sources.iter().rev().find_map(|source| match source {
-            Source::Directory(inner) => Some(*inner),
-            Source::Way { .. } => None,
+        let shown = origins.iter().rev().find_map(|origin| match origin {
+            Origin::Directory(inner) => Some(*inner),
+            Origin::Way { .. } => None,
         });
         Ok(Merged { shown, entries: entries.into() })
     }
 
-    /// The entries of all `sources`, in order.
-    fn collect(&mut self, sources: &[Source]) -> Result<Vec<Found>> {
+    /// The entries of all `origins`, in order.
+    fn collect(&mut self, origins: &[Origin]) -> Result<Vec<Candidate>> {
         let mut candidates = Vec::new();
         let names = &mut self.names;
         let mut keep = |name: &[u8]| {
@@ -126,9 +125,9 @@ impl<'l> Merging<'l> {
             names.extend(name);
             offset
         };
-        for source in sources {
-            match *source {
-                Source::Directory(Inner { tree, ino }) => {
+        for origin in origins {
+            match *origin {
+                Origin::Directory(Inner { tree, ino }) => {
                     // A damaged archive may have a directory inside itself; merging it would never
                     // end.
                     if !self.merged.insert((tree, ino)) {
@@ -138,15 +137,15 @@ impl<'l> Merging<'l> {
                     }
                     self.layers[tree].tree.read_dir(ino, Cookie::START, &mut |entry| {
                         let name = keep(entry.name.as_bytes());
-                        let source = Source::Directory(Inner { tree, ino: entry.ino });
-                        candidates.push(Found { name, kind: entry.kind, source });
+                        let origin = Origin::Directory(Inner { tree, ino: entry.ino });
+                        candidates.push(Candidate { name, kind: entry.kind, origin });
                         ControlFlow::Continue(())
                     })?;
                 }
-                Source::Way { layer, depth } => {
+                Origin::Way { layer, depth } => {
                     let name = keep(self.paths[layer][depth]);
-                    let source = self::source(&self.paths, layer, depth + 1);
-                    candidates.push(Found { name, kind: FileKind::Directory, source });
+                    let origin = origin_of(&self.paths, layer, depth + 1);
+                    candidates.push(Candidate { name, kind: FileKind::Directory, origin });
                 }
             }
         }
@@ -166,9 +165,9 @@ fn components(path: &[u8]) -> Vec<&[u8]> {
 }
 
 /// What `layer` contributes to the directory `depth` names below the root on its path.
-fn source(paths: &[Vec<&[u8]>], layer: usize, depth: usize) -> Source {
+fn origin_of(paths: &[Vec<&[u8]>], layer: usize, depth: usize) -> Origin {
     if depth < paths[layer].len() {
-        return Source::Way { layer, depth };
+        return Origin::Way { layer, depth };
     }
-    Source::Directory(Inner { tree: layer, ino: Ino::ROOT })
+    Origin::Directory(Inner { tree: layer, ino: Ino::ROOT })
 }

@@ -1,9 +1,8 @@
 //! Unions of fake trees, which count the requests they get.
 
-use super::numbers::INNER_BITS;
 use super::*;
 use crate::sync::{AtomicU64, Ordering};
-use crate::vfs::{View, resolve};
+use crate::vfs::{Timestamp, View, resolve};
 
 /// A tree of files, and of directories (paths that end with a slash).
 struct Fake {

@@ -12,7 +12,7 @@ use std::thread;
 
 use super::super::file_data::{ContentCheck, PART, next_data, piece_of, read_some};
 use super::super::{Finding, Ino, Location, Scratch, Severity, Tree};
-use super::names::File;
+use super::File;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::sync::Mutex;

@@ -19,8 +19,8 @@ use crc32fast::Hasher;
 
 use crate::codecs::{Inflate, Pause};
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::Cursor;
 use crate::formats::bytes::length;
-use crate::formats::cursor::Cursor;
 use crate::formats::limits::{GZIP_FIELD_MAX, GZIP_WINDOW};
 use crate::vfs::SharedBytes;
 

@@ -35,12 +35,12 @@ mod member;
 
 use member::{Event, MemberDecoder, READ_SIZE};
 
-use super::buffers::Buffers;
+use super::chunk_cache::Buffers;
 use super::chunks::{Chunks, CompressedWindow, Point};
 use super::format::{Output, Pass, warn_of_trailing_garbage};
 use crate::error::{Error, Kind, Result};
+use crate::formats::bytes::Cursor;
 use crate::formats::bytes::{index, length};
-use crate::formats::cursor::Cursor;
 use crate::formats::limits::{
     CHUNK_MAX, GZIP_POINTS_MAX, GZIP_SPACING, GZIP_SPACING_MAX, GZIP_WINDOW,
 };

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{check, count, run, sample, store};
 use crate::error::{Kind, Result};
 use crate::formats::compressed::bzip2::BLOCKS;
-use crate::formats::compressed::bzip2::blocks::{BLOCK, Blocks};
+use crate::formats::compressed::bzip2::{BLOCK, Blocks};
 use crate::formats::compressed::chunks::{Extent, Size};
 use crate::formats::compressed::format::{Next, Note, Output, Pass, Task, Verdict, Walk};
 use crate::formats::compressed::pipeline::Pipeline;

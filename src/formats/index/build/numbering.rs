@@ -1,5 +1,6 @@
 //! What happens to a tree after its last member: its nodes are sorted by directory, hard links find
-//! their targets, one node is chosen for each path, and those are numbered (`mod.rs` has the phases).
+//! their targets, one node is chosen for each path, and those are numbered (`mod.rs` has the
+//! phases).
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
