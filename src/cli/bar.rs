@@ -16,10 +16,8 @@ use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::{format_duration, format_size};
 
-/// Shorter waits show no bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two updates.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Phases that are shorter print no lines.

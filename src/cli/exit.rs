@@ -17,7 +17,6 @@ const RUN_OFFSET: u8 = 120;
 /// The status of errors without a more specific one.
 const FAILED: u8 = 1;
 
-/// The status of a usage error.
 pub(super) const USAGE: u8 = 2;
 
 /// The exit status of a subcommand. An error is shown.
@@ -25,7 +24,6 @@ pub(super) fn status(result: Result<u8>) -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|error| show(&error)))
 }
 
-/// The exit status of `run`.
 pub(super) fn status_of_run(result: Result<Outcome>) -> ExitCode {
     let number = match result {
         Ok(Outcome::Exited(code)) => low_byte(code),
@@ -60,7 +58,6 @@ pub(super) fn show(error: &Error) -> u8 {
     of(error)
 }
 
-/// The exit status for an error.
 pub(super) fn of(error: &Error) -> u8 {
     match error.kind() {
         Kind::NotFound

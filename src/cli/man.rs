@@ -43,7 +43,6 @@ const COMMON_VARIABLES: [(&str, &str); 2] = [
     ("PATH", "Directories that archfs searches for fusermount3 and fusermount before /usr/bin."),
 ];
 
-/// The FILES section of every page.
 const FILES: [(&str, &str); 5] = [
     ("/dev/fuse", "The FUSE device. Mounting needs it, with mode 0666."),
     (

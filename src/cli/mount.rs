@@ -107,7 +107,6 @@ fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
     launch(args, plan, ready)
 }
 
-/// Serves in this process.
 fn serve_in_foreground(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<u8> {
     // The caller watches a foreground process, so only `--until-pid` names a holder.
     let holder = args.until_pid.map(ProcessId::of).transpose()?;

@@ -46,7 +46,6 @@ pub(super) fn of_mount(
     }
 }
 
-/// Translates a call of mount(8).
 fn from_mount(arguments: &[OsString]) -> Option<Vec<OsString>> {
     let mut rest = arguments.iter().skip(1);
     let mut words = Vec::new();
@@ -123,7 +122,6 @@ Run `archfs mount --help` for the other options.
 
 /// What a call of squashfuse asks for.
 pub(super) enum Request {
-    /// The usage, as help.
     Help,
     /// The usage, as an error: there are no arguments.
     Usage,

@@ -60,7 +60,6 @@ pub(super) struct OpenArgs {
 }
 
 impl OpenArgs {
-    /// Opens the archive.
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
         crate::log::start(Verbosity::Default, None);
         open_watched(slice::from_ref(&self.archive), &self.options())
@@ -84,7 +83,6 @@ impl OpenArgs {
         }
     }
 
-    /// The options for opening it.
     pub(super) fn options(&self) -> OpenOptions {
         // To look into a damaged archive is safe: the damage is printed.
         self.content.options(true)

@@ -148,7 +148,6 @@ fn number(option: &str, value: &str) -> Result<u32> {
     })
 }
 
-/// Permission bits in octal digits.
 fn permissions(option: &str, value: &str) -> Result<u16> {
     let number = u16::from_str_radix(value, 8).ok().filter(|&number| number <= 0o777);
     number.ok_or_else(|| {

@@ -90,7 +90,6 @@ fn split_usage(text: &str) -> (String, String) {
     (what.trim_start_matches("error: ").to_owned(), hint.to_owned())
 }
 
-/// Prints a warning.
 pub(super) fn print_warning(text: &str) {
     print(Label::Warning, text);
 }
@@ -136,7 +135,6 @@ fn print(label: Label, text: &str) {
 /// Columns if standard output is no terminal or does not know its size.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// Columns of the terminal.
 pub(super) fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
     match size.map_or(0, |size| usize::from(size.ws_col)) {

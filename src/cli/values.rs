@@ -4,7 +4,6 @@ use crate::error::{Error, Kind, Result};
 use crate::os::processors::Cores;
 pub(super) use crate::units::{parse_size as size, parse_time as time};
 
-/// Parses a number of threads.
 pub(super) fn threads(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),

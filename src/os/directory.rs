@@ -194,7 +194,6 @@ impl Directory {
         self.opened.untrusted.as_deref()
     }
 
-    /// The metadata of the directory.
     fn stat(&self) -> io::Result<Metadata> {
         self.opened.file.metadata()
     }

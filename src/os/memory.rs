@@ -82,12 +82,10 @@ pub fn headroom() -> Option<Headroom> {
     [node, group].into_iter().flatten().min_by_key(|left| left.bytes)
 }
 
-/// The node's available memory, in bytes.
 fn available() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 
-/// The node's memory, in bytes.
 fn total() -> Option<u64> {
     meminfo("MemTotal:")
 }
@@ -140,7 +138,6 @@ impl Counted {
         }
     }
 
-    /// Its limit, in bytes.
     fn limit(&self) -> Option<u64> {
         // "max" does not parse. Version 1 writes about 2^63 for no limit, which the minimum
         // ignores.

@@ -41,7 +41,6 @@ pub(crate) fn seal(file: &File) -> io::Result<()> {
     Ok(fcntl_add_seals(file, all)?)
 }
 
-/// Bytes of a word.
 const WORD: u64 = 8;
 
 /// Words before those with bits.

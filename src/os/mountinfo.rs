@@ -46,7 +46,6 @@ pub(crate) struct MountEntry {
 }
 
 impl MountEntry {
-    /// Whether archfs mounted it.
     pub(crate) fn is_archfs(&self) -> bool {
         self.kind == TYPE
     }
@@ -57,7 +56,6 @@ impl MountEntry {
         Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
     }
 
-    /// Whether it is a FUSE mount.
     pub(crate) fn is_fuse(&self) -> bool {
         matches!(self.kind.as_str(), "fuse" | "fuseblk") || self.kind.starts_with("fuse.")
     }
@@ -93,7 +91,6 @@ pub(crate) struct MountId {
 }
 
 impl MountId {
-    /// The id of `entry`.
     pub(crate) fn of(entry: &MountEntry) -> Self {
         Self { id: entry.id, device: entry.device.clone() }
     }
@@ -243,7 +240,6 @@ pub(crate) fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// The result of statfs(2).
 type Answer = rustix::io::Result<()>;
 
 thread_local! {

@@ -204,7 +204,6 @@ pub(super) fn without_path(error: io::Error) -> io::Error {
     error.kind().into()
 }
 
-/// Links an unnamed file to `path`.
 fn link(file: &File, path: &Path) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(linkat(CWD, source, CWD, path, AtFlags::SYMLINK_FOLLOW)?)

@@ -153,11 +153,9 @@ pub(super) struct Walk {
     led_by: Option<(PathBuf, u32)>,
 }
 
-/// The result of walking one component.
 enum Step {
     /// A directory, which the walk has entered.
     Entered,
-    /// The last component.
     End,
     /// A symbolic link, with its target.
     Link(PathBuf),
@@ -196,7 +194,6 @@ impl Walk {
         })
     }
 
-    /// Walks along `path`.
     pub(super) fn run(&mut self, path: PathBuf) -> Result<(), Refusal> {
         // The parts that remain to be walked, the next one last.
         let mut remaining = vec![path];

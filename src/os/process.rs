@@ -260,7 +260,6 @@ fn wait_readable(descriptor: &OwnedFd, limit: Option<Duration>) -> Result<bool> 
     }
 }
 
-/// `time` in the form for poll(2).
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
@@ -281,7 +280,6 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Whether the main thread has ended.
     fn has_main_thread_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
@@ -353,7 +351,6 @@ pub(crate) fn all() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The children of process `pid`.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists: Option<Vec<String>> =

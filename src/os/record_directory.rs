@@ -63,7 +63,6 @@ impl RecordDirectory {
         all
     }
 
-    /// All existing directories of this user.
     pub(crate) fn all() -> Vec<Self> {
         Self::all_of(own_uid())
     }
@@ -152,7 +151,6 @@ impl RecordDirectory {
         })
     }
 
-    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -28,7 +28,6 @@ pub(crate) const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGHUP, libc::SIGINT];
 pub(crate) struct Mask(libc::sigset_t);
 
 impl Mask {
-    /// The mask that blocks `signals`.
     fn of(signals: &[i32]) -> Self {
         let mut set = MaybeUninit::uninit();
         // SAFETY: the pointer is to a set in this stack frame, which the first call initializes.
@@ -42,7 +41,6 @@ impl Mask {
         }
     }
 
-    /// The mask that blocks no signal.
     pub(crate) fn none() -> Self {
         Self::of(&[])
     }
@@ -88,7 +86,6 @@ impl Mask {
         }
     }
 
-    /// Whether the mask blocks `signal`.
     fn has(self, signal: i32) -> bool {
         // SAFETY: the pointer is to a valid set.
         unsafe { libc::sigismember(&self.0, signal) == 1 }
@@ -203,7 +200,6 @@ pub(crate) struct SenderId {
 }
 
 impl SignalReceiver {
-    /// Starts to receive `signals`.
     pub(crate) fn new(signals: impl Iterator<Item = i32>) -> Result<Self> {
         let failed = |error| Error::io("signal handlers: cannot be installed", error);
         let (reader, writer) = UnixStream::pair().map_err(failed)?;

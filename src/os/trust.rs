@@ -62,7 +62,6 @@ fn overflow_uid() -> u32 {
     number("/proc/sys/kernel/overflowuid").unwrap_or(OVERFLOW_UID)
 }
 
-/// The kernel's default overflow uid.
 const OVERFLOW_UID: u32 = 65_534;
 
 /// Whether `map` contains `uid`. Its lines are "first uid inside, first uid outside, count".

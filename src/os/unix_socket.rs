@@ -13,7 +13,6 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends `descriptor` over `socket`.
 pub(crate) fn send(socket: impl AsFd, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
     send_with(socket, b"d", &[descriptor]).map(|_| ())
 }
@@ -63,7 +62,6 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
 pub(crate) struct PeerCredentials {
     /// The process; `None` if this PID namespace does not show it.
     pub(crate) pid: Option<i32>,
-    /// The effective user.
     pub(crate) uid: u32,
 }
 

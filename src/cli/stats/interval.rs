@@ -26,23 +26,19 @@ pub(super) struct Interval {
 /// Parts of the time that reads take; together 1, or all 0 without reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Shares {
-    /// Reading the archive.
     pub(super) storage: f64,
     pub(super) decoding: f64,
     /// All else: the requests themselves.
     pub(super) requests: f64,
 }
 
-/// What limits the readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bottleneck {
-    /// Nothing was read through FUSE.
     Idle,
     /// The readers: archfs has less than one read to answer at a time.
     Readers,
     Storage,
     Decoding,
-    /// The requests themselves.
     Requests,
 }
 
@@ -78,7 +74,6 @@ impl Interval {
         }
     }
 
-    /// `count` in a second.
     pub(super) fn rate(&self, count: u64) -> f64 {
         if self.seconds > 0.0 { count as f64 / self.seconds } else { 0.0 }
     }
@@ -107,7 +102,6 @@ impl Interval {
         Shares { storage, decoding, requests: (1.0 - storage - decoding).max(0.0) }
     }
 
-    /// What limits the readers.
     pub(super) fn bottleneck(&self) -> Bottleneck {
         let Shares { storage, decoding, requests } = self.shares();
         if self.reads == 0 {

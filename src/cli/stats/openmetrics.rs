@@ -99,7 +99,6 @@ const fn latency(name: Text, help: Text, samples: Samples) -> Family {
     Family(name, "summary", "seconds", help, samples)
 }
 
-/// The text for `readings`.
 pub(super) fn text(readings: &[Snapshot]) -> String {
     let mut text = String::new();
     for Family(name, kind, unit, help, samples) in FAMILIES {
@@ -143,7 +142,6 @@ fn quantiles(latency: &Percentiles, count: u64) -> Vec<Sample> {
     samples
 }
 
-/// A value of each cache.
 fn both<V: Display>(reading: &Snapshot, value: impl Fn(&CacheCounts) -> V) -> Vec<Sample> {
     [("data", &reading.data_cache), ("metadata", &reading.metadata_cache)]
         .map(|(name, cache)| ("", label("cache", name), value(cache).to_string()))

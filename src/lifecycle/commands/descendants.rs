@@ -25,7 +25,6 @@ pub(crate) fn users_of(mount_point: &Path) -> Vec<i32> {
     users
 }
 
-/// The children of this process.
 pub(crate) fn children() -> HashSet<i32> {
     process::children(own_pid()).into_iter().collect()
 }

@@ -39,7 +39,6 @@ pub struct Display<'d> {
     pub chart: Option<Chart<'d>>,
 }
 
-/// What `run` holds.
 pub(super) enum HeldFiles {
     Mounted(MountLease),
     Extracted(Hold),
@@ -149,7 +148,6 @@ fn check_complete(plan: &MountPlan, extracted: &Extracted) -> Result<()> {
 }
 
 impl HeldFiles {
-    /// The directory with the files.
     pub(super) fn path(&self) -> PathBuf {
         match self {
             Self::Mounted(lease) => lease.mount_point.clone(),
@@ -166,7 +164,6 @@ impl HeldFiles {
         }
     }
 
-    /// Starts the command with `spawn`.
     pub(super) fn shared_with<T>(&self, spawn: impl FnOnce() -> T) -> T {
         match self {
             Self::Mounted(_) => spawn(),

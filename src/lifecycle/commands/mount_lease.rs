@@ -32,7 +32,6 @@ pub(super) const CANNOT_MOUNT: Kind = Kind::Reported(4);
 /// Variables for the environment of the command.
 pub(super) type Environment = Vec<(&'static str, OsString)>;
 
-/// Shows statistics.
 pub(crate) type Chart<'d> = &'d dyn Fn(&str);
 
 /// Which processes see the mount.
@@ -44,7 +43,6 @@ pub enum Privacy {
     Private,
 }
 
-/// The lease on the mount.
 pub(super) struct MountLease {
     client: Client,
     pub(super) mount_point: PathBuf,

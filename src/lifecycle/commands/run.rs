@@ -102,7 +102,6 @@ pub fn run(
     outcome
 }
 
-/// How many processes a message names.
 const NAMED: usize = 3;
 
 /// Prints which processes of the command still run although their files are gone.

@@ -66,7 +66,6 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
     }
 }
 
-/// Asks the daemon to unmount.
 fn ask(
     mount_point: &Path,
     entry: &MountEntry,

@@ -53,7 +53,6 @@ pub fn wait(path: &Path, limit: Option<Duration>) -> Result<()> {
     }
 }
 
-/// What is at the mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     /// No archfs mount yet.
@@ -62,7 +61,6 @@ enum Found {
     Stale,
     /// A mount that does not answer: its daemon has just mounted, is stopped, or hangs.
     Silent,
-    /// A mount that answers.
     Answers,
 }
 

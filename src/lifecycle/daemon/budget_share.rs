@@ -29,11 +29,9 @@ fn share(total: u64, daemons: usize, floor: u64) -> u64 {
     (total / daemons).max(floor.min(total))
 }
 
-/// The part of this daemon.
 pub(super) struct BudgetShare {
     /// Budget of the job, or of this mount if it is not shared, bytes.
     total: u64,
-    /// Current part of this daemon, bytes.
     now: u64,
     budget: Budget,
     stats: Arc<Stats>,

@@ -28,9 +28,7 @@ pub(super) struct DirectReads {
 }
 
 enum Progress {
-    /// No process has asked yet.
     NotAsked,
-    /// A thread makes the table.
     Building(Arc<State>, Receiver<Result<Option<Table>>>),
     /// For now. The next request starts it again.
     Failed,

@@ -62,7 +62,6 @@ use start::Opened;
 
 pub use start::{serve_in_background, serve_in_foreground};
 
-/// A running daemon.
 struct Daemon {
     mount: Arc<Mounted>,
     leases: Leases,

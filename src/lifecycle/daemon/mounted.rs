@@ -22,7 +22,6 @@ use crate::lifecycle::registry::{MountLock, Peers, Record};
 use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
-/// The mount of this process.
 pub(crate) struct Mounted {
     mount_point: PathBuf,
     /// Guards the parts to remove, so that each is removed once. Only the lock of a `State` is

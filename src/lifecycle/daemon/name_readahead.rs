@@ -79,7 +79,6 @@ enum ReadaheadState {
     Off,
 }
 
-/// A process that lists all directories.
 struct Listing {
     process: Child,
     /// The process ends when this closes. It writes the number of names to it.

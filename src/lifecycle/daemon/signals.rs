@@ -141,7 +141,6 @@ impl IgnoredNow {
     }
 }
 
-/// Whether this process ignores `signal` now.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     IgnoredNow::read().has(signal)
 }

@@ -124,7 +124,6 @@ const SLURM_CONF: [&str; 3] =
 /// Slurm's value if the configuration sets none (slurm.conf(5)).
 const DEFAULT_KILL_WAIT: Duration = Duration::from_secs(30);
 
-/// How long scontrol may take.
 const SCONTROL_LIMIT: Duration = Duration::from_secs(10);
 
 /// KillWait, the time from SIGTERM to SIGKILL, once it is known. Dropping it ends the search.

@@ -27,7 +27,6 @@ const OPEN_DEVICE: &str =
 const INSTALL_HELPER: &str = "install fuse3";
 const ALLOW_NAMESPACES: &str = "set sysctl user.max_user_namespaces=15000";
 
-/// The remedy for a user.
 fn ask(request: &str) -> String {
     format!("ask the administrator to {request}")
 }
@@ -35,7 +34,6 @@ fn ask(request: &str) -> String {
 /// The state of /dev/fuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Device {
-    /// This user can open it.
     Opens,
     Missing,
     /// The path is not the FUSE device.
@@ -50,7 +48,6 @@ pub(super) enum Device {
     Denied,
     /// The kernel has no FUSE module for it.
     NoModule,
-    /// Another error.
     Failed(String),
 }
 

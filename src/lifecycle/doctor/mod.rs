@@ -118,7 +118,6 @@ pub(crate) struct Check {
     #[serde(skip)]
     pub(crate) name: &'static str,
     pub(crate) state: CheckState,
-    /// One line.
     pub(crate) text: String,
     /// What a user without root rights can do. A problem has a remedy.
     pub(crate) remedy: Option<String>,

@@ -32,7 +32,6 @@ const TEXT: &[u8] = b"archfs can read this\n";
 /// The size of a tar block in bytes.
 const BLOCK: usize = 512;
 
-/// The results of the trial.
 pub(crate) struct Trial {
     pub(crate) mount: Tried,
     pub(crate) run: Tried,
@@ -41,7 +40,6 @@ pub(crate) struct Trial {
     pub(crate) namespace: Tried,
 }
 
-/// The result of one attempt.
 pub(crate) type Tried = std::result::Result<(), Failure>;
 
 /// Why an attempt failed.
@@ -79,7 +77,6 @@ impl Trial {
         }
     }
 
-    /// Whether some way to mount works.
     pub(crate) fn works(&self) -> bool {
         self.mount.is_ok() || self.run.is_ok() || self.run_private.is_ok()
     }

@@ -22,7 +22,6 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long the tasks may take to unmount.
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The outcome of a launch.
 pub(super) enum End {
     Done,
     /// These nodes failed, with the highest exit status.
@@ -31,7 +30,6 @@ pub(super) enum End {
     NoStep(String),
 }
 
-/// A step that is being started.
 pub(super) struct Launch {
     srun: Srun,
     expected: usize,
@@ -41,7 +39,6 @@ pub(super) struct Launch {
     hints: HashSet<String>,
 }
 
-/// The outcome of waiting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WaitOutcome {
     Reached,
@@ -213,7 +210,6 @@ impl Launch {
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 
-    /// Makes all tasks unmount and exit.
     fn unmount_all(mut self) {
         self.srun.close_input();
         self.drain(UNMOUNT_LIMIT);

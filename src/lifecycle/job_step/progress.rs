@@ -111,7 +111,6 @@ impl Reports {
             && self.reports.values().all(|report| is_far_enough(report.progress))
     }
 
-    /// The number of nodes that have reported.
     pub(super) fn count(&self) -> usize {
         self.reports.len()
     }

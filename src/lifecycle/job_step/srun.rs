@@ -34,13 +34,11 @@ const CHECK_AGAIN: Duration = Duration::from_millis(5);
 /// The job of the batch script that runs archfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
-    /// SLURM_JOB_ID.
     pub(super) id: String,
     /// The name of this node in Slurm.
     pub(super) node: String,
     /// The number of nodes of the job.
     pub(super) nodes: usize,
-    /// Whether it is a heterogeneous job.
     pub(super) is_het: bool,
 }
 
@@ -134,12 +132,10 @@ impl Srun {
         self.lines.recv_timeout(limit)
     }
 
-    /// Sends the plan to all tasks.
     pub(super) fn send_plan(&mut self, plan: &DaemonPlan<StepTask>) -> Result<()> {
         self.write(|input| plan.write_to(input))
     }
 
-    /// Sends a word to all tasks.
     pub(super) fn send(&mut self, word: &str) -> Result<()> {
         self.write(|input| input.write_all(format!("{word}\n").as_bytes()))
     }

@@ -34,7 +34,6 @@ pub(crate) struct Attached {
     mount_point: PathBuf,
     covered: Covered,
     entry: MountEntry,
-    /// Whether the mount is detached.
     is_detached: AtomicBool,
 }
 

@@ -108,7 +108,6 @@ pub(crate) fn mount(
     }
 }
 
-/// Unmounts `mount_point` with the helper.
 pub(crate) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
     let helper = Helper::find()?;
     let before = mountinfo::topmost(mount_point)?;

@@ -75,7 +75,6 @@ pub(crate) fn close_all(kept: &[RawFd]) {
     }
 }
 
-/// The directory of this process's descriptors.
 const DIRECTORY: &str = "/proc/self/fd";
 
 /// The maximum number of symbolic links to follow to a descriptor, as in the kernel.

@@ -272,7 +272,6 @@ pub(crate) enum LockWait {
 
 enum LockAttempt {
     Locked(MountLock),
-    /// Another process holds the lock.
     Held,
     /// The file was removed, or replaced, before it was locked.
     Gone,

@@ -191,7 +191,6 @@ pub(super) fn read_record(file: &File) -> Option<Record> {
     Record::decode(&text)
 }
 
-/// Whether `path` still names `file`.
 pub(super) fn is_named(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
