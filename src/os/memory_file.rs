@@ -49,8 +49,8 @@ const HEAD: usize = 1;
 /// Bits in memory that other processes can map and read, in words of 64. The lowest bit of a word
 /// is the first.
 ///
-/// The first word is zero as long as the bits are valid. Invariants: a bit that another process sees
-/// set stays set; bits that are void stay void.
+/// The first word is zero as long as the bits are valid. Invariants: a bit that another process
+/// sees set stays set; bits that are void stay void.
 #[derive(Debug)]
 pub struct SharedBits {
     file: File,

@@ -134,7 +134,7 @@ impl Drop for Group {
     }
 }
 
-/// > In a batch job whose control group names its cores, the daemon uses all of them.
+/// In a batch job whose control group names its cores, the daemon uses all of them.
 #[test]
 fn in_a_job_the_daemon_uses_the_cores_of_its_control_group() {
     let Some(stage) = stage() else { return };
