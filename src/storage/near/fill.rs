@@ -118,7 +118,11 @@ fn fail(copy: &NearCopy, part: &CopiedArchive, range: &Range<u64>, error: Error)
         let StageCounts { copied, total } = copy.counts();
         let (copied, total) = (Size(copied), Size(total));
         let name = &copy.name;
-        log::warn!("{name}: {error}; {copied} of {total} are copied, trying again");
+        match copy.file {
+            Some(_) => log::warn!("{name}: {error}; {copied} of {total} are copied, trying again"),
+            // Readers read the archive itself, and get the error of what they need.
+            None => log::info!("{name}: {error}, trying again"),
+        }
     }
     // Others do not pass.
     match error.kind() {
