@@ -20,6 +20,9 @@ use crate::ordered::try_ordered;
 use crate::sync::Arc;
 use crate::url;
 
+/// The most archives of a mount for which the fill has files of its own: more take time to open.
+const OWN_MAX: usize = 16;
+
 /// Files opened concurrently, each by a thread: on a parallel file system opening is mostly
 /// waiting.
 const OPENED_AT_ONCE: usize = 8;
@@ -76,7 +79,7 @@ pub fn serve(
     cache_bytes: u64,
 ) -> Result<Vec<Arc<NearCopy>>> {
     let is_random = have_room_for(2, files.len(), FilePool::room());
-    let has_own = have_room_for(3, files.len(), FilePool::room());
+    let has_own = files.len() <= OWN_MAX && have_room_for(3, files.len(), FilePool::room());
     let mut copies: Vec<Arc<NearCopy>> = Vec::new();
     for copy in files.iter().filter_map(|file| file.copy()) {
         if !copies.iter().any(|other| Arc::ptr_eq(other, copy)) {

@@ -13,7 +13,7 @@ use crate::os::{memory_file, page_cache};
 use crate::remote::Requester;
 use crate::storage::identity::open_random;
 use crate::storage::near::{Fill, NearCopy, Source};
-use crate::sync::{Arc, OnceLock, Weak};
+use crate::sync::{Arc, Weak};
 
 /// Reads of the archive in the background, into the page cache.
 #[derive(Debug)]
@@ -99,26 +99,24 @@ impl CachedReads {
 /// some file systems keep a lock and the state of their readahead for each open file.
 pub(in crate::storage) struct CachedSource {
     archive: Weak<FileStorage>,
-    own: OnceLock<Option<File>>,
-    /// Whether the process may have one more file for it.
-    has_own: bool,
+    own: Option<File>,
 }
 
 impl CachedSource {
+    /// The source of `archive`. `has_own` says whether the process may have one more file for it.
     pub(in crate::storage) fn new(archive: &Arc<FileStorage>, has_own: bool) -> Self {
-        Self { archive: Arc::downgrade(archive), own: OnceLock::new(), has_own }
+        // With its own readahead, the kernel loads large folios, which it drops only as a whole.
+        // Then most pages would stay when the files in them were served.
+        let opened = archive.opened().ok().filter(|_| has_own);
+        let own = opened.and_then(|(file, _)| open_random(&file));
+        Self { archive: Arc::downgrade(archive), own }
     }
-}
 
-impl CachedSource {
     /// Calls `read` with the open archive, unless the mount has ended.
     fn with_file(&self, read: impl FnOnce(&File) -> io::Result<()>) -> Result<()> {
         let Some(archive) = self.archive.upgrade() else { return Ok(()) };
         let (file, _) = archive.opened()?;
-        // With its own readahead, the kernel loads large folios, which it drops only as a whole.
-        // Then most pages would stay when the files in them were served.
-        let own = self.own.get_or_init(|| self.has_own.then(|| open_random(&file)).flatten());
-        let outcome = read(own.as_ref().unwrap_or(&file));
+        let outcome = read(self.own.as_ref().unwrap_or(&file));
         outcome.map_err(|error| Error::io(archive.path.display().to_string(), error))
     }
 }

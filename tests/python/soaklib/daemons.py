@@ -17,9 +17,10 @@ from soaklib.worker import View
 
 THREADS = 32
 OPTIONS = ["--cache", "16M", "--cache-idle", "2s", "--threads", THREADS]
-# Readahead threads (docs/CACHE.md), and the limit for all threads.
+# Readahead threads (docs/CACHE.md), those that read in the background, and the limit for all threads.
 AHEAD = min(max(os.cpu_count(), 8), 64)
-THREADS_LIMIT = THREADS + AHEAD + 8
+BACKGROUND = 20
+THREADS_LIMIT = THREADS + AHEAD + BACKGROUND + 8
 # Limit of a daemon's resident memory, in MB: the cache, the same again for decoding, spare buffers, the
 # program. For each thread: its answer of up to 1 MiB, the same for a read of the archive, and its decoders.
 # An idle daemon keeps only the threads that answer requests.
