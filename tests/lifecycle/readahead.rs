@@ -28,7 +28,7 @@ fn path_of(number: u64) -> String {
     format!("{:04}/{number:06}", number / CLASS)
 }
 
-/// A tar of so many files, each of which begins with its number.
+/// A tar of `files` files, each of which begins with its number.
 fn archive(directory: &Path, files: u64) -> PathBuf {
     let path = directory.join("data.tar");
     let out = File::create(&path).unwrap();
@@ -72,7 +72,7 @@ fn readahead(mounted: &Mounted) -> Value {
 /// How far away the archives are.
 const LATENCY: Duration = Duration::from_millis(1);
 
-/// An archive of so many files far away, and its mount with these options.
+/// An archive far away, and its mount.
 struct Distant {
     mounted: Mounted,
     storage: Faulty,

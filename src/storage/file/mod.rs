@@ -439,12 +439,12 @@ impl FileStorage {
             }
             Bytes::Remote(file) => return file.read_exact_at(buffer, offset, Requester::Reader),
         };
-        let reads = self.serving.get().and_then(|serving| serving.reads.as_ref());
-        let watch = reads.map(BackgroundReads::watch);
+        // Small reads of tables say nothing about what programs will read.
+        let is_watched = what == Wanted::Contents || wanted >= RANDOM_MIN;
+        let serving = self.serving.get().filter(|_| is_watched);
+        let watch = serving.and_then(|serving| serving.reads.as_ref()).map(BackgroundReads::watch);
         let outcome = other.unwrap_or(&file).read_exact_at(buffer, offset);
-        if let Some(watch) = watch
-            && (what == Wanted::Contents || wanted >= RANDOM_MIN)
-        {
+        if let Some(watch) = watch {
             watch.note(&(offset..end));
         }
         // After the read, so that it covers these bytes; it also explains a failed read.

@@ -41,7 +41,7 @@ impl NearCopy {
         self.note_read(range, is_new, waited);
     }
 
-    /// Notes that a reader has read `range`. `is_new` says whether nobody had fetched it before.
+    /// Notes that a reader has read `range`. `is_new` says whether it was not fetched before.
     pub(super) fn note_read(self: &Arc<Self>, range: Range<u64>, is_new: bool, waited: bool) {
         let Some(unused) = &self.unused else { return };
         if !self.is_served.load(Ordering::Relaxed) {

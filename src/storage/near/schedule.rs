@@ -303,7 +303,7 @@ impl Schedule {
         if is_left { Next::Wait(None) } else { Next::End }
     }
 
-    /// Whether so many bytes are unused that the fill waits.
+    /// Whether the unused bytes leave no room for another piece.
     pub(super) fn is_full(&self) -> bool {
         self.unused.saturating_add(PIECE) > self.unused_max
     }
