@@ -124,8 +124,8 @@ pub struct SessionShape {
 /// The shape for `processors` CPU cores, or `threads` if the user chose.
 ///
 /// There are more threads than cores, because a thread waits while a slow parallel file system
-/// answers. There are at least 32, so that readers on a small node wait in parallel (a waiting
-/// thread costs almost nothing: docs/bench). There are at most 256, because each needs a stack and
+/// answers. There are at least 32, so that readers on a small node wait in parallel; `event_loops`
+/// parks them while nothing waits. There are at most 256, because each needs a stack and
 /// a request buffer. Each also keeps its largest answer and a decoder, about 2 MiB, so a job with
 /// little `memory` (bytes) gets fewer: they take a quarter of it.
 pub fn session_shape(

@@ -1,7 +1,8 @@
 //! Adapts FUSE requests to a `Tree`: each handler decodes, calls the tree once, replies.
 //!
-//! `reply` translates to the protocol; `config` says what is negotiated with the kernel. Invariant:
-//! no handler panics, and every request gets exactly one reply.
+//! `reply` translates to the protocol; `config` says what is negotiated with the kernel;
+//! `event_loops` says which threads receive requests. Invariant: no handler panics, and every
+//! request gets exactly one reply.
 //!
 //! Because an archive never changes, the kernel may cache names, attributes, pages, listings and
 //! links without limit. After the first ENOSYS it never sends OPEN, OPENDIR or FLUSH again, and it
@@ -37,6 +38,7 @@ use crate::vfs::{
 };
 
 mod config;
+mod event_loops;
 mod failure_log;
 mod reply;
 
@@ -44,6 +46,7 @@ pub use config::{SessionShape, session_shape};
 pub use failure_log::FailureLog;
 
 use config::{Agreement, ttl};
+use event_loops::EventLoops;
 use reply::{GENERATION, NO_PARENT, file_attr, file_type, negative_attr, unknown_attr};
 
 /// The longest symbolic link target that the kernel accepts, in bytes, including the NUL that it
@@ -64,6 +67,7 @@ pub struct ArchiveFilesystem {
     ttl: Duration,
     /// What INIT negotiated. Before INIT, answers that every kernel accepts.
     agreement: Agreement,
+    loops: EventLoops,
 }
 
 impl ArchiveFilesystem {
@@ -77,7 +81,7 @@ impl ArchiveFilesystem {
         idle: Option<Duration>,
     ) -> Self {
         let agreement = Agreement::with(InitFlags::empty());
-        Self { tree, stats, failure_log, ttl: ttl(idle), agreement }
+        Self { tree, stats, failure_log, ttl: ttl(idle), agreement, loops: EventLoops::new() }
     }
 
     /// The errno for `error`, which occurred in `request` on `ino`. A fault of the archive or its
@@ -123,6 +127,7 @@ impl Filesystem for ArchiveFilesystem {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.loops.begin();
         let request = self.stats.begin(Operation::Lookup);
         let parent = ino_or_reply!(parent, reply);
         let found = match name.as_bytes() {
@@ -183,6 +188,7 @@ impl Filesystem for ArchiveFilesystem {
         reply: ReplyData,
     ) {
         failpoint::panic_at("read");
+        let _turn = self.loops.begin();
         let request = self.stats.begin(Operation::Read);
         let ino = ino_or_reply!(ino, reply);
         SCRATCH.with_borrow_mut(|scratch| {
