@@ -42,6 +42,19 @@ pub struct Info {
     pub within: Vec<Info>,
 }
 
+impl Info {
+    /// What an archive of `bytes` holds. `info` adds where it is, and what is in it.
+    pub(super) fn new(
+        bytes: u64,
+        (kinds, sizes, costs): (Kinds, Sizes, Costs),
+        layout: Layout,
+    ) -> Self {
+        let (cost, packed) = costs.finish();
+        let (path, within, is_environment) = (Vec::new(), Vec::new(), false);
+        Self { path, bytes, kinds, sizes, cost, packed, is_environment, layout, within }
+    }
+}
+
 /// Number of names of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {

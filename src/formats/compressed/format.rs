@@ -66,6 +66,10 @@ pub(super) trait Pass: Send {
     }
 }
 
+/// Most bytes in one piece of decompressed data. Small enough that the allocator reuses its memory
+/// for the next one.
+pub(super) const PIECE_MAX: usize = 256 << 10;
+
 /// One step of a pass.
 pub(super) enum Output {
     /// The next decoded bytes, which may be empty.

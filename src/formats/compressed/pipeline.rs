@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 
 use super::chunk_cache::ChunkCache;
 use super::chunks::{Chunks, Extent, Size};
-use super::format::{ExtentFormat, Next, Output, Pass, Task, Verdict, Walk};
+use super::format::{ExtentFormat, Next, Output, PIECE_MAX, Pass, Task, Verdict, Walk};
 use crate::cache::Permit;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
@@ -24,10 +24,6 @@ use crate::sync::Arc;
 
 /// Most extents queued or being decoded per thread.
 const IN_FLIGHT_PER_THREAD: usize = 2;
-
-/// Most bytes in one piece of decompressed data. Small enough that the allocator reuses its memory
-/// for the next one.
-const PIECE_MAX: usize = 256 << 10;
 
 /// A first pass over a file of extents.
 pub(super) struct Pipeline {

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
-use super::format::{Output, Pass, SpoolFormat};
+use super::format::{Output, PIECE_MAX, Pass, SpoolFormat};
 use super::spool_limit::SpoolLimit;
 use crate::error::{Error, Kind, Result, reason};
 use crate::formats::bytes::{index, length};
@@ -20,9 +20,6 @@ use crate::os::unlinked;
 use crate::storage::Storage;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering};
 use crate::vfs::SharedBytes;
-
-/// Most bytes in one piece of decompressed data.
-const PIECE_MAX: u64 = 256 << 10;
 
 /// A temporary file and the thread that fills it. Dropping it stops the thread.
 pub(crate) struct Spool {
@@ -149,7 +146,7 @@ impl Spool {
     /// Waits for bytes at `offset` and returns some of them; `None` at the end.
     pub(super) fn piece(&self, offset: u64) -> Result<Option<SharedBytes>> {
         let written = self.shared.wait(offset.saturating_add(1));
-        let len = written.saturating_sub(offset).min(PIECE_MAX);
+        let len = written.saturating_sub(offset).min(length(PIECE_MAX));
         if len == 0 {
             return self.shared.failure().map_or(Ok(None), Err);
         }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: everything decoded before damage is delivered before the error.
 
-use super::format::{Output, Pass, trailing_garbage};
+use super::format::{Output, PIECE_MAX, Pass, trailing_garbage};
 use crate::codecs::Streaming;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Cursor;
@@ -13,9 +13,6 @@ use crate::sync::Arc;
 
 /// Bytes of the file that a `Cursor` reads at a time.
 const READ_SIZE: usize = 256 << 10;
-
-/// Most bytes in one piece of decompressed data.
-const PIECE_MAX: usize = 256 << 10;
 
 /// Most compressed bytes read between two deliveries. Padding and empty streams decode to nothing,
 /// and the caller can cancel only between deliveries.

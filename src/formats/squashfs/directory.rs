@@ -57,7 +57,7 @@ pub(super) struct Entry<'n> {
 
 /// The inode that an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct EntryTarget {
     pub(super) reference: InodeRef,
     pub(super) number: u32,
     pub(super) kind: FileKind,
@@ -124,7 +124,7 @@ impl<'m> Directory<'m> {
     }
 
     /// Looks up the entry `name`.
-    pub(super) fn find(&self, name: Name<'_>) -> Result<Option<Found>> {
+    pub(super) fn find(&self, name: Name<'_>) -> Result<Option<EntryTarget>> {
         let nearest = self.nearest_index(|_, first| first <= name.as_bytes())?;
         let listing = self.open(nearest, nearest.map_or(0, |near| near.listing))?;
         let mut found = None;
@@ -132,7 +132,7 @@ impl<'m> Directory<'m> {
             Ordering::Less => ControlFlow::Continue(()),
             Ordering::Equal => {
                 let Entry { reference, number, kind, .. } = entry;
-                found = Some(Found { reference, number, kind });
+                found = Some(EntryTarget { reference, number, kind });
                 ControlFlow::Break(())
             }
             Ordering::Greater => ControlFlow::Break(()),

@@ -94,7 +94,6 @@ impl SquashFs {
         count.tails()?;
         count.runs();
         let Count { kinds, sizes, costs, shares, fragments, .. } = count;
-        let (cost, packed) = costs.finish();
         let image = Image {
             compressor: superblock.codec.name(),
             options: self.options(),
@@ -107,17 +106,7 @@ impl SquashFs {
             is_exportable: superblock.export_table.is_some(),
             owners: superblock.id_count,
         };
-        Ok(Info {
-            path: Vec::new(),
-            bytes: self.whole.len(),
-            kinds,
-            sizes,
-            cost,
-            packed,
-            is_environment: false,
-            layout: Layout::Image(image),
-            within: Vec::new(),
-        })
+        Ok(Info::new(self.whole.len(), (kinds, sizes, costs), Layout::Image(image)))
     }
 }
 

@@ -22,8 +22,6 @@ mod data;
 mod directory;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
-#[cfg(test)]
-mod image;
 mod info;
 mod inode;
 mod metadata;

@@ -7,12 +7,15 @@ use std::ops::ControlFlow;
 use std::thread;
 use std::time::Duration;
 
-use super::image::{BLOCK, DATA, FILE, Field, Image, LINK, PIPE, ROOT, fields, listing, overwrite};
 use super::*;
 use crate::error::Kind;
 use crate::storage::MemStorage;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::vfs::{Attr, Cookie, Ino, Name, Scratch, SeekTarget, Tree};
+
+mod image;
+
+use image::{BLOCK, DATA, FILE, Field, Image, LINK, PIPE, ROOT, fields, listing, overwrite};
 
 const SIZE: u64 = 3 * BLOCK as u64 + 10;
 

@@ -5,7 +5,7 @@
 use std::ops::{ControlFlow, Range};
 
 use super::blocks::FileRef;
-use super::directory::{Directory, Entry, Found};
+use super::directory::{Directory, Entry, EntryTarget};
 use super::inode::{Body, Inode, InodeRef, RegularBody};
 use super::metadata::Cursor;
 use super::superblock::Superblock;
@@ -338,7 +338,7 @@ impl SquashFs {
 
     /// The attributes of inode `ino`, which the entry `found` of the directory `parent_ref` names.
     /// Checks that it has the kind of the entry, and that no directory contains the root or itself.
-    fn child(&self, parent_ref: InodeRef, found: Found, ino: Ino) -> Result<Attr> {
+    fn child(&self, parent_ref: InodeRef, found: EntryTarget, ino: Ino) -> Result<Attr> {
         self.check_child(parent_ref, found.reference)?;
         let (attr, kind) = (self.attr_of(found.reference, ino)?, found.kind);
         if attr.kind != kind {

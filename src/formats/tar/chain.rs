@@ -16,8 +16,7 @@ use super::source::{self, Source};
 use crate::error::{Error, Result};
 use crate::formats::bytes::index;
 use crate::formats::index::HeaderRun;
-use crate::formats::index::members::Members;
-use crate::formats::index::members::shown;
+use crate::formats::index::members::{Members, shown};
 use crate::formats::index::notes::Notes;
 use crate::formats::limits::{TAR_EXTENSION_MAX, TAR_EXTENSIONS_MAX, TAR_SEARCH_MAX};
 

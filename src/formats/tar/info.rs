@@ -41,7 +41,6 @@ impl Tar {
             }
             kinds.add(node.kind(), 1);
         }
-        let (cost, packed) = costs.finish();
         let compressed = self.members.compressed.as_ref();
         let layout = info::TarLayout {
             bytes: self.storage.len(),
@@ -54,17 +53,8 @@ impl Tar {
             has_xattrs: self.index.has_xattrs(),
             is_indexed: self.members.is_saved,
         };
-        Ok(info::Info {
-            path: Vec::new(),
-            bytes: compressed.map_or(self.storage.len(), |storage| storage.encoded_len()),
-            kinds,
-            sizes,
-            cost,
-            packed,
-            is_environment: false,
-            layout: info::Layout::Tar(layout),
-            within: Vec::new(),
-        })
+        let bytes = compressed.map_or(self.storage.len(), |storage| storage.encoded_len());
+        Ok(info::Info::new(bytes, (kinds, sizes, costs), info::Layout::Tar(layout)))
     }
 
     /// Bytes that must be decompressed to read these parts of the tar. Each part is an offset and a

@@ -10,8 +10,9 @@ use super::{HEAD, recognizes};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
 use crate::formats::index::HeaderRun;
-use crate::formats::index::members::{Body, Inner, Kind, Member, Members, Parts, Segment};
-use crate::formats::index::members::{archive_stem, shown};
+use crate::formats::index::members::{
+    Body, Inner, Kind, Member, Members, Parts, Segment, archive_stem, shown,
+};
 use crate::formats::limits::{FILE_SIZE_MAX, MEMBER_PATH_MAX};
 use crate::formats::squashfs::SquashFs;
 use crate::formats::zip;

@@ -20,23 +20,13 @@ impl Zip {
                 costs.add(node.size, if is_stored { 0 } else { node.size });
             }
         }
-        let (cost, packed) = costs.finish();
         let methods = self.members.methods.iter().map(|(method, sum)| info::MethodShare {
             method: method.name(),
             files: sum.files,
             compressed: sum.compressed,
             bytes: sum.bytes,
         });
-        Ok(info::Info {
-            path: Vec::new(),
-            bytes: self.storage.len(),
-            kinds,
-            sizes,
-            cost,
-            packed,
-            is_environment: false,
-            layout: info::Layout::Zip(info::ZipLayout { methods: methods.collect() }),
-            within: Vec::new(),
-        })
+        let layout = info::Layout::Zip(info::ZipLayout { methods: methods.collect() });
+        Ok(info::Info::new(self.storage.len(), (kinds, sizes, costs), layout))
     }
 }

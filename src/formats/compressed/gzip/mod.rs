@@ -37,7 +37,7 @@ use member::{Event, MemberDecoder, READ_SIZE};
 
 use super::chunk_cache::Buffers;
 use super::chunks::{Chunks, CompressedWindow, Point};
-use super::format::{Output, Pass, warn_of_trailing_garbage};
+use super::format::{Output, PIECE_MAX, Pass, warn_of_trailing_garbage};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::Cursor;
 use crate::formats::bytes::{index, length};
@@ -52,9 +52,6 @@ pub(super) const NAME: &str = "gzip";
 /// Compressed bytes past the end of a chunk that the decoder gets. It needs none of them, but its
 /// fast loop runs only with at least 14 bytes of input.
 const LOOKAHEAD: u64 = 64;
-
-/// Decoded bytes delivered at a time.
-const OUTPUT_SIZE: usize = 256 << 10;
 
 pub(super) fn recognizes(head: &[u8]) -> bool {
     // The method is always 8, DEFLATE.
@@ -95,7 +92,7 @@ struct GzipPass {
 
 impl GzipPass {
     fn new(name: &str, storage: Arc<dyn Storage>, recorder: Option<PointRecorder>) -> Self {
-        let buffer = vec![0; OUTPUT_SIZE.saturating_add(GZIP_WINDOW)];
+        let buffer = vec![0; PIECE_MAX.saturating_add(GZIP_WINDOW)];
         let decoder = MemberDecoder::new(Cursor::new(storage, 0, READ_SIZE), buffer);
         Self { name: name.to_owned(), decoder, recorder, damage: None, ended: false }
     }
