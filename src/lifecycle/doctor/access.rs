@@ -102,25 +102,35 @@ impl Device {
     }
 }
 
-/// Why this user cannot use the helper.
-pub(super) enum Unusable {
-    /// There is none, or none that is safe to run; the error and its hint.
-    NotFound(String, Option<String>),
-    /// It is not set-user-ID root.
-    NotSetUid(PathBuf),
-    /// It is on a file system mounted with nosuid.
-    NoSuid(PathBuf),
-    /// no_new_privs is set for this process, as in containers and some batch systems.
-    NoNewRights(PathBuf),
-    DoesNotRun(PathBuf, String),
+/// Why this user cannot use the helper, and what to do about it.
+pub(super) struct Unusable {
+    text: String,
+    remedy: String,
+    request: Option<&'static str>,
+    /// Whether it cannot be started, as perhaps other programs.
+    does_not_run: bool,
+}
+
+impl Unusable {
+    fn asking(text: String, request: &'static str) -> Self {
+        Self { text, remedy: ask(request), request: Some(request), does_not_run: false }
+    }
 }
 
 /// The helper that mounts for ordinary users, and its version. It runs only with `--version`, in
 /// the environment that it would get for a mount.
 pub(super) fn probe_helper() -> std::result::Result<(PathBuf, String), Unusable> {
-    let helper = Helper::find()
-        .map_err(|error| Unusable::NotFound(error.to_string(), error.hint().map(str::to_owned)))?;
+    let helper = Helper::find().map_err(|error| {
+        let missing = Unusable::asking(error.to_string(), INSTALL_HELPER);
+        let remedy = error.hint().map_or_else(|| missing.remedy.clone(), str::to_owned);
+        Unusable { remedy, ..missing }
+    })?;
     let path = helper.path.clone();
+    let shown = path.display();
+    let does_not_run = |why: String| Unusable {
+        does_not_run: true,
+        ..Unusable::asking(format!("{shown} does not run: {why}"), INSTALL_HELPER)
+    };
     let output = helper.command().arg("--version").stdin(Stdio::null()).output();
     let version = match output {
         Ok(output) if output.status.success() => {
@@ -128,51 +138,30 @@ pub(super) fn probe_helper() -> std::result::Result<(PathBuf, String), Unusable>
         }
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(Unusable::DoesNotRun(path, format!("{}: {said}", output.status)));
+            return Err(does_not_run(format!("{}: {said}", output.status)));
         }
-        Err(error) => return Err(Unusable::DoesNotRun(path, error.to_string())),
+        Err(error) => return Err(does_not_run(error.to_string())),
     };
     if !helper.is_set_uid {
-        return Err(Unusable::NotSetUid(path));
+        return Err(Unusable::asking(format!("{shown} is not set-uid root"), INSTALL_HELPER));
     }
     if statvfs(&path).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::NOSUID)) {
-        return Err(Unusable::NoSuid(path));
+        let text = format!("{shown} is on a file system mounted with nosuid");
+        let request = "install fusermount3 on a file system without nosuid";
+        return Err(Unusable::asking(text, request));
     }
+    // As in containers and some batch systems. Administrators of nodes do not set it.
     if kernel_file::own_status("NoNewPrivs").as_deref() == Some("1") {
-        return Err(Unusable::NoNewRights(path));
+        return Err(Unusable {
+            text: format!("{shown} gains no rights: no_new_privs is set"),
+            remedy: "mount outside the container or service that sets it".to_owned(),
+            request: None,
+            does_not_run: false,
+        });
     }
     // fusermount writes `fusermount3 version: 3.14.0`.
     let version = version.rsplit(": ").next().unwrap_or_default().to_owned();
     Ok((path, version))
-}
-
-impl Unusable {
-    /// The text, the remedy and the request to the administrator.
-    fn describe(&self) -> (String, String, Option<&'static str>) {
-        let asking = |text, request| (text, ask(request), Some(request));
-        match self {
-            Self::NotFound(why, hint) => {
-                let remedy = hint.clone().unwrap_or_else(|| ask(INSTALL_HELPER));
-                (why.clone(), remedy, Some(INSTALL_HELPER))
-            }
-            Self::NotSetUid(path) => {
-                asking(format!("{} is not set-uid root", path.display()), INSTALL_HELPER)
-            }
-            Self::NoSuid(path) => asking(
-                format!("{} is on a file system mounted with nosuid", path.display()),
-                "install fusermount3 on a file system without nosuid",
-            ),
-            // Administrators of nodes do not set no_new_privs.
-            Self::NoNewRights(path) => (
-                format!("{} gains no rights: no_new_privs is set", path.display()),
-                "mount outside the container or service that sets it".to_owned(),
-                None,
-            ),
-            Self::DoesNotRun(path, why) => {
-                asking(format!("{} does not run: {why}", path.display()), INSTALL_HELPER)
-            }
-        }
-    }
 }
 
 pub(super) fn check_helper(node: &Node, trial: &Trial) -> Check {
@@ -180,21 +169,20 @@ pub(super) fn check_helper(node: &Node, trial: &Trial) -> Check {
     if let Some(who) = node.mounts_directly {
         return check_mounting_without_helper(who, node, trial);
     }
-    let why = match &node.helper {
+    let Unusable { text, remedy, request, does_not_run } = match &node.helper {
         Ok((path, version)) => {
             return Check::good(NAME, format!("{}, version {version}", path.display()));
         }
         Err(why) => why,
     };
-    let (text, remedy, request) = why.describe();
     // For example, a container's replacement for fusermount3 that mounts in another way.
     let is_replaced = trial.mount.is_ok();
     // Other programs do not start here either.
-    let is_limited = matches!(why, Unusable::DoesNotRun(..)) && !is_conclusive(node, trial);
+    let is_limited = *does_not_run && !is_conclusive(node, trial);
     if is_replaced || is_limited {
         return Check::note(NAME, text);
     }
-    Check::problem(NAME, text, or_run(trial, remedy))
+    Check::problem(NAME, text, or_run(trial, remedy.clone()))
         .asking(request.filter(|_| is_conclusive(node, trial)))
 }
 
@@ -228,20 +216,9 @@ fn is_conclusive(node: &Node, trial: &Trial) -> bool {
     node.has_proc && trial.is_known()
 }
 
-/// A setting that prevents a private mount.
-#[derive(Clone, Copy)]
-pub(super) enum Barrier {
-    /// user.max_user_namespaces is 0.
-    NoneAllowed,
-    /// user.max_mnt_namespaces is 0.
-    NoMountNamespaces,
-    /// kernel.unprivileged_userns_clone is 0 (Debian).
-    OnlyForRoot,
-    /// kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu).
-    AppArmor,
-    /// A seccomp filter applies to this process, as in containers.
-    Filter,
-}
+/// A setting that prevents a private mount, as the reason and, unless a container sets it, the
+/// request to the administrator.
+pub(super) type Barrier = (&'static str, Option<&'static str>);
 
 /// The barriers that are in effect. They only explain a failure: whether a namespace can be created
 /// is tested (`check_namespace`). A setting that cannot be read does not count.
@@ -249,35 +226,36 @@ pub(super) fn barriers() -> Vec<Barrier> {
     let is =
         |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
     let found = [
-        (is("/proc/sys/user/max_user_namespaces", "0"), Barrier::NoneAllowed),
-        (is("/proc/sys/user/max_mnt_namespaces", "0"), Barrier::NoMountNamespaces),
-        (is("/proc/sys/kernel/unprivileged_userns_clone", "0"), Barrier::OnlyForRoot),
-        (is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"), Barrier::AppArmor),
-        (kernel_file::own_status("Seccomp").as_deref() == Some("2"), Barrier::Filter),
+        (
+            is("/proc/sys/user/max_user_namespaces", "0"),
+            ("user.max_user_namespaces is 0", Some(ALLOW_NAMESPACES)),
+        ),
+        (
+            is("/proc/sys/user/max_mnt_namespaces", "0"),
+            ("user.max_mnt_namespaces is 0", Some("set sysctl user.max_mnt_namespaces=15000")),
+        ),
+        // Debian.
+        (
+            is("/proc/sys/kernel/unprivileged_userns_clone", "0"),
+            (
+                "kernel.unprivileged_userns_clone is 0",
+                Some("set sysctl kernel.unprivileged_userns_clone=1"),
+            ),
+        ),
+        // Ubuntu.
+        (
+            is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
+            (
+                "kernel.apparmor_restrict_unprivileged_userns is 1",
+                Some(
+                    "set sysctl kernel.apparmor_restrict_unprivileged_userns=0 or give archfs an AppArmor profile with userns",
+                ),
+            ),
+        ),
+        // As in containers.
+        (kernel_file::own_status("Seccomp").as_deref() == Some("2"), ("seccomp filter", None)),
     ];
     found.into_iter().filter_map(|(is_active, barrier)| is_active.then_some(barrier)).collect()
-}
-
-impl Barrier {
-    /// The reason and, unless a container sets it, the request to the administrator.
-    fn describe(self) -> (&'static str, Option<&'static str>) {
-        let (reason, request) = match self {
-            Self::NoneAllowed => ("user.max_user_namespaces is 0", ALLOW_NAMESPACES),
-            Self::NoMountNamespaces => {
-                ("user.max_mnt_namespaces is 0", "set sysctl user.max_mnt_namespaces=15000")
-            }
-            Self::OnlyForRoot => (
-                "kernel.unprivileged_userns_clone is 0",
-                "set sysctl kernel.unprivileged_userns_clone=1",
-            ),
-            Self::AppArmor => (
-                "kernel.apparmor_restrict_unprivileged_userns is 1",
-                "set sysctl kernel.apparmor_restrict_unprivileged_userns=0 or give archfs an AppArmor profile with userns",
-            ),
-            Self::Filter => return ("seccomp filter", None),
-        };
-        (reason, Some(request))
-    }
 }
 
 /// Enters a namespace as `run --private` does. Call it in a process that exits afterward.
@@ -297,8 +275,7 @@ pub(super) fn check_namespaces(node: &Node, trial: &Trial) -> Check {
         }
         Err(failure) => &failure.said,
     };
-    let (reasons, requests): (Vec<_>, Vec<_>) =
-        node.barriers.iter().map(|barrier| barrier.describe()).unzip();
+    let (reasons, requests): (Vec<_>, Vec<_>) = node.barriers.iter().copied().unzip();
     let text = match reasons.is_empty() {
         true => why.clone(),
         false => format!("{why} ({})", reasons.join(", ")),
