@@ -2,10 +2,10 @@
 //!
 //! A mount has many loops, so that many readers can wait for storage at the same time. While no
 //! request waits, only as many loops make progress as there are CPU cores, and the kernel gives a
-//! request to the loop that has slept longest, whose stack, decoder and reply buffer have left the
-//! caches of the core by then. So all loops but one for each core are parked while the cores are
-//! busy and no request waits. With 4 readers of cached archives on two cores that is 1.15 times as
-//! fast (docs/bench/2026-11-28-loops.md).
+//! request to the loop that has slept longest. When that one wakes, its stack, decoder and reply
+//! buffer have left the caches of the core. So all loops but one for each core are parked while the
+//! cores are busy and no request waits. With 4 readers of cached archives on two cores that is 1.15
+//! times as fast (docs/bench/2026-11-28-loops.md).
 //!
 //! Evidence: every sixteenth request of a loop is measured: how long it took, and whether its
 //! thread slept. Time alone does not tell a wait from a lost CPU core.
@@ -29,13 +29,13 @@ use std::time::{Duration, Instant};
 use crate::os::{page_cache, processors};
 use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering};
 
-/// One request in so many is measured. Two system calls of 0.2 us for 16 requests of 15 us.
+/// One of this many requests is measured. Two system calls of 0.2 us for 16 requests of 15 us.
 const EVERY: u32 = 16;
 
 /// How many measured requests must show that nothing waits.
 const WINDOW: u32 = 64;
 
-/// So many sleeps among them, or more, are waits. A cached reply sleeps now and then for a lock.
+/// This many sleeps among them are waits. A cached reply sleeps now and then for a lock.
 const SLEPT_MAX: u32 = 4;
 
 /// The longest time that a window may take: 4,000 requests a second. With fewer, nothing is gained.
