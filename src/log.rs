@@ -8,7 +8,7 @@
 //! Invariants: only `line` makes a prefix. A repeated fault does not fill the disk. Nothing is
 //! written to syslog.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
@@ -32,6 +32,9 @@ const REPEATS: u32 = 3;
 /// Distinct messages remembered for that. Then all are forgotten, and may be logged again.
 const REMEMBERED: usize = 1024;
 
+/// How many of the first messages are kept for `kept`, and how many of the last.
+const KEPT: usize = 5;
+
 /// The target of records that are hints.
 const HINT: &str = "archfs::hint";
 
@@ -48,7 +51,8 @@ pub enum Verbosity {
 }
 
 /// What the first word of a line says about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Label {
     /// Something failed.
     Error,
@@ -71,8 +75,27 @@ impl Label {
     }
 }
 
+/// A message that was kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// The messages are numbered from 0; a gap is where some were not kept.
+    pub number: u64,
+    /// Its first word.
+    pub label: Label,
+    /// What follows it.
+    pub text: String,
+}
+
+impl Message {
+    /// The message as it is printed, without the name of the program.
+    pub fn line(&self) -> String {
+        format!("{}: {}", self.label.word(), self.text)
+    }
+}
+
 /// Set by the first `start`.
 static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
+static LOGGER: OnceLock<Logger> = OnceLock::new();
 
 /// Sends all further log messages to `file`, or to standard error.
 pub fn start(verbosity: Verbosity, file: Option<File>) {
@@ -91,9 +114,25 @@ pub fn start_without_warnings() {
 fn start_at(level: LevelFilter, verbosity: Verbosity, file: Option<File>) {
     log::set_max_level(level);
     let _ = VERBOSITY.set(verbosity);
-    let state = Mutex::new(State::new(file));
     // If there is a logger already, it stays in use.
-    let _ = log::set_boxed_logger(Box::new(Logger { state }));
+    let _ = log::set_logger(LOGGER.get_or_init(|| Logger { state: Mutex::new(State::new(file)) }));
+}
+
+/// Keeps the first and the last errors and warnings from now on, with their hints: for users who
+/// cannot see the log of a daemon. `is_stderr_open` says whether a user sees standard error.
+pub fn keep_messages(is_stderr_open: bool) {
+    if let Some(logger) = LOGGER.get() {
+        let mut state = logger.state.lock();
+        let are_printed = is_stderr_open && state.sink.is_none();
+        state.kept = Some(Kept { are_printed, ..Kept::default() });
+    }
+}
+
+/// The messages that were kept, each text once, and whether standard error has them as well.
+pub fn kept() -> (Vec<Message>, bool) {
+    let state = LOGGER.get().map(|logger| logger.state.lock());
+    let kept = state.as_ref().and_then(|state| state.kept.as_ref());
+    kept.map(|kept| (kept.messages(), kept.are_printed)).unwrap_or_default()
 }
 
 /// Opens the file for a log, or creates it with access for this user only.
@@ -157,6 +196,17 @@ pub fn warn(message: fmt::Arguments<'_>, hint: &str) {
     }
 }
 
+/// Logs a message that another process kept.
+pub fn pass_on(message: &Message) {
+    let (target, level) = match message.label {
+        Label::Error => (module_path!(), Level::Error),
+        Label::Warning => (module_path!(), Level::Warn),
+        Label::Note => (module_path!(), Level::Info),
+        Label::Hint => (HINT, Level::Error),
+    };
+    send(target, level, format_args!("{}", message.text));
+}
+
 /// Logs a hint to an error that was just logged.
 pub fn hint(hint: &str) {
     send(HINT, Level::Error, format_args!("{hint}"));
@@ -183,7 +233,12 @@ pub fn line(label: Label, text: &str) -> String {
         let node = batch_job::current().map(|_| batch_job::node_name());
         prefix_on(node.as_deref())
     });
-    format!("{prefix}: {}: {}\n", label.word(), printable(&url::shown_in(&reason(text))))
+    format!("{prefix}: {}: {}\n", label.word(), shown(text))
+}
+
+/// The text of a message as it is printed.
+fn shown(text: &str) -> String {
+    printable(&url::shown_in(&reason(text)))
 }
 
 /// The start of each line; `node` is given in a batch job.
@@ -216,6 +271,38 @@ struct State {
     /// `None` for standard error.
     sink: Option<File>,
     repeats: HashMap<String, u32>,
+    kept: Option<Kept>,
+}
+
+/// The first messages and the last ones.
+#[derive(Default)]
+struct Kept {
+    first: Vec<Message>,
+    last: VecDeque<Message>,
+    count: u64,
+    are_printed: bool,
+}
+
+impl Kept {
+    fn add(&mut self, label: Label, text: &str) {
+        let text = shown(text);
+        if self.first.iter().chain(&self.last).any(|message| message.text == text) {
+            return;
+        }
+        let message = Message { number: self.count, label, text };
+        self.count += 1;
+        if self.first.len() < KEPT {
+            return self.first.push(message);
+        }
+        if self.last.len() >= KEPT {
+            self.last.pop_front();
+        }
+        self.last.push_back(message);
+    }
+
+    fn messages(&self) -> Vec<Message> {
+        self.first.iter().chain(&self.last).cloned().collect()
+    }
 }
 
 impl Log for Logger {
@@ -246,6 +333,12 @@ impl Log for Logger {
         let Some(suffix) = state.suffix(label, &message) else {
             return;
         };
+        if let Some(kept) = &mut state.kept
+            && suffix.is_empty()
+            && label != Label::Note
+        {
+            kept.add(label, &message);
+        }
         let line = line(label, &format!("{message}{suffix}"));
         // A failure to write the log cannot be reported.
         let _ = match &mut state.sink {
@@ -262,7 +355,7 @@ impl Log for Logger {
 
 impl State {
     fn new(sink: Option<File>) -> Self {
-        Self { sink, repeats: HashMap::new() }
+        Self { sink, repeats: HashMap::new(), kept: None }
     }
 
     /// The suffix for `message`, or `None` if it was logged often enough. A hint is logged once.

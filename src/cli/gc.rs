@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
-use crate::lifecycle::{self, Removed};
+use crate::lifecycle::{self, Cleared, Removed};
 use crate::units::format_size;
 
 /// Clear your stale archfs mounts, directories created for them, and stale records
@@ -55,7 +55,12 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             }
         }
     }
-    for error in &cleared.errors {
+    let Cleared { mounts, directories, extracted, errors } = &cleared;
+    let is_clear = mounts.is_empty() && directories.is_empty() && extracted.is_empty();
+    if is_clear && errors.is_empty() && !args.quiet && args.stage.is_none() {
+        term::print_note("nothing to clear on this node");
+    }
+    for error in errors {
         term::show_error(error);
         status = status.max(exit::of(error));
     }

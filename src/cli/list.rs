@@ -9,9 +9,9 @@ use serde::Serialize;
 use super::bar::Bar;
 use super::term;
 use crate::error::Result;
-use crate::lifecycle::{self, Listed, State};
-use crate::log::{Verbosity, printable};
-use crate::stats::StageCounts;
+use crate::lifecycle::{self, Health, Listed, State};
+use crate::log::{Label, Verbosity, printable};
+use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
 
 /// List your archfs mounts on this node: mount point, archives, daemon, holders, state
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,12 @@ struct Row {
     kept: bool,
     /// How much of the archives is copied to this node; null without --stage.
     staged: Option<StageCounts>,
+    /// How much was read ahead of programs; null if the daemon does not answer.
+    readahead: Option<ReadaheadCounts>,
+    /// Requests that have waited for long.
+    blocked: Blocked,
+    /// The first and the last errors and warnings.
+    messages: Vec<String>,
     state: &'static str,
 }
 
@@ -65,11 +71,14 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         false => table(&all),
     };
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
+    if all.is_empty() {
+        term::print_note("you have no archfs mount on this node");
+    }
     Ok(0)
 }
 
 fn row(listed: &Listed) -> Row {
-    let Listed { mount_point, archives, daemon, holders, kept, staged, state } = listed;
+    let Listed { mount_point, archives, daemon, holders, kept, health, state } = listed;
     Row {
         mountpoint: mount_point.to_string_lossy().into_owned(),
         mountpoint_hex: term::hex_if_not_utf8(mount_point.as_os_str().as_bytes()),
@@ -80,7 +89,10 @@ fn row(listed: &Listed) -> Row {
             .map(|(pid, name)| HolderRow { pid: *pid, name: name.clone() })
             .collect(),
         kept: *kept,
-        staged: *staged,
+        staged: health.staged,
+        readahead: health.readahead,
+        blocked: health.blocked,
+        messages: messages(health),
         // Scripts match this value.
         state: if *state == State::Stale { "dead" } else { name(*state) },
     }
@@ -92,7 +104,27 @@ const KEPT: &str = "kept until unmount";
 /// Holders that a row names.
 const NAMED: usize = 3;
 
-/// The rows of `all` under their titles, in columns; empty without mounts.
+/// The errors and warnings of a mount, without hints.
+fn messages(health: &Health) -> Vec<String> {
+    let shown = health.messages.iter().filter(|message| message.label != Label::Hint);
+    shown.map(|message| printable(&message.line())).collect()
+}
+
+/// What a user should know of a mount, one line each.
+fn remarks(listed: &Listed) -> Vec<String> {
+    let Listed { mount_point, health, .. } = listed;
+    let mut remarks = Vec::new();
+    if health.blocked.requests > 0 {
+        remarks.push(health.blocked.to_string());
+    }
+    remarks
+        .extend(health.readahead.filter(|ahead| ahead.fetched > 0).map(|ahead| ahead.to_string()));
+    remarks.extend(messages(health));
+    let mount_point = printable(&mount_point.display().to_string());
+    remarks.iter().map(|remark| format!("{mount_point}: {remark}\n")).collect()
+}
+
+/// The rows of `all` under their titles, in columns, then remarks; empty without mounts.
 fn table(all: &[Listed]) -> String {
     const TITLES: [&str; 5] = ["MOUNT POINT", "STATE", "DAEMON", "HELD BY", "ARCHIVES"];
     if all.is_empty() {
@@ -110,11 +142,13 @@ fn table(all: &[Listed]) -> String {
         let line: Vec<_> = padded.collect();
         format!("{}\n", line.join("  ").trim_end())
     };
-    rows.iter().map(line).collect()
+    let remarks: Vec<_> = all.iter().flat_map(remarks).collect();
+    let gap = if remarks.is_empty() { "" } else { "\n" };
+    format!("{}{gap}{}", rows.iter().map(line).collect::<String>(), remarks.concat())
 }
 
 fn cells(listed: &Listed) -> [String; 5] {
-    let Listed { mount_point, archives, daemon, holders, kept, staged, state } = listed;
+    let Listed { mount_point, archives, daemon, holders, kept, health, state } = listed;
     let archive = archives.first().map(|path| path.display().to_string()).unwrap_or_default();
     let archives = match archives.len() {
         0 | 1 => archive,
@@ -131,7 +165,7 @@ fn cells(listed: &Listed) -> [String; 5] {
     let held = if held.is_empty() { "-".to_owned() } else { held.join(", ") };
     let daemon = daemon.map_or("-".to_owned(), |pid| pid.to_string());
     let mount_point = mount_point.display().to_string();
-    let state = match staged {
+    let state = match health.staged {
         Some(StageCounts { copied, total }) if copied < total => {
             format!("{}, {}% staged", name(*state), copied.saturating_mul(100) / total)
         }
@@ -153,11 +187,24 @@ fn name(state: State) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::Message;
 
     #[test]
     fn rows_are_aligned_and_name_few_holders() {
+        let message = |label, text: &str| Message { number: 0, label, text: text.to_owned() };
         let listed = |mount_point: &str, holders: usize, kept, state| Listed {
-            staged: (holders == 5).then_some(StageCounts { copied: 999, total: 1000 }),
+            health: match holders {
+                5 => Health {
+                    staged: Some(StageCounts { copied: 999, total: 1000 }),
+                    blocked: Blocked { requests: 1, longest_seconds: 35.0 },
+                    messages: vec![
+                        message(Label::Error, "a.sqfs: file: damaged data block"),
+                        message(Label::Hint, "do it"),
+                    ],
+                    ..Health::default()
+                },
+                _ => Health::default(),
+            },
             mount_point: mount_point.into(),
             archives: vec!["/x/a.sqfs".into(); holders.max(1)],
             daemon: (holders > 0).then_some(7),
@@ -175,6 +222,9 @@ MOUNT POINT  STATE               DAEMON  HELD BY                                
 /m           stale               -       -                                          /x/a.sqfs
 /m\u{e9}\\u{1b}    alive               7       100 (cat), 101 (cat), kept until unmount   /x/a.sqfs and 1 more
 /many        silent, 99% staged  7       100 (cat), 101 (cat), 102 (cat), 2 more    /x/a.sqfs and 4 more
+
+/many: 1 request has waited 35.0 s for storage
+/many: error: a.sqfs: file: damaged data block
 ";
         let table = table(&all);
         let words =
@@ -183,7 +233,7 @@ MOUNT POINT  STATE               DAEMON  HELD BY                                
         let at = |word: &str, line: &str| line.split(word).next().map(measure_text_width);
         let lines: Vec<_> = table.lines().collect();
         let column = at("ARCHIVES", lines[0]);
-        assert!(lines[1..].iter().all(|line| at("/x/a", line) == column), "{table}");
+        assert!(lines[1..4].iter().all(|line| at("/x/a", line) == column), "{table}");
         assert_eq!(super::table(&[]), "");
     }
 }

@@ -18,6 +18,9 @@ const FIRST: Duration = Duration::from_millis(200);
 /// The longest time between two repetitions, unless the server asks for more.
 const MOST: Duration = Duration::from_secs(5);
 
+/// An outage that the user hears about.
+const LONG: Duration = Duration::from_secs(2);
+
 const STEP: Duration = Duration::from_millis(50);
 
 /// The lowest rate of a server, in bytes per second.
@@ -167,6 +170,11 @@ impl<'f> Outage<'f> {
         let wait = after.unwrap_or_default().max(doubled.mul_f64(0.5 + random / 2.0)).min(left);
         self.earliest = now + wait + ATTEMPT_MIN;
         Some(wait)
+    }
+
+    /// Whether requests have failed for so long that the user should know.
+    pub(super) fn is_long(&self) -> bool {
+        self.repetitions > 0 && self.began.elapsed() >= LONG
     }
 
     /// `why` the last request failed, and how long they were repeated.

@@ -11,12 +11,12 @@
 use std::cell::Cell;
 use std::fmt;
 use std::iter::Sum;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
-use crate::units::format_size;
+use crate::units::{format_duration, format_size};
 
 mod alarm;
 mod caches;
@@ -34,6 +34,9 @@ use histogram::Histogram;
 /// Number of stripes: one for each event loop of the largest default. More threads share stripes,
 /// which costs time but loses no count.
 const STRIPES: usize = 256;
+
+/// A request that takes longer is blocked.
+const BLOCKED_AFTER: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// The stripe number of this thread.
@@ -92,6 +95,7 @@ impl Operation {
 /// The counters of a mount.
 #[derive(Debug)]
 pub struct Stats {
+    created: Instant,
     /// Each allocated by the first thread that counts in it.
     stripes: Box<[OnceLock<Box<Stripe>>]>,
     /// Guards the list of caches, which grows while archives are opened. Shard locks are taken
@@ -127,6 +131,26 @@ pub struct StageCounts {
     /// Bytes of all archives.
     #[serde(rename = "total_bytes")]
     pub total: u64,
+}
+
+/// Requests that have waited for longer than a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Blocked {
+    /// Number of requests.
+    pub requests: u64,
+    /// How long one of them has waited; 0 if there is none.
+    pub longest_seconds: f64,
+}
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let longest = Duration::try_from_secs_f64(self.longest_seconds).unwrap_or_default();
+        let longest = format_duration(longest);
+        match self.requests {
+            1 => write!(formatter, "1 request has waited {longest} for storage"),
+            count => write!(formatter, "{count} requests wait for storage, one for {longest}"),
+        }
+    }
 }
 
 /// How much of the archives was fetched ahead of readers, in the background.
@@ -216,6 +240,9 @@ impl<C: fmt::Debug> fmt::Debug for Watched<C> {
 struct Stripe {
     requests: [AtomicU64; Operation::ALL.len()],
     faults: AtomicU64,
+    /// When the request began that the thread answers, in nanoseconds since `Stats::created`; 0
+    /// without one.
+    busy_since: AtomicU64,
     bytes: AtomicU64,
     files_started: AtomicU64,
     archive_reads: AtomicU64,
@@ -279,8 +306,26 @@ impl Stats {
         let stripe = self.stripe();
         stripe.requests[operation as usize].fetch_add(1, Ordering::Relaxed);
         self.alarm.on_event();
-        let clock = stripe.histogram(operation).map(|histogram| (histogram, Instant::now()));
-        Pending { stripe, operation, clock }
+        let start = Instant::now();
+        stripe.busy_since.store(self.nanoseconds(start).max(1), Ordering::Relaxed);
+        Pending { stripe, operation, start }
+    }
+
+    /// The requests that wait for long and are not answered yet.
+    pub fn blocked(&self) -> Blocked {
+        let now = self.nanoseconds(Instant::now());
+        let limit = u64::try_from(BLOCKED_AFTER.as_nanos()).unwrap_or(u64::MAX);
+        let since = self.in_use().map(|stripe| stripe.busy_since.load(Ordering::Relaxed));
+        let times = since.filter(|since| *since > 0).map(|since| now.saturating_sub(since));
+        let blocked: Vec<_> = times.filter(|time| *time > limit).collect();
+        let longest = Duration::from_nanos(blocked.iter().copied().max().unwrap_or(0));
+        Blocked { requests: blocked.len() as u64, longest_seconds: longest.as_secs_f64() }
+    }
+
+    /// Time from the creation of these counters to `time`.
+    fn nanoseconds(&self, time: Instant) -> u64 {
+        let time = time.saturating_duration_since(self.created);
+        u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Counts a request without measuring its latency.
@@ -367,6 +412,11 @@ impl Stats {
         let _ = self.readahead.0.set(source);
     }
 
+    /// What was fetched ahead; `None` if nothing can be.
+    pub fn readahead(&self) -> Option<ReadaheadCounts> {
+        self.readahead.counts()
+    }
+
     /// How much is copied to this node; `None` without a copy.
     pub fn staged(&self) -> Option<StageCounts> {
         self.staged.counts()
@@ -405,7 +455,7 @@ impl Stats {
         totals.budget = self.budget.load(Ordering::Relaxed);
         totals.direct = self.direct.counts().unwrap_or_default();
         totals.staged = self.staged();
-        totals.readahead = self.readahead.counts();
+        totals.readahead = self.readahead();
         totals
     }
 
@@ -425,6 +475,7 @@ impl Default for Stats {
         let (caches, alarm, lookup_alarm) = Default::default();
         let [releases, budget] = [const { AtomicU64::new(0) }; 2];
         Self {
+            created: Instant::now(),
             stripes,
             caches,
             releases,
@@ -462,7 +513,7 @@ fn number_this_thread() -> usize {
 pub struct Pending<'s> {
     stripe: &'s Stripe,
     operation: Operation,
-    clock: Option<(&'s Histogram, Instant)>,
+    start: Instant,
 }
 
 impl Pending<'_> {
@@ -487,9 +538,10 @@ impl Pending<'_> {
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if let Some((histogram, start)) = &self.clock {
-            histogram.record(start.elapsed());
+        if let Some(histogram) = self.stripe.histogram(self.operation) {
+            histogram.record(self.start.elapsed());
         }
+        self.stripe.busy_since.store(0, Ordering::Relaxed);
     }
 }
 

@@ -415,7 +415,8 @@ impl Drop for Closed {
     }
 }
 
-const STATUS: &str = "{\"holders\":[],\"kept\":true}\n";
+/// The beginning of an answer about a mount without holders.
+const STATUS: &str = "{\"holders\":[],\"kept\":true,";
 
 /// > The daemon answers only the same uid and root at its socket, even if the directory of the
 /// > socket was opened to others.
@@ -432,11 +433,12 @@ fn the_daemon_answers_only_its_user_and_root() {
     for entry in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()) {
         assert_eq!(mode(&entry) & 0o022, 0, "{}", entry.display());
     }
-    assert_eq!(ask(&socket, "status\n"), STATUS, "root");
+    assert!(ask(&socket, "status\n").starts_with(STATUS), "root");
     let asks = format!(
         "import socket\nit = socket.socket(socket.AF_UNIX)\nit.settimeout(10)\n\
-         it.connect('{}')\nit.sendall(b'status\\n')\nprint(len(it.recv(100)))",
-        socket.display()
+         it.connect('{}')\nit.sendall(b'status\\n')\nprint(len(it.recv({})))",
+        socket.display(),
+        STATUS.len()
     );
     fs::write(stage.work.path().join("asks.py"), asks).unwrap();
     // Either the daemon's user has a python3 that everyone may run, or there is none.
@@ -492,13 +494,13 @@ fn misbehaving_clients_do_not_disturb_the_mount() {
     };
     let idle: Vec<_> = (0..200).map(|_| one_byte(b's')).collect();
     let before = Instant::now();
-    assert_eq!(ask(&socket, "status\n"), STATUS);
+    assert!(ask(&socket, "status\n").starts_with(STATUS));
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert_eq!(String::from_utf8_lossy(&user.runs("cat mount/hello").stdout), "hello, world\n");
     drop((idle, deaf));
     // A release without a lease does not affect the holders.
     assert_eq!(ask(&socket, "leave\n"), "held\n");
-    assert_eq!(ask(&socket, "status\n"), STATUS);
+    assert!(ask(&socket, "status\n").starts_with(STATUS));
     let unmounted = user.runs("$ARCHFS unmount mount");
     assert!(unmounted.status.success(), "{}", said(&unmounted));
     wait_until("nothing is left", || !user.registry().exists());
@@ -523,7 +525,7 @@ fn a_mount_after_an_interrupt_does_not_join_the_ending_daemon() {
             let _ = stream.read_line(&mut answer);
             answer
         };
-        assert_eq!(answer("status\n"), STATUS);
+        assert!(answer("status\n").starts_with(STATUS));
         // Until the daemon waits again.
         thread::sleep(Duration::from_millis(20));
         kill_process(daemon, Signal::INT).unwrap();
@@ -560,7 +562,7 @@ fn connections_beyond_the_descriptor_limit_wait_without_using_cpu() {
     }
     assert!(used_time(daemon) - before < 20, "{} {before}", used_time(daemon));
     drop(many);
-    assert_eq!(ask(&socket, "status\n"), STATUS);
+    assert!(ask(&socket, "status\n").starts_with(STATUS));
     let unmounted = user.runs("$ARCHFS unmount mount");
     assert!(unmounted.status.success(), "{}", said(&unmounted));
     wait_until("nothing is left", || !user.registry().exists());

@@ -12,6 +12,7 @@ mod commands;
 mod cpus;
 mod descriptors;
 mod direct;
+mod health;
 mod job_step;
 mod leases;
 mod mount_helper;

@@ -11,7 +11,7 @@ use super::bar::Bar;
 use super::term;
 use super::values::time;
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{self, Snapshot, State};
+use crate::lifecycle::{self, Listed, Snapshot, State};
 use crate::log::Verbosity;
 
 mod interval;
@@ -58,22 +58,27 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     if args.watch {
         return watch::run(args);
     }
-    let mut texts = Vec::new();
-    for mount_point in mount_points(&args.mountpoint)? {
+    let mut readings = Vec::new();
+    for mount_point in mount_points(&args.mountpoint, term::show_error)? {
         match json(&mount_point) {
-            Ok(json) => texts.push(json),
+            Ok(json) => readings.push((mount_point, json)),
             // Without names, a mount may end in the meantime.
             Err(error) if args.mountpoint.is_empty() && error.kind() == Kind::NotMounted => {}
             Err(error) => return Err(error),
         }
     }
-    let readings = || texts.iter().map(|json| Snapshot::parse(json)).collect::<Result<Vec<_>>>();
+    let parsed =
+        || readings.iter().map(|(_, json)| Snapshot::parse(json)).collect::<Result<Vec<_>>>();
     let text = if args.json {
-        texts.iter().map(|json| term::json_for_output(json.trim_end()) + "\n").collect()
+        readings.iter().map(|(_, json)| term::json_for_output(json.trim_end()) + "\n").collect()
     } else if args.openmetrics {
-        openmetrics::text(&readings()?)
+        openmetrics::text(&parsed()?)
     } else {
-        let blocks: Vec<_> = readings()?.iter().map(screen::totals).collect();
+        let messages = readings.iter().map(|(mount_point, _)| lifecycle::messages(mount_point));
+        let parsed = parsed()?;
+        let with_messages = parsed.iter().zip(messages);
+        let blocks: Vec<_> =
+            with_messages.map(|(reading, messages)| screen::totals(reading, &messages)).collect();
         blocks.iter().map(|lines| lines.join("\n") + "\n").collect::<Vec<_>>().join("\n")
     };
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
@@ -83,23 +88,35 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// Prints the chart of a mount that has ended to standard error.
 pub(super) fn print_chart(json: &str) {
     let text = match Snapshot::parse(json) {
-        Ok(reading) => screen::totals(&reading).join("\n") + "\n",
+        Ok(reading) => screen::totals(&reading, &[]).join("\n") + "\n",
         Err(error) => return term::show_error(&error),
     };
     // If standard error is closed, there is no other place for it.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// The mount points `given`, or those of all live mounts of this user.
-fn mount_points(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// The mount points `given`, or those of all live mounts of this user. Passes an error for each
+/// mount of the user that has no counters to `report`.
+fn mount_points(given: &[PathBuf], report: impl Fn(&Error)) -> Result<Vec<PathBuf>> {
     if !given.is_empty() {
         return Ok(given.to_vec());
     }
-    let all = lifecycle::list()?.into_iter().filter(|listed| listed.state == State::Alive);
-    let found: Vec<_> = all.map(|listed| listed.mount_point).collect();
+    let mut found = Vec::new();
+    for Listed { mount_point, state, .. } in lifecycle::list()? {
+        let why = match state {
+            State::Alive => {
+                found.push(mount_point);
+                continue;
+            }
+            State::Stale => "a stale mount: its daemon has ended",
+            State::Silent => "its daemon does not answer; it may be stopped",
+            State::Unknown | State::Detached => continue,
+        };
+        report(&Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())));
+    }
     if found.is_empty() {
-        let error = Error::new(Kind::NotMounted, "no mount of yours on this node");
-        return Err(error.with_hint("run `archfs list` to see stale mounts"));
+        let error = Error::new(Kind::NotMounted, "no mount of yours is served on this node");
+        return Err(error.with_hint("run `archfs list` to see all of them"));
     }
     Ok(found)
 }

@@ -18,7 +18,7 @@ type Samples = fn(&Snapshot) -> Vec<Sample>;
 /// A value: what follows the name of the family, labels besides the mount point, and the number.
 type Sample = (&'static str, String, String);
 
-const FAMILIES: [Family; 27] = [
+const FAMILIES: [Family; 28] = [
     gauge("uptime_seconds", "seconds", "Time since the mount began to serve", |it| {
         one(it.uptime_seconds)
     }),
@@ -30,6 +30,9 @@ const FAMILIES: [Family; 27] = [
     }),
     counter("requests", "", "Requests of the kernel by operation", requests),
     counter("faults", "", "Requests that failed because of the archive", |it| one(it.faults)),
+    gauge("blocked_requests", "", "Requests that have waited for more than a second", |it| {
+        one(it.blocked.requests)
+    }),
     counter("files_started", "", "Reads of the first bytes of a file", |it| one(it.files_started)),
     counter("served_bytes", "bytes", "Bytes of files handed to the kernel", |it| {
         one(it.served_bytes)

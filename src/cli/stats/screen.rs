@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::interval::{Bottleneck, Interval, Shares};
 use crate::lifecycle::Snapshot;
-use crate::log::printable;
+use crate::log::{Label, Message, printable};
 use crate::stats::{ReadaheadState, StageCounts};
 use crate::units::{counted, format_duration, format_percent, format_size};
 
@@ -49,12 +49,13 @@ pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
     if let Some(counts) = reading.readahead.filter(|counts| counts.state != ReadaheadState::Off) {
         add("ahead", counts.to_string());
     }
-    lines.push(format!("  {}", sentence(interval)));
+    lines.push(format!("  {}", sentence(reading, interval)));
     lines
 }
 
-/// The lines for all that `reading` counted since the start of its mount.
-pub(super) fn totals(reading: &Snapshot) -> Vec<String> {
+/// The lines for all that `reading` counted since the start of its mount, then the `messages` of
+/// its daemon, which may be wider.
+pub(super) fn totals(reading: &Snapshot, messages: &[Message]) -> Vec<String> {
     let interval = Interval::between(None, reading);
     let mut lines = block(reading, &interval);
     let mut add = |label: &str, text: String| lines.push(format!("  {label:LABEL$}{text}"));
@@ -78,8 +79,10 @@ pub(super) fn totals(reading: &Snapshot) -> Vec<String> {
     }
     if reading.faults > 0 {
         let requests = counted(reading.faults, "request");
-        add("faults", format!("{requests} failed; see the log"));
+        add("faults", format!("{requests} failed"));
     }
+    let messages = messages.iter().filter(|message| message.label != Label::Hint);
+    lines.extend(messages.map(|message| format!("  {}", printable(&message.line()))));
     lines
 }
 
@@ -95,6 +98,7 @@ pub(super) fn line(reading: &Snapshot, interval: &Interval) -> String {
         waiting(interval),
         found.unwrap_or_default(),
         match interval.bottleneck() {
+            _ if reading.blocked.requests > 0 => "storage",
             Bottleneck::Idle => "none",
             Bottleneck::Readers => "readers",
             Bottleneck::Storage => "storage",
@@ -129,7 +133,10 @@ fn waiting(interval: &Interval) -> String {
 }
 
 /// What limits the readers, in a sentence.
-pub(super) fn sentence(interval: &Interval) -> String {
+pub(super) fn sentence(reading: &Snapshot, interval: &Interval) -> String {
+    if reading.blocked.requests > 0 {
+        return format!("{}.", reading.blocked);
+    }
     let Shares { storage, decoding, requests } = interval.shares();
     match interval.bottleneck() {
         Bottleneck::Idle if interval.direct_reads > 0 => {
@@ -218,7 +225,7 @@ mod tests {
             (week / 100, 0, 0, "readers"),
         ] {
             let reading = largest(read, archive, decode);
-            let lines = totals(&reading);
+            let lines = totals(&reading, &[]);
             assert_eq!(lines[0], "a.sqfs at /m\\u{1b}, mounted 6d 23h ago");
             for line in &lines[1..] {
                 assert!(line.chars().count() <= 80, "{line}");

@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 fn look(args: &Args) -> Result<Vec<(PathBuf, Snapshot)>> {
     let mut readings = Vec::new();
     let mut missing = None;
-    for mount_point in mount_points(&args.mountpoint)? {
+    for mount_point in mount_points(&args.mountpoint, |_| {})? {
         match lifecycle::stats(&mount_point).and_then(|json| Snapshot::parse(&json)) {
             Ok(reading) => readings.push((mount_point, reading)),
             Err(error) if error.kind() == Kind::NotMounted => missing = Some(error),

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::daemon_messages::DaemonMessages;
 use super::mount_lease::{self, CANNOT_MOUNT, Chart, Environment, MountLease, Privacy};
 use crate::error::{Error, Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, Hold, LeftOut, SafeParent};
@@ -199,9 +200,14 @@ impl HeldFiles {
 
     /// Gives the files back. Returns when they are gone, or at once if others hold them; returns
     /// whether a mount is gone.
-    pub(super) fn end(self, show: Show<'_>, chart: Option<Chart<'_>>) -> bool {
+    pub(super) fn end(
+        self,
+        show: Show<'_>,
+        chart: Option<Chart<'_>>,
+        messages: &mut DaemonMessages,
+    ) -> bool {
         match self {
-            Self::Mounted(lease) => lease.end(show, chart),
+            Self::Mounted(lease) => lease.end(show, chart, messages),
             Self::Extracted(hold) => {
                 let _shown = show(&format!("removing {}", hold.files().display()));
                 end_hold(hold);

@@ -10,10 +10,10 @@ use rustix::process::geteuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::registry::{self, MountState, RecordSnapshot, Status};
+use crate::lifecycle::registry::{self, Health, MountState, RecordSnapshot, Status};
+use crate::log::Message;
 use crate::os::mount_users;
 use crate::os::mountinfo::{self, MountEntry};
-use crate::stats::StageCounts;
 
 /// Hint for errors about a path that is not an archfs mount.
 pub(crate) const LIST: &str = "run `archfs list` to see your mounts on this node";
@@ -22,7 +22,7 @@ pub(crate) const LIST: &str = "run `archfs list` to see your mounts on this node
 const STATUS_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
     /// Mount point.
     pub mount_point: PathBuf,
@@ -34,8 +34,8 @@ pub struct Listed {
     pub holders: Vec<(i32, String)>,
     /// Whether it stays until it is unmounted.
     pub kept: bool,
-    /// How much of the archives is copied to this node; `None` without `--stage`.
-    pub staged: Option<StageCounts>,
+    /// How it serves its readers.
+    pub health: Health,
     /// Its state.
     pub state: State,
 }
@@ -86,6 +86,16 @@ pub fn stats(path: &Path) -> Result<String> {
     }
 }
 
+/// The errors and warnings that the daemon of the archfs mount at `path` has kept; none if it does
+/// not answer.
+pub fn messages(path: &Path) -> Vec<Message> {
+    let alive = mount_point::locate(path).and_then(|path| registry::mount_state(&path));
+    let Ok(MountState::Alive(_, snapshot, _)) = alive else { return Vec::new() };
+    let status =
+        snapshot.connect().and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok());
+    status.flatten().unwrap_or_default().health.messages
+}
+
 /// What is wrong with a stale mount.
 pub(super) const STALE: &str = "a stale mount: its daemon has ended";
 
@@ -117,7 +127,7 @@ fn detached() -> Vec<Listed> {
             daemon: Some(daemon),
             holders: holders.map(|user| (user.pid, user.name)).collect(),
             kept: false,
-            staged: None,
+            health: Health::default(),
             state: State::Detached,
         })
     };
@@ -151,7 +161,7 @@ pub fn list() -> Result<Vec<Listed>> {
         let status =
             client.and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok().flatten());
         let state = if state == State::Alive && status.is_none() { State::Silent } else { state };
-        let Status { holders, until_unmount, staged } = status.unwrap_or_default();
+        let Status { holders, until_unmount, health } = status.unwrap_or_default();
         all.push(Listed {
             archives: match &record {
                 Some(record) => record.archives.clone(),
@@ -160,7 +170,7 @@ pub fn list() -> Result<Vec<Listed>> {
             daemon: record.map(|record| record.process.pid()),
             holders: holders.into_iter().map(|holder| (holder.pid, holder.name)).collect(),
             kept: until_unmount,
-            staged,
+            health,
             state,
             mount_point,
         });

@@ -1,6 +1,7 @@
 //! What the commands do to mounts, one file each, and which process holds a mount.
 
-pub(super) mod descendants;
+pub(super) mod daemon_messages;
+mod descendants;
 pub(super) mod gc;
 pub(super) mod held_files;
 pub(super) mod holder;

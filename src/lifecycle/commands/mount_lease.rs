@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::direct;
 use crate::error::{Error, Kind, Result};
+use crate::lifecycle::commands::daemon_messages::DaemonMessages;
 use crate::lifecycle::commands::mount;
 use crate::lifecycle::daemon::launcher::Launched;
 use crate::lifecycle::mount::fusermount::Helper;
@@ -24,6 +25,9 @@ use crate::progress::Show;
 /// How long to wait for the table of direct reads before the command starts, so that `run` can say
 /// that no file can be read directly. The command reads through the mount until the table is made.
 const TABLE_WAIT: Duration = Duration::from_millis(300);
+/// How long the daemon may take to release a copy that it leaves. With open files it takes longer.
+const COPY_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
 const TABLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A daemon that is not allowed to mount has printed why (docs/CLI.md).
@@ -50,6 +54,8 @@ pub(super) struct MountLease {
     is_private: bool,
     /// Whether the summary of the mount is printed.
     is_summarized: bool,
+    /// Whether the daemon leaves a copy of the archives for the next mount.
+    leaves_copy: bool,
 }
 
 /// A lease on the mount of `plan`, which is mounted or shared.
@@ -122,8 +128,9 @@ fn clear_private(mount_point: &Path) {
 
 impl MountLease {
     fn new(client: Client, mount_point: &Path, is_private: bool, plan: &MountPlan) -> Self {
-        let is_summarized = plan.is_summarized();
-        Self { client, mount_point: mount_point.to_owned(), is_private, is_summarized }
+        let (is_summarized, leaves_copy) = (plan.is_summarized(), plan.stage_keep.is_some());
+        let mount_point = mount_point.to_owned();
+        Self { client, mount_point, is_private, is_summarized, leaves_copy }
     }
 
     /// Lets `command` hold the mount as well, so that it keeps its files if this process is killed.
@@ -148,12 +155,19 @@ impl MountLease {
     pub(super) fn end_before(mut self, command: Option<ProcessId>) {
         // If the daemon does not answer, `end` reports that.
         let _ = command.map(|command| self.client.unwatch(command));
-        self.end(&|_| Box::new(()), None);
+        let mut messages = DaemonMessages::of(&self.mount_point);
+        self.end(&|_| Box::new(()), None, &mut messages);
     }
 
     /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
-    /// hold it; returns whether it is unmounted. If it is, `chart` gets its statistics.
-    pub(super) fn end(mut self, show: Show<'_>, chart: Option<Chart<'_>>) -> bool {
+    /// hold it; returns whether it is unmounted. If it is, `chart` gets its statistics, and
+    /// `messages` what its daemon logged.
+    pub(super) fn end(
+        mut self,
+        show: Show<'_>,
+        chart: Option<Chart<'_>>,
+        messages: &mut DaemonMessages,
+    ) -> bool {
         let mount_point = self.mount_point.as_path();
         // Checked first, because detaching a private mount ends it.
         let has_ended = matches!(
@@ -169,18 +183,21 @@ impl MountLease {
         // The daemon answers this only before it is left.
         let stats = chart.and_then(|_| self.client.stats().ok());
         let shown = show(&format!("unmounting {}", mount_point.display()));
+        let daemon = self.client.daemon().filter(|_| self.leaves_copy);
         let mount_fate = self.client.leave();
-        drop(shown);
-        if let (Some(chart), Some(stats), Ok(MountFate::Unmounted(_))) =
-            (chart, &stats, &mount_fate)
-        {
-            chart(stats);
+        if let (Some(daemon), Ok(MountFate::Unmounted { .. })) = (daemon, &mount_fate) {
+            // The next mount can use the copy only when this daemon has released it.
+            let _ = daemon.wait_for_end(Some(COPY_RELEASE_TIMEOUT));
         }
-        if let Ok(MountFate::Unmounted(summary)) = &mount_fate
-            && self.is_summarized
-            && !summary.is_empty()
-        {
-            crate::log::note(format_args!("{summary}"));
+        drop(shown);
+        if let Ok(MountFate::Unmounted { summary, messages: kept }) = &mount_fate {
+            messages.print(kept);
+            if let (Some(chart), Some(stats)) = (chart, &stats) {
+                chart(stats);
+            }
+            if self.is_summarized && !summary.is_empty() {
+                crate::log::note(format_args!("{summary}"));
+            }
         }
         if has_ended {
             log::error!("{}: the mount ended before the command exited", mount_point.display());
@@ -205,7 +222,7 @@ impl MountLease {
                 _ => Ok(()),
             },
         };
-        let is_unmounted = matches!(mount_fate, Ok(MountFate::Unmounted(_)));
+        let is_unmounted = matches!(mount_fate, Ok(MountFate::Unmounted { .. }));
         for error in [mount_fate.err(), cleared.err()].into_iter().flatten() {
             crate::log::error(&error.within(mount_point.display()));
         }

@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use rustix::fs::{Access, access};
 use rustix::process::{Pid, WaitOptions, WaitStatus, geteuid, set_child_subreaper, wait, waitpid};
 
 use crate::error::{Error, Kind, Result, reason};
+use crate::lifecycle::commands::daemon_messages::DaemonMessages;
 use crate::lifecycle::commands::descendants;
 use crate::lifecycle::commands::held_files::{self, Display, HeldFiles, RunOptions};
 use crate::lifecycle::commands::mount_lease::Environment;
@@ -82,6 +84,7 @@ pub fn run(
     if options.is_direct {
         environment.extend(held.direct_reads());
     }
+    let mut messages = DaemonMessages::of(&path);
     let mut held = Some(held);
     // The daemon, and processes of a shell that has replaced itself by this process.
     let others = descendants::children();
@@ -92,10 +95,11 @@ pub fn run(
         &path,
         plan.lifetime,
         (&command, environment),
-        &mut held,
+        (&mut held, &mut messages),
         display.show,
     );
-    let is_unmounted = held.is_some_and(|held| held.end(display.show, display.chart));
+    let is_unmounted =
+        held.is_some_and(|held| held.end(display.show, display.chart, &mut messages));
     if is_unmounted {
         note_left_behind(&path, &descendants::all_except(&others));
     }
@@ -131,7 +135,7 @@ fn execute(
     path: &Path,
     lifetime: Lifetime,
     (command, environment): (&[OsString], Environment),
-    held: &mut Option<HeldFiles>,
+    (held, messages): (&mut Option<HeldFiles>, &mut DaemonMessages),
     show: Show<'_>,
 ) -> Result<Outcome> {
     let Some((program, arguments)) = command.split_first() else {
@@ -164,6 +168,8 @@ fn execute(
     }
     let state = CommandState::default();
     let handle = relay.handle();
+    let is_mounted = matches!(held, Some(HeldFiles::Mounted(_)));
+    let (has_ended, end) = mpsc::channel();
     let status = thread::scope(|scope| {
         let detach = || {
             if let Some(held) = held.take() {
@@ -174,7 +180,13 @@ fn execute(
         if let Err(error) = thread::Builder::new().spawn_scoped(scope, pass_on) {
             log::warn!("{name}: signals are not passed on: {}", reason(&error));
         }
+        if is_mounted {
+            // Without a thread, they are printed in the end.
+            let follow = move || messages.follow(end);
+            let _ = thread::Builder::new().spawn_scoped(scope, follow);
+        }
         let status = reap(pid);
+        drop(has_ended);
         state.has_ended.store(true, Ordering::Relaxed);
         let shown = show("waiting for processes that the command left running");
         wait_for_descendants(path, &state.end_requested);

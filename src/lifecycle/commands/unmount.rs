@@ -234,7 +234,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         // The daemon was just killed, and its mount is stale once it has exited. Or it is exiting.
         Ok(None) => match client.leave()? {
             MountFate::Lost => return clean_up(&mount_point),
-            MountFate::Unmounted(_) | MountFate::Stays => {
+            MountFate::Unmounted { .. } | MountFate::Stays => {
                 return not_ours("the daemon no longer accepts requests".into());
             }
         },
@@ -255,7 +255,7 @@ pub fn give_back(path: &Path, pid: i32) -> Result<Unmounted> {
         MountFate::Stays if !is_held => not_held(),
         MountFate::Stays if others.is_empty() => Ok(Unmounted::Stays),
         MountFate::Stays => Ok(Unmounted::HeldByOthers(HolderStatus::named(&others))),
-        MountFate::Unmounted(_) => Ok(Unmounted::Gone),
+        MountFate::Unmounted { .. } => Ok(Unmounted::Gone),
         MountFate::Lost => clean_up(&mount_point),
     }
 }

@@ -205,7 +205,7 @@ impl Launcher {
         let _ = set_parent_process_death_signal(None);
         let _ = setsid();
         self.stream.write_all(READY.as_bytes()).map_err(failed)?;
-        close_standard_streams().map_err(failed)?;
+        crate::log::keep_messages(close_standard_streams().map_err(failed)?);
         Ok(self.stream)
     }
 }
@@ -221,14 +221,15 @@ fn is_open(stream: &UnixStream) -> bool {
 
 /// The reader of the launcher's output must see its end, so the daemon cannot keep it open.
 /// Standard error stays open if it is a file, such as the output of a batch job, for later
-/// messages.
-fn close_standard_streams() -> io::Result<()> {
+/// messages; returns whether it does.
+fn close_standard_streams() -> io::Result<bool> {
     let null = File::options().read(true).write(true).open(Path::new("/dev/null"))?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     let stderr = rustix::fs::fstat(rustix::stdio::stderr())?;
-    if !rustix::fs::FileType::from_raw_mode(stderr.st_mode).is_file() {
+    let is_file = rustix::fs::FileType::from_raw_mode(stderr.st_mode).is_file();
+    if !is_file {
         rustix::stdio::dup2_stderr(&null)?;
     }
-    Ok(())
+    Ok(is_file)
 }

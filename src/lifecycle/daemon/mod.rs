@@ -16,16 +16,16 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
-use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::Detach;
 use crate::lifecycle::registry::{
     self, ClientId, DirectAnswer, Leases, Responder, UnmountAnswer, UnmountRequest,
 };
+use crate::lifecycle::{Health, MountPlan};
 use crate::os::memory;
 use crate::os::mountinfo;
 use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
 use crate::os::processors;
-use crate::stats::{StageCounts, Stats};
+use crate::stats::Stats;
 use crate::sync::Arc;
 use crate::url;
 
@@ -353,7 +353,11 @@ impl Daemon {
             self.mount.clear_up();
         }
         self.failure_log.finish(FAILURE_LOG_LIMIT);
-        if self.leases.close(&self.report.write().summary()) {
+        let messages = match crate::log::kept() {
+            (messages, false) => messages,
+            (_, true) => Vec::new(),
+        };
+        if self.leases.close(&self.report.write().summary(), &messages) {
             self.report.note_received();
         }
         self.services.detached.note_unmounted();
@@ -433,8 +437,15 @@ impl Responder for Answers<'_> {
         self.report.snapshot().json()
     }
 
-    fn staged(&self) -> Option<StageCounts> {
-        self.stats.staged()
+    fn health(&self) -> Health {
+        let (messages, are_printed) = crate::log::kept();
+        Health {
+            staged: self.stats.staged(),
+            readahead: self.stats.readahead(),
+            blocked: self.stats.blocked(),
+            messages,
+            are_printed,
+        }
     }
 
     fn direct(&mut self) -> DirectAnswer<'_> {

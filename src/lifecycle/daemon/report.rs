@@ -20,7 +20,9 @@ use crate::lifecycle::MountPlan;
 use crate::os::directory::{Directory, parent_of};
 use crate::os::kernel_file;
 use crate::os::new_file::{NewFile, Readers};
-use crate::stats::{CacheCounts, Latencies, Operation, ReadaheadCounts, StageCounts, Stats};
+use crate::stats::{
+    Blocked, CacheCounts, Latencies, Operation, ReadaheadCounts, StageCounts, Stats,
+};
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
 
@@ -160,6 +162,8 @@ pub struct Snapshot {
     pub requests: BTreeMap<String, u64>,
     /// Faults of the archive or of reading it. The log has each of them.
     pub faults: u64,
+    /// Requests that have waited for long.
+    pub blocked: Blocked,
     /// Reads at the start of a file.
     pub files_started: u64,
     /// File contents that readers received.
@@ -216,6 +220,7 @@ impl Snapshot {
             peak_memory_bytes: peak_memory(),
             requests: requests.map(|(name, count)| (name.to_owned(), count)).collect(),
             faults: totals.faults,
+            blocked: stats.blocked(),
             files_started: totals.files_started,
             served_bytes: totals.bytes,
             direct_reads: totals.direct.reads,
@@ -285,7 +290,7 @@ impl Snapshot {
             parts.push(format!("peak memory {}", format_size(peak)));
         }
         if self.faults > 0 {
-            parts.push(format!("{}, see the log", counted(self.faults, "fault")));
+            parts.push(counted(self.faults, "fault"));
         }
         format!("served {archives} at {} for {uptime}: {}", self.mountpoint, parts.join(", "))
     }
@@ -429,7 +434,7 @@ mod tests {
         let line = snapshot.summary();
         let start = "served 2 archives at /dev/shm/data for 2h 3m: 0 lookups, 3 reads, 3.0 MiB \
                      returned, 70.0% of blocks found in the cache, read latency p50 ";
-        assert!(line.starts_with(start) && line.ends_with(", 3 faults, see the log"), "{line}");
+        assert!(line.starts_with(start) && line.ends_with(", 3 faults"), "{line}");
         assert!(!line.contains("memory"), "{line}");
     }
 }

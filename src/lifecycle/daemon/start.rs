@@ -239,6 +239,7 @@ pub fn serve_in_foreground(
     let started = start(plan, connector, Ignored::Stay, progress, opened).and_then(|daemon| {
         let Some(mut daemon) = daemon else { return Ok(None) };
         daemon.hold_for(holder)?;
+        crate::log::keep_messages(true);
         ready.announce()?;
         Ok(Some(daemon))
     });

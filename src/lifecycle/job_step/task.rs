@@ -154,6 +154,7 @@ fn detach(log: Option<(u64, String)>) -> io::Result<()> {
     rustix::stdio::dup2_stderr(log.as_ref().unwrap_or(&null))?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
+    crate::log::keep_messages(log.is_some());
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use super::super::{EXIT_TIMEOUT, UNMOUNT_TIMEOUT};
 use super::message::{Answer, DirectAnswer, Request, Status, UnmountAnswer, UnmountRequest};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::Detach;
+use crate::log::Message;
 use crate::os::process::ProcessId;
 use crate::os::unix_socket;
 
@@ -40,9 +41,9 @@ pub(crate) struct Client {
 /// What happened to a mount when a lease on it was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MountFate {
-    /// It is unmounted; the line is a summary of what was served, or empty if the daemon has
-    /// printed that.
-    Unmounted(String),
+    /// It is unmounted. The summary of what was served is empty if the daemon has printed that, and
+    /// so are the messages that it kept.
+    Unmounted { summary: String, messages: Vec<Message> },
     /// Its daemon was killed, or ended without an answer.
     Lost,
     /// It stays: it has other holders, stays until it is unmounted explicitly, or lingers.
@@ -168,7 +169,12 @@ impl Client {
                 }
                 MountFate::Lost
             }
-            _ => MountFate::Unmounted(line.trim_end().to_owned()),
+            _ => {
+                // A daemon of an older version sends no messages, and closes the connection.
+                let messages = self.read_line(Some(ANSWER_TIMEOUT)).unwrap_or_default();
+                let messages = serde_json::from_str(&messages).unwrap_or_default();
+                MountFate::Unmounted { summary: line.trim_end().to_owned(), messages }
+            }
         })
     }
 

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::Detach;
+use crate::log::Message;
 use crate::os::process::ProcessId;
-use crate::stats::StageCounts;
+use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
 use crate::units::processes;
 
 /// The maximum number of bytes that a client may have sent without an answer, in one request or
@@ -203,15 +204,30 @@ impl Answer {
 }
 
 /// The answer to `Request::Status`, as a line of JSON.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) holders: Vec<HolderStatus>,
     /// Whether it stays until it is unmounted explicitly, even without holders.
     #[serde(rename = "kept")]
     pub(crate) until_unmount: bool,
+    #[serde(flatten)]
+    pub(crate) health: Health,
+}
+
+/// How a mount serves its readers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Health {
     /// How much is copied to this node; `None` without a copy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) staged: Option<StageCounts>,
+    pub staged: Option<StageCounts>,
+    /// What was read ahead of programs.
+    pub readahead: Option<ReadaheadCounts>,
+    /// Requests that have waited for long.
+    pub blocked: Blocked,
+    /// The first and the last errors and warnings since it was mounted.
+    pub messages: Vec<Message>,
+    /// Whether the daemon has printed them on a standard error that is open.
+    pub are_printed: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,5 +16,6 @@ mod message;
 mod server;
 
 pub(crate) use client::{Client, HoldAnswer, MountFate, Prepared};
+pub use message::Health;
 pub(crate) use message::{DirectAnswer, HolderStatus, Status, UnmountAnswer, UnmountRequest};
 pub(crate) use server::{ClientId, Leases, Responder};

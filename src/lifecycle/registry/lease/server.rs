@@ -12,14 +12,14 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use super::message::{
-    Answer, DirectAnswer, HolderStatus, PENDING_INPUT_MAX, Request, Status, UnmountAnswer,
+    Answer, DirectAnswer, Health, HolderStatus, PENDING_INPUT_MAX, Request, Status, UnmountAnswer,
     UnmountRequest,
 };
 use crate::error::{Error, Result};
 use crate::failpoint;
+use crate::log::Message;
 use crate::os::process::{ProcessId, Watch};
 use crate::os::unix_socket;
-use crate::stats::StageCounts;
 use crate::units::processes;
 
 /// The maximum number of open connections; others are refused. Each task on the node needs
@@ -61,8 +61,7 @@ enum Admission {
 pub(crate) trait Responder {
     fn stats(&self) -> String;
 
-    /// How much is copied to this node; `None` without a copy.
-    fn staged(&self) -> Option<StageCounts>;
+    fn health(&self) -> Health;
 
     /// What the library of `run --direct` needs.
     fn direct(&mut self) -> DirectAnswer<'_>;
@@ -73,8 +72,8 @@ impl Responder for () {
         String::new()
     }
 
-    fn staged(&self) -> Option<StageCounts> {
-        None
+    fn health(&self) -> Health {
+        Health::default()
     }
 
     fn direct(&mut self) -> DirectAnswer<'_> {
@@ -174,14 +173,20 @@ impl Leases {
     }
 
     /// Closes all connections after the mount is unmounted, which their clients wait for. Sends
-    /// `summary` to each client that has returned its lease, and returns whether there is one. A
-    /// client that still has a lease gets an empty line, because the daemon prints the summary.
-    pub(crate) fn close(&mut self, summary: &str) -> bool {
+    /// `summary` and `messages` to each client that has returned its lease, and returns whether
+    /// there is one. A client that still has a lease gets an empty line, because the daemon prints
+    /// the summary.
+    pub(crate) fn close(&mut self, summary: &str, messages: &[Message]) -> bool {
         self.admit_none();
         let mut had_leaving_client = false;
         for client in self.clients.iter_mut().filter(|client| client.lease != LeaseState::None) {
             let is_leaving = client.lease == LeaseState::Leaving;
-            client.send(&format!("{}\n", if is_leaving { summary } else { "" }));
+            client.send(&match is_leaving {
+                true => {
+                    format!("{summary}\n{}\n", serde_json::to_string(messages).unwrap_or_default())
+                }
+                false => "\n".to_owned(),
+            });
             had_leaving_client |= is_leaving;
         }
         self.listener = None;
@@ -262,8 +267,7 @@ impl Leases {
         };
         let answer = match &request {
             Request::Status => {
-                let staged = responder.staged();
-                let status = Status { staged, ..self.status() };
+                let status = Status { health: responder.health(), ..self.status() };
                 let status = serde_json::to_string(&status).unwrap_or_default();
                 return self.clients[index].send(&(status + "\n"));
             }
@@ -391,7 +395,7 @@ impl Leases {
             .collect();
         holders.sort_by_key(|holder| holder.pid);
         holders.dedup();
-        Status { holders, until_unmount: self.until_unmount, staged: None }
+        Status { holders, until_unmount: self.until_unmount, health: Health::default() }
     }
 }
 
