@@ -5,11 +5,34 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use clap::ArgMatches;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
 
 use crate::error::{Error, Kind};
 use crate::lifecycle;
 use crate::url;
+
+/// Options that only change what another option does, and that option: names in clap, then on the
+/// command line.
+const DEPENDENT: [(&str, &str, &str, &str); 2] = [
+    ("stage_wait", "--stage-wait", "stage", "--stage DIR"),
+    ("stage_keep", "--stage-keep", "stage", "--stage DIR"),
+];
+
+/// The error for an option on the command line that has no effect without another one. Variables
+/// and configuration files may set it for all commands.
+pub(super) fn without_effect(matches: &ArgMatches) -> Option<Error> {
+    let (_, matches) = matches.subcommand()?;
+    let is_given = |id: &str| matches.try_contains_id(id).is_ok_and(|is_there| is_there);
+    DEPENDENT.into_iter().find_map(|(id, option, needed, shown)| {
+        let is_typed = is_given(id) && matches.value_source(id) == Some(ValueSource::CommandLine);
+        (is_typed && !is_given(needed)).then(|| {
+            let context = format!("{option} has no effect without {shown}");
+            Error::new(Kind::Usage, context).with_hint(format!("add {shown}, or leave it out"))
+        })
+    })
+}
 
 /// Options of mksquashfs, and what to write for them. clap would read `-comp` as `-c omp`.
 const MKSQUASHFS: [(&str, &str); 14] = [

@@ -184,6 +184,12 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     }
     let command = config::without_foreign_paths(Cli::command());
     let parsed = config::parse(command, arguments);
+    if let Some(error) = parsed.as_ref().ok().and_then(mistakes::without_effect) {
+        return match arguments.get(1).is_some_and(|word| word == "run") {
+            true => exit::status_of_run(Err(error)),
+            false => exit::status(Err(error)),
+        };
+    }
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {

@@ -12,7 +12,20 @@ type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
-const MISTAKES: [Mistake; 26] = [
+const MISTAKES: [Mistake; 28] = [
+    // Options that only change what another option does.
+    (
+        &["mount", "--stage-wait", "data.sqfs", "m"],
+        2,
+        "--stage-wait has no effect without --stage DIR",
+        "add --stage DIR, or leave it out",
+    ),
+    (
+        &["run", "--stage-keep=1G", "data.sqfs", "--", "true"],
+        122,
+        "--stage-keep has no effect without --stage DIR",
+        "add --stage DIR, or leave it out",
+    ),
     // In the wrong order.
     (
         &["mount", "empty", "data.sqfs"],

@@ -167,6 +167,30 @@ fn the_next_mount_fetches_only_what_is_missing_or_damaged() {
 }
 
 #[test]
+fn a_copy_is_free_when_run_returns() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = Work::new();
+    let stage = format!("--stage={}", work.disk.display());
+    let mut fetched = 0;
+    for round in 0..8 {
+        let mut command = archfs();
+        command.env("XDG_CACHE_HOME", work.directory.path().join("cache"));
+        command.args(["run", "--stage-wait", "--stage-keep=1G", &stage]);
+        command.arg(work.server.url("data.tar")).arg(&work.mount_point);
+        run(command.args(["--", "cat"]).arg(work.mount_point.join("7")));
+        if round > 0 {
+            // Only the beginning is asked for, to compare it.
+            let more = work.server.bytes() - fetched;
+            assert!(more < 1 << 20, "round {round}: {more} bytes");
+        }
+        fetched = work.server.bytes();
+        work.copy();
+    }
+}
+
+#[test]
 fn a_copy_in_use_stays_and_the_oldest_makes_room() {
     if skip_without_mounts() {
         return;
