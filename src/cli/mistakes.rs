@@ -82,6 +82,24 @@ pub(super) fn foreign_option(arguments: &[OsString]) -> Option<Error> {
     Some(Error::new(Kind::Usage, context).with_hint(format!("write {own}")))
 }
 
+/// Commands that other programs have, and the one of archfs.
+const OTHER_COMMANDS: [(&str, &str); 8] = [
+    ("check", "verify ARCHIVE"),
+    ("create", "pack DIR ARCHIVE"),
+    ("help", "--help"),
+    ("ps", "list"),
+    ("status", "list"),
+    ("test", "verify ARCHIVE"),
+    ("unpack", "extract ARCHIVE DIR"),
+    ("version", "--version"),
+];
+
+/// Whether a word is the name of an archive.
+fn is_named(word: &Path) -> bool {
+    let name = word.as_os_str().as_bytes();
+    ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes())) || word.is_file()
+}
+
 /// The error for words that clap has rejected, if the mistake is a known one.
 pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<Error> {
     let missing = |name: &str| match error.get(ContextKind::InvalidArg) {
@@ -97,6 +115,28 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
             };
             let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
             Some(Error::new(Kind::Usage, context).with_hint(usage))
+        }
+        ErrorKind::MissingRequiredArgument
+            if arguments.get(1).is_some_and(|word| word == "extract") && missing("<ARCHIVE>") =>
+        {
+            let archive = arguments.iter().skip(2).map(Path::new).find(|word| is_named(word))?;
+            let (shown, stem) = (archive.display(), archive.file_stem()?.display());
+            let error = Error::new(Kind::Usage, "no directory to extract to");
+            Some(error.with_hint(format!("archfs extract {shown} {stem}")))
+        }
+        ErrorKind::InvalidSubcommand => {
+            let word = arguments.get(1)?;
+            let (archive, shown) = (Path::new(word), word.display());
+            if let Some((_, own)) = OTHER_COMMANDS.iter().find(|(other, _)| word == other) {
+                let error = Error::new(Kind::Usage, format!("unrecognized subcommand '{shown}'"));
+                return Some(error.with_hint(format!("archfs {own}")));
+            }
+            is_named(archive).then(|| {
+                let error = Error::new(Kind::Usage, format!("{shown}: no command before it"));
+                error.with_hint(format!(
+                    "archfs run {shown} -- COMMAND, or archfs mount {shown} DIR"
+                ))
+            })
         }
         ErrorKind::UnknownArgument if arguments.iter().any(|word| word == "--read-only") => {
             let context = "unexpected argument '--read-only' found";

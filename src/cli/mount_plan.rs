@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::args::{ArchiveCacheName, MountArgs, ReadaheadName, Summary};
 use super::options::MountOptions;
@@ -118,7 +118,8 @@ impl MountArgs {
             Some((mount_point, archives)) if !archives.is_empty() => Ok((mount_point, archives)),
             _ => {
                 let error = Error::new(Kind::Usage, "no mount point");
-                Err(error.with_hint("archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT"))
+                let archive = self.paths.first().map_or(Path::new("ARCHIVE"), PathBuf::as_path);
+                Err(error.with_hint(format!("archfs mount {} MOUNTPOINT", archive.display())))
             }
         }
     }
@@ -145,7 +146,9 @@ fn named_twice(archives: &[PathBuf]) -> Option<&PathBuf> {
 
 /// The absolute path of `path`. A URL stays as it is.
 pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
-    if url::is_url(path) {
+    // A URL that archfs does not read stays as it is for the message about it.
+    let has_scheme = path.as_os_str().as_bytes().windows(3).any(|part| part == b"://");
+    if url::is_url(path) || (has_scheme && !path.exists()) {
         return Ok(path.clone());
     }
     std::path::absolute(path)

@@ -69,6 +69,11 @@ impl OpenArgs {
     /// damage and to failed reads, which do not name it.
     pub(super) fn located(&self, path: &[u8], error: Error) -> Error {
         let archive = self.archive.display().to_string();
+        if error.kind() == Kind::NotFound && error.hint().is_none() {
+            return error
+                .within(&archive)
+                .with_hint(format!("to see its paths: archfs ls {archive}"));
+        }
         if !error.is_damage() && error.kind() != Kind::Io {
             return error.within(&archive);
         }

@@ -130,10 +130,11 @@ fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
     if !archives.is_empty() {
         return Ok((archives, Some(last)));
     }
-    let context = match fs::metadata(last) {
-        Ok(_) => format!("{}: not a file, and no archive is named before it", last.display()),
-        Err(error) => return Err(Error::io(format!("{}: cannot open", last.display()), error)),
-    };
+    if fs::metadata(last).is_err() {
+        // What is wrong with it is found when it is opened.
+        return Ok((paths, None));
+    }
+    let context = format!("{}: not a file, and no archive is named before it", last.display());
     Err(Error::new(Kind::Usage, context).with_hint("archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND"))
 }
 

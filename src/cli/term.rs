@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 
 use clap::error::{ContextKind, ContextValue};
 use serde::Serialize;
@@ -62,6 +63,14 @@ fn invalid_value(error: &clap::Error) -> Option<Error> {
         return None;
     };
     let option = argument.split(' ').next().unwrap_or(argument);
+    // It may come from a variable.
+    let variable =
+        format!("ARCHFS_{}", option.trim_start_matches('-').replace('-', "_").to_uppercase());
+    let is_typed = std::env::args_os().any(|word| word.as_bytes().starts_with(option.as_bytes()));
+    let option = match is_typed || std::env::var_os(&variable).is_none() {
+        true => option,
+        false => &variable,
+    };
     if let Some(why) = error.source().and_then(|source| source.downcast_ref::<Error>()) {
         let error = Error::new(Kind::Usage, format!("{option}: {why}"));
         return Some(match why.hint() {

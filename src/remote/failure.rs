@@ -77,6 +77,12 @@ impl From<ureq::Error> for Failure {
     fn from(error: ureq::Error) -> Self {
         use ureq::{Error, Timeout};
         let untrusted = |why: String| {
+            // The first bytes of its answer are text, and no record of TLS.
+            if why.contains("InvalidContentType") {
+                let context = "the server does not speak https:// there";
+                let error = crate::error::Error::new(Kind::Io, context);
+                return Self::Final(error.with_hint("try http://, which nothing protects"));
+            }
             let context = format!("no secure connection: {why}");
             let error = crate::error::Error::new(Kind::Io, context);
             Self::Final(error.with_hint(
@@ -97,8 +103,10 @@ impl From<ureq::Error> for Failure {
             Error::Rustls(error) => untrusted(error.to_string()),
             Error::Tls(error) => untrusted(error.to_owned()),
             Error::Io(error) => {
-                match error.get_ref().is_some_and(|inner| inner.to_string().contains("certificate"))
-                {
+                let is_of_tls = |text: String| {
+                    text.contains("certificate") || text.contains("InvalidContentType")
+                };
+                match error.get_ref().is_some_and(|inner| is_of_tls(inner.to_string())) {
                     true => untrusted(reason(&error)),
                     false => Self::passing(format!("cannot connect: {}", reason(&error))),
                 }

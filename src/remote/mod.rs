@@ -323,7 +323,7 @@ fn attempts(
             }
             Failure::Passing { why, after } => {
                 redirects = 0;
-                let level = if outage.is_long() { log::Level::Warn } else { log::Level::Info };
+                let level = if outage.becomes_long() { log::Level::Warn } else { log::Level::Info };
                 log::log!(level, "{}: {why}; trying again", server.name());
                 if !outage.wait(after) {
                     return Err(Error::new(Kind::Io, outage.describe(&why)));

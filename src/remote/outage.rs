@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::HAS_ENDED;
-use crate::sync::{Mutex, Ordering};
+use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::units::format_duration;
 
 /// Time before the second repetition; the first comes at once, because a server may have closed a
@@ -51,9 +51,9 @@ impl Patience {
 }
 
 /// Since when all requests to a server fail, and when the last one did. Readers that come during an
-/// outage do not begin to wait anew, one after the other.
+/// outage do not begin to wait anew, one after the other. The flag says whether there was a warning.
 #[derive(Debug, Default)]
-pub(super) struct Failing(Mutex<Option<(Instant, Instant)>>);
+pub(super) struct Failing(Mutex<Option<(Instant, Instant)>>, AtomicBool);
 
 impl Failing {
     /// A failure is forgotten after this time without another.
@@ -61,6 +61,7 @@ impl Failing {
 
     pub(super) fn end(&self) {
         *self.0.lock() = None;
+        self.1.store(false, Ordering::Relaxed);
     }
 
     /// When the outage began that still lasts at `now`.
@@ -172,9 +173,10 @@ impl<'f> Outage<'f> {
         Some(wait)
     }
 
-    /// Whether requests have failed for so long that the user should know.
-    pub(super) fn is_long(&self) -> bool {
-        self.repetitions > 0 && self.began.elapsed() >= LONG
+    /// Whether requests have failed for so long that the user should know. Once in an outage.
+    pub(super) fn becomes_long(&self) -> bool {
+        let is_long = self.repetitions > 0 && self.began.elapsed() >= LONG;
+        is_long && !self.failing.1.swap(true, Ordering::Relaxed)
     }
 
     /// `why` the last request failed, and how long they were repeated.

@@ -186,6 +186,33 @@ fn check_kind(path: &Path, kind: fs::FileType) -> Result<()> {
     Ok(())
 }
 
+/// How many names of a directory are compared with one that is missing.
+const NAMES_COMPARED: usize = 10_000;
+
+/// How similar two names are that are probably meant for each other, from 0 to 1.
+const SIMILAR: f64 = 0.8;
+
+/// The file in the directory of `path` whose name is the most similar one.
+fn similar_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let entries = fs::read_dir(parent.unwrap_or(Path::new("."))).ok()?.take(NAMES_COMPARED);
+    let files =
+        entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
+    let rated = files.filter_map(|entry| {
+        let found = entry.file_name().into_string().ok()?;
+        let rating = strsim::normalized_damerau_levenshtein(name, &found);
+        (rating >= SIMILAR).then(|| (rating, path.with_file_name(found).display().to_string()))
+    });
+    rated.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, similar)| similar)
+}
+
+/// The archive and the directory in it that `ARCHIVE:/DIR` means, as some other programs write it.
+fn inside_archive(path: &Path) -> Option<(String, String)> {
+    let (archive, directory) = path.to_str()?.split_once(":/")?;
+    Path::new(archive).is_file().then(|| (archive.to_owned(), directory.to_owned()))
+}
+
 /// The error for a missing file, with a hint if the name suggests the cause.
 fn missing(path: &Path) -> Error {
     let error = Error::new(Kind::NotFound, format!("{}: no such file", path.display()));
@@ -196,8 +223,22 @@ fn missing(path: &Path) -> Error {
         let name = part.strip_suffix(b":").unwrap_or_default();
         name.len() > 1 && name.iter().all(u8::is_ascii_alphanumeric)
     };
-    if path.iter().any(is_scheme) {
-        error.with_hint("of URLs, archfs reads https://, http:// and s3://")
+    let scheme = path.iter().find(|part| is_scheme(part)).map(|part| part.display().to_string());
+    let subdir = inside_archive(path);
+    if let Some(scheme) = scheme {
+        error.with_hint(match scheme.as_str() {
+            "gs:" => "archfs reads https://, http:// and s3://; Google serves this as \
+                      https://storage.googleapis.com/BUCKET/NAME"
+                .to_owned(),
+            "hf:" => "archfs reads https://, http:// and s3://; Hugging Face serves this as \
+                      https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE"
+                .to_owned(),
+            _ => format!("archfs reads https://, http:// and s3://, not {scheme}//"),
+        })
+    } else if let Some((archive, subdir)) = subdir {
+        error.with_hint(format!("for a directory of the archive: --subdir {subdir} {archive}"))
+    } else if let Some(similar) = similar_name(path) {
+        error.with_hint(format!("a similar file exists: {similar}"))
     } else if name.iter().any(|byte| b"*?[".contains(byte)) {
         error.with_hint("check the pattern: no file matches it")
     } else {

@@ -12,8 +12,6 @@ use crate::error::{Error, Kind, Result};
 /// Links followed in one resolution before it is considered a loop (Linux: MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
-const LIST_HINT: &str = "run `archfs ls ARCHIVE` to see its paths";
-
 /// The target of a symbolic link as an archive records it.
 ///
 /// # Errors
@@ -74,6 +72,8 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
     let error =
         |kind, why: &str| Error::new(kind, format!("{}: {why}", String::from_utf8_lossy(path)));
     let mut links = 0;
+    // Of the last link.
+    let mut target: Option<Vec<u8>> = None;
     // Directories from the root to the current one. `..` pops; the root stays.
     let mut trail = vec![tree.attr(Ino::ROOT)?];
     // Names still to resolve, the next one last.
@@ -84,7 +84,14 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
             continue;
         }
         let current = trail.last().map_or(Ino::ROOT, |directory| directory.ino);
-        let missing = || error(Kind::NotFound, "no such path in the archive").with_hint(LIST_HINT);
+        let missing = || match &target {
+            Some(target) => {
+                let target = String::from_utf8_lossy(target);
+                let why = format!("a symbolic link to {target}, which is not in the archive");
+                error(Kind::NotFound, &why)
+            }
+            None => error(Kind::NotFound, "no such path in the archive"),
+        };
         let name = Name::parse(&component).ok_or_else(missing)?;
         let attr = tree.lookup(current, name)?.ok_or_else(missing)?;
         match attr.kind {
@@ -94,11 +101,12 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
                 if links > MAX_LINKS {
                     return Err(error(Kind::InvalidInput, "too many symbolic links"));
                 }
-                let target = tree.read_link(attr.ino)?;
-                if target.first() == Some(&b'/') {
+                let link = tree.read_link(attr.ino)?;
+                if link.first() == Some(&b'/') {
                     trail.truncate(1);
                 }
-                rest.extend(split(&target));
+                rest.extend(split(&link));
+                target = Some(link);
             }
             _ if rest.is_empty() => return Ok(attr),
             _ => return Err(error(Kind::NotADirectory, "a parent is not a directory")),

@@ -64,7 +64,7 @@ fn files_that_are_not_archives_exit_with_status_3() {
         1,
         "hint: check the pattern: no file matches it",
     );
-    refuses(Path::new("ftp://host/a.tar"), &mount_point, 1, "hint: of URLs, archfs reads https://");
+    refuses(Path::new("ftp://host/a.tar"), &mount_point, 1, "hint: archfs reads https://");
     refuses(work.path(), &mount_point, 1, "is a directory, not an archive");
     refuses(Path::new("/dev/null"), &mount_point, 3, "neither a file nor a block device");
     assert!(!mount_point.exists(), "no mount point was left");

@@ -1,18 +1,19 @@
 //! Mistakes that people make on the command line: what is said, and the exit status.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::mount::{CleanUp, daemon_of, listed};
-use crate::support::{archfs, image, skip_without_user_mounts, wait_until, work_directory};
+use crate::support::{archfs, image, run, skip_without_user_mounts, wait_until, work_directory};
 
 /// A command line, its exit status, and the error and the hint that it prints.
 type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
-const MISTAKES: [Mistake; 28] = [
+const MISTAKES: [Mistake; 43] = [
     // Options that only change what another option does.
     (
         &["mount", "--stage-wait", "data.sqfs", "m"],
@@ -66,7 +67,69 @@ const MISTAKES: [Mistake; 28] = [
     (&["notfy"], 2, "unrecognized subcommand 'notfy'", "archfs <COMMAND>"),
     (&["verfy"], 2, "unrecognized subcommand 'verfy'", "a similar subcommand exists: 'verify'"),
     (&["doctor", "foo"], 2, "unexpected argument 'foo' found", "archfs doctor [OPTIONS]"),
-    (&["mount", "data.sqfs"], 2, "no mount point", "archfs mount [OPTIONS] ARCHIVE... MOUNTPOINT"),
+    (&["mount", "data.sqfs"], 2, "no mount point", "archfs mount data.sqfs MOUNTPOINT"),
+    // Something is missing, or in the words of another program.
+    (
+        &["data.sqfs"],
+        2,
+        "data.sqfs: no command before it",
+        "archfs run data.sqfs -- COMMAND, or archfs mount data.sqfs DIR",
+    ),
+    (&["unpack", "data.sqfs"], 2, "unrecognized subcommand 'unpack'", "archfs extract ARCHIVE DIR"),
+    (&["create"], 2, "unrecognized subcommand 'create'", "archfs pack DIR ARCHIVE"),
+    (&["version"], 2, "unrecognized subcommand 'version'", "archfs --version"),
+    (&["extract", "data.sqfs"], 2, "no directory to extract to", "archfs extract data.sqfs data"),
+    (&["pack", "empty"], 2, "no name for the archive", "archfs pack empty empty.sqfs"),
+    (
+        &["pack", "new.sqfs"],
+        2,
+        "nothing to pack: no directory is named",
+        "archfs pack DIR new.sqfs",
+    ),
+    // Names that are nearly right.
+    (
+        &["mount", "date.sqfs", "m"],
+        1,
+        "WORK/date.sqfs: no such file",
+        "a similar file exists: WORK/data.sqfs",
+    ),
+    (
+        &["run", "data.sqf", "--", "true"],
+        121,
+        "WORK/data.sqf: no such file",
+        "a similar file exists: WORK/data.sqfs",
+    ),
+    (&["info", "dat.sqfs"], 1, "dat.sqfs: no such file", "a similar file exists: data.sqfs"),
+    (
+        &["run", "data.sqfs:/dir", "--", "true"],
+        121,
+        "WORK/data.sqfs:/dir: no such file",
+        "for a directory of the archive: --subdir dir WORK/data.sqfs",
+    ),
+    (
+        &["mount", "ftp://host/data.sqfs", "m"],
+        1,
+        "ftp://host/data.sqfs: no such file",
+        "archfs reads https://, http:// and s3://, not ftp://",
+    ),
+    (
+        &["cat", "data.sqfs", "none"],
+        1,
+        "data.sqfs: none: no such path in the archive",
+        "to see its paths: archfs ls data.sqfs",
+    ),
+    (
+        &["mount", "--subdir=none", "data.sqfs", "m"],
+        1,
+        "WORK/data.sqfs: none: no such path in the archive",
+        "to see its paths: archfs ls WORK/data.sqfs",
+    ),
+    (
+        &["mount", "--cache=abc", "data.sqfs", "m"],
+        2,
+        "--cache: \"abc\" is not a size",
+        "give a whole number, with K, M, G or T if it is not in bytes: 512M",
+    ),
     // Options of mksquashfs.
     (
         &["pack", "empty", "x.sqfs", "-comp", "zstd"],
@@ -180,6 +243,33 @@ fn mistakes_are_named() {
         assert_eq!(output.status.code(), Some(status), "{words:?}");
     }
     assert!(!work.path().join("m").exists() && !work.path().join("x.sqfs").exists());
+}
+
+#[test]
+fn a_mistake_in_a_variable_names_the_variable() {
+    let mut command = archfs();
+    command.env("ARCHFS_CACHE", "abc").args(["mount", "a.sqfs", "m"]);
+    let stderr = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(stderr.starts_with("archfs: error: ARCHFS_CACHE: \"abc\" is not a size\n"), "{stderr}");
+}
+
+#[test]
+fn a_mount_in_use_names_the_processes() {
+    if skip_without_user_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let (image, mount_point) = (image::small(work.path()), work.path().join("mount"));
+    let _clean_up = CleanUp(mount_point.clone());
+    run(archfs().args(["mount", "--keep", "-q"]).args([&image, &mount_point]));
+    let mut user =
+        Command::new("cat").current_dir(&mount_point).stdin(Stdio::piped()).spawn().unwrap();
+    let output = archfs().arg("unmount").arg(&mount_point).output().unwrap();
+    drop(user.stdin.take());
+    user.wait().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let expected = format!("{}: in use by process {} (cat)\n", mount_point.display(), user.id());
+    assert!(stderr.contains(&expected), "{stderr}");
 }
 
 #[test]

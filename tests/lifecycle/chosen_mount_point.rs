@@ -109,7 +109,7 @@ fn the_last_path_is_an_archive_if_it_is_a_file() {
     fs::create_dir(stage.work.path().join("empty")).unwrap();
     for (words, status, message) in [
         ("empty", 122, "empty: not a file, and no archive is named before it"),
-        ("missing.sqfs", 121, "missing.sqfs: cannot open: No such file or directory"),
+        ("missing.sqfs", 121, "missing.sqfs: no such file"),
     ] {
         let output = run(&stage, &job(&stage), &format!("{words} -- echo started"));
         assert_eq!(output.status.code(), Some(status), "{}", said(&output));

@@ -356,7 +356,7 @@ int slurm_spank_exit(spank_t spank, int count, char **arguments) {
     }
     if (step.needs_clearing) {
         /* Slurm has killed all processes of the step. */
-        char *words[] = {"gc", NULL};
+        char *words[] = {"gc", "--quiet", NULL};
         run_in_step(words);
     }
     mounts_clear(&step.mounts);

@@ -201,7 +201,16 @@ impl Args {
             Some((archive, sources)) if !sources.is_empty() || self.files_from.is_some() => {
                 Ok((archive, sources))
             }
-            _ => Err(Error::new(Kind::Usage, "nothing to pack")
+            Some((source, _)) if source.is_dir() => {
+                let name = source.file_name().unwrap_or("data".as_ref()).display();
+                let error = Error::new(Kind::Usage, "no name for the archive");
+                Err(error.with_hint(format!("archfs pack {} {name}.sqfs", source.display())))
+            }
+            Some((archive, _)) => {
+                let error = Error::new(Kind::Usage, "nothing to pack: no directory is named");
+                Err(error.with_hint(format!("archfs pack DIR {}", archive.display())))
+            }
+            None => Err(Error::new(Kind::Usage, "nothing to pack")
                 .with_hint("archfs pack train/ train.sqfs")),
         }
     }

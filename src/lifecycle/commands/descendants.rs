@@ -25,6 +25,12 @@ pub(crate) fn users_of(mount_point: &Path) -> Vec<i32> {
     users
 }
 
+/// All processes that use the mount at `mount_point`, as far as /proc shows.
+pub(crate) fn all_users_of(mount_point: &Path) -> Vec<ProcessId> {
+    let users = process::all().filter(|pid| uses(*pid, mount_point));
+    users.filter_map(|pid| ProcessId::of(pid).ok()).collect()
+}
+
 pub(crate) fn children() -> HashSet<i32> {
     process::children(own_pid()).into_iter().collect()
 }

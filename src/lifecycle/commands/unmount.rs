@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::holder::{self, Holder, HolderChoice};
-use crate::lifecycle::commands::list;
+use crate::lifecycle::commands::{descendants, list};
 use crate::lifecycle::mount::{self, Detach, attach, mount_point};
 use crate::lifecycle::registry::{
     self, Client, EXIT_TIMEOUT, HolderStatus, LockWait, MountFate, MountLock, MountState,
@@ -100,7 +100,12 @@ fn ask(
             Err(Error::new(Kind::Busy, context)
                 .with_hint("archfs unmounts when they exit; use --lazy to unmount now"))
         }
-        Ok(Some(UnmountAnswer::Busy(why))) => Err(mount::busy_with(why)),
+        Ok(Some(UnmountAnswer::Busy(why))) => {
+            let is_used = why.ends_with(mount::IN_USE);
+            let daemon = client.as_ref().and_then(Client::daemon);
+            let users = if is_used { by_users(mount_point, daemon) } else { String::new() };
+            Err(mount::busy_with(why + &users))
+        }
         // It was killed, or is exiting.
         Ok(None | Some(UnmountAnswer::Begun)) => {
             wait_for_exit(mount_point, EXIT_TIMEOUT);
@@ -119,6 +124,16 @@ fn ask(
         Err(error) if error.kind() == Kind::TimedOut => Err(silent(error, mount_point)),
         Err(error) => Err(error.within(mount_point.display())),
     }
+}
+
+/// Which processes use the mount, besides its `daemon`, for the end of a message; empty if /proc
+/// shows none.
+fn by_users(mount_point: &Path, daemon: Option<ProcessId>) -> String {
+    let users = descendants::all_users_of(mount_point).into_iter();
+    let users = users.filter(|user| Some(*user) != daemon);
+    let users: Vec<_> =
+        users.map(|user| HolderStatus { pid: user.pid(), name: user.name() }).collect();
+    if users.is_empty() { String::new() } else { format!(" by {}", HolderStatus::named(&users)) }
 }
 
 /// Waits at most `EXIT_TIMEOUT` until `daemon`, which has unmounted `entry`, has exited. Warns if

@@ -1,7 +1,7 @@
 //! How the archives of a plan are opened, and the part of them that is shown.
 
 use crate::cache;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::formats::{self, OpenOptions};
 use crate::lifecycle::MountPlan;
 use crate::os::processors;
@@ -37,6 +37,10 @@ pub fn open_to_read(plan: &MountPlan, progress: &Progress) -> Result<Arc<dyn Tre
 /// The part of `tree`, the archives of `plan`, that the plan shows.
 pub(crate) fn view(plan: &MountPlan, tree: Arc<dyn Tree>) -> Result<Arc<dyn Tree>> {
     View::apply(tree, &plan.view).map_err(|error| match plan.archives.first() {
+        Some(first) if error.kind() == Kind::NotFound => {
+            let first = first.display().to_string();
+            error.within(&first).with_hint(format!("to see its paths: archfs ls {first}"))
+        }
         Some(first) => error.within(first.display()),
         None => error,
     })

@@ -31,7 +31,8 @@ fn no_device(error: Errno) -> Error {
         _ => "run `modprobe fuse` as root; in a container, add --device /dev/fuse",
     };
     let context = format!("/dev/fuse: cannot open: {}", reason(error));
-    Error::new(Kind::CannotMount, context).with_hint(hint)
+    let without = "without it, `archfs run --or-extract DIR` unpacks the archive";
+    Error::new(Kind::CannotMount, context).with_hint(format!("{hint}; {without}"))
 }
 
 /// Checks the device before fusermount does, whose message about it is terse.

@@ -27,14 +27,16 @@ pub enum Detach {
     Lazily,
 }
 
+/// How the error for a mount in use ends.
+pub(crate) const IN_USE: &str = ": in use";
+
 /// The error for a mount in use.
 pub(crate) fn busy(mount_point: &Path) -> Error {
-    busy_with(format!("{}: in use", mount_point.display()))
+    busy_with(format!("{}{IN_USE}", mount_point.display()))
 }
 
 /// The error for a mount in use, with the daemon's description `why`.
 pub(crate) fn busy_with(why: String) -> Error {
-    Error::new(Kind::Busy, why).with_hint(
-        "close its files and leave its directories (fuser -vm lists the processes), or use --lazy",
-    )
+    Error::new(Kind::Busy, why)
+        .with_hint("close its files and leave its directories, or use --lazy")
 }

@@ -231,9 +231,10 @@ fn check_same(
         let context = format!(
             "{path}: {described} is mounted here with other options, or has changed since it was mounted"
         );
-        return Err(Error::new(Kind::Busy, context).with_hint(
-            "to share it, give the same --subdir, --offset, --nested, --partial, --allow-changes and -o",
-        ));
+        return Err(Error::new(Kind::Busy, context).with_hint(format!(
+            "if the archive was replaced: archfs unmount {path}; to share the mount, give the same \
+             --subdir, --offset, --nested, --partial, --allow-changes and -o"
+        )));
     }
     let context = format!("{path}: {described} is mounted here");
     Err(Error::new(Kind::Busy, context)
