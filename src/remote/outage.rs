@@ -51,7 +51,7 @@ impl Patience {
 }
 
 /// Since when all requests to a server fail, and when the last one did. Readers that come during an
-/// outage do not begin to wait anew, one after the other. The flag says whether there was a warning.
+/// outage do not begin to wait anew, one after the other. The flag is set after a warning.
 #[derive(Debug, Default)]
 pub(super) struct Failing(Mutex<Option<(Instant, Instant)>>, AtomicBool);
 
