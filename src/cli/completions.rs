@@ -11,7 +11,7 @@ use super::Cli;
 use super::term::written;
 use crate::error::Result;
 
-/// Print a script that completes commands and options of archfs in a shell
+/// Print a script that completes commands and options in a shell
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs completions bash > ~/.local/share/bash-completion/completions/archfs

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::lifecycle::{self, Cleared, Removed};
 use crate::units::format_size;
 
-/// Clear your stale archfs mounts, directories created for them, and stale records
+/// Clear your stale mounts, and other remains of killed daemons
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Live mounts and mounts of other users are not touched.
 

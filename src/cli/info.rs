@@ -21,7 +21,7 @@ mod json;
 mod screen;
 mod top;
 
-/// Show what is in an archive and what a random read of it costs, without reading the data
+/// Show what an archive contains and what a random read of it costs
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs info data.sqfs

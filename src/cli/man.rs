@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
 
-/// Print the manual page of archfs or of a command, or write all of them to a directory
+/// Print the manual page of a command, or write all to a directory
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs man | man -l -

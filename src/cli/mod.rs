@@ -57,13 +57,35 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  archfs run data.sqfs -- python train.py --data {}
-  P=/dev/shm/$USER-$SLURM_JOB_ID     (a mount point for this job)
-  archfs mount data.sqfs $P          (in a job script: unmounted when the script ends)
-  archfs mount shard-*.tar $P        (many archives, one tree)
-  archfs ls data.sqfs train          (without mounting)
-  archfs extract data.sqfs DIR       (unpack everything, in parallel)
-  archfs doctor                      (can this node mount?)";
+  archfs pack imagenet/ imagenet.sqfs                             (once; a tar needs no packing)
+  srun archfs run imagenet.sqfs -- python train.py --data {}      (all of a job script, or:)
+  archfs mount imagenet.sqfs /dev/shm/$USER-$SLURM_JOB_ID || exit (until the script ends)
+  archfs ls imagenet.sqfs n01440764                               (without mounting)
+  archfs doctor                                                   (can this node mount?)";
+
+/// The commands as the help lists them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Use an archive in a job", &["run", "mount", "unmount", "wait"]),
+    ("Make archives", &["pack", "index"]),
+    ("Look inside without a mount", &["ls", "cat", "extract", "info", "verify"]),
+    ("Look after mounts", &["list", "stats", "gc", "doctor"]),
+    ("Help", &["help", "man", "completions"]),
+];
+
+/// `command` with its commands in groups, for its help.
+fn with_groups(command: clap::Command) -> clap::Command {
+    let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
+    for (heading, names) in GROUPS {
+        text += &format!("\n{heading}:\n");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            let about =
+                about.map_or("Print this message or that of a command".into(), ToString::to_string);
+            text += &format!("  {name:<11}  {about}\n");
+        }
+    }
+    command.help_template(text + "\nOptions:\n{options}{after-help}")
+}
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -182,7 +204,15 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
     if let Some(error) = mistakes::foreign_option(arguments) {
         return exit::status(Err(error));
     }
-    let command = config::without_foreign_paths(Cli::command());
+    let mut command = config::without_foreign_paths(Cli::command());
+    let first = arguments.get(1).and_then(|word| word.to_str()).unwrap_or("help");
+    if first == "help" || first.starts_with('-') {
+        command = with_groups(command);
+    }
+    if arguments.iter().take_while(|word| *word != "--").any(|word| word == "-h") {
+        // One screen. --help has the variables.
+        command = command.mut_subcommands(|command| command.mut_args(|arg| arg.hide_env(true)));
+    }
     let parsed = config::parse(command, arguments);
     if let Some(error) = parsed.as_ref().ok().and_then(mistakes::without_effect) {
         return match arguments.get(1).is_some_and(|word| word == "run") {

@@ -21,7 +21,7 @@ use crate::sync::Arc;
 use crate::units::{counted, counted_directories};
 use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
-/// Read every byte and every record of archives; report what is damaged and where
+/// Read every byte and record of archives, and report all damage
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs verify data.sqfs

@@ -13,9 +13,8 @@ use crate::support::{archfs, run, work_directory};
 /// The commands that --help lists, except `help`.
 fn commands() -> Vec<String> {
     let text = help(&[]);
-    let list = text.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    // Wrapped lines are indented further.
-    let names = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let list = text.split("\nOptions:\n").next().unwrap();
+    let names = list.lines().filter(|line| line.starts_with("  "));
     let names: Vec<_> =
         names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
     assert!(names.len() >= 16, "{names:?}");
@@ -96,6 +95,26 @@ fn each_command_has_a_section_with_every_option_and_no_other() {
         let unknown: Vec<_> = documented.difference(&options).collect();
         assert!(unknown.is_empty(), "docs/CLI.md: {command}: no such option: {unknown:?}");
     }
+}
+
+/// A command that is added must be put into a group.
+#[test]
+fn help_lists_each_command_once_on_a_line_of_80_columns() {
+    let text = help(&[]);
+    assert!(text.lines().all(|line| line.len() <= 100), "{text}");
+    let (list, _) = text.split_once("\nOptions:\n").unwrap();
+    assert!(list.lines().all(|line| line.len() <= 80), "{text}");
+    let mut listed = commands();
+    listed.sort();
+    // clap completes every command that is not hidden.
+    let script = run(archfs().args(["completions", "bash"])).stdout;
+    let script = String::from_utf8(script).unwrap();
+    let line = script.lines().find(|line| line.contains("opts=\"-h -V")).unwrap();
+    let words = line.split('"').nth(1).unwrap().split(' ');
+    let mut known: Vec<_> = words.filter(|word| !word.starts_with('-')).collect();
+    known.retain(|word| *word != "help" && *word != "umount");
+    known.sort_unstable();
+    assert_eq!(listed, known);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::pack::{
     OutputNames, Owner, Profile, Recipe, Request, Separator, Shards, Sources, XattrRule,
 };
 
-/// Make a SquashFS image or a tar for fast reads from directories and archives
+/// Make a SquashFS image, a tar or shards for fast reads
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs
