@@ -8,7 +8,7 @@
 //! Invariants: only `line` makes a prefix. A repeated fault does not fill the disk. Nothing is
 //! written to syslog.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
@@ -115,23 +115,22 @@ fn start_at(level: LevelFilter, verbosity: Verbosity, file: Option<File>) {
     log::set_max_level(level);
     let _ = VERBOSITY.set(verbosity);
     // If there is a logger already, it stays in use.
-    let _ = log::set_logger(LOGGER.get_or_init(|| Logger { state: Mutex::new(State::new(file)) }));
+    let _ = log::set_logger(LOGGER.get_or_init(|| Logger::new(file)));
 }
 
 /// Keeps the first and the last errors and warnings from now on, with their hints: for users who
 /// cannot see the log of a daemon. `is_stderr_open` says whether a user sees standard error.
 pub fn keep_messages(is_stderr_open: bool) {
     if let Some(logger) = LOGGER.get() {
-        let mut state = logger.state.lock();
-        let are_printed = is_stderr_open && state.sink.is_none();
-        state.kept = Some(Kept { are_printed, ..Kept::default() });
+        let are_printed = is_stderr_open && logger.state.lock().sink.is_none();
+        *logger.kept.lock() = Some(Kept { are_printed, ..Kept::default() });
     }
 }
 
 /// The messages that were kept, each text once, and whether standard error has them as well.
 pub fn kept() -> (Vec<Message>, bool) {
-    let state = LOGGER.get().map(|logger| logger.state.lock());
-    let kept = state.as_ref().and_then(|state| state.kept.as_ref());
+    let kept = LOGGER.get().map(|logger| logger.kept.lock());
+    let kept = kept.as_ref().and_then(|kept| kept.as_ref());
     kept.map(|kept| (kept.messages(), kept.are_printed)).unwrap_or_default()
 }
 
@@ -265,13 +264,21 @@ struct Logger {
     /// Guards the file and the remembered messages, so that lines do not mix. No lock is taken
     /// after it.
     state: Mutex<State>,
+    /// Apart from `state`, which is locked while a line is written: storage may hang, and then the
+    /// messages can still be asked for.
+    kept: Mutex<Option<Kept>>,
+}
+
+impl Logger {
+    fn new(file: Option<File>) -> Self {
+        Self { state: Mutex::new(State::new(file)), kept: Mutex::new(None) }
+    }
 }
 
 struct State {
     /// `None` for standard error.
     sink: Option<File>,
     repeats: HashMap<String, u32>,
-    kept: Option<Kept>,
 }
 
 /// The first messages and the last ones.
@@ -279,6 +286,8 @@ struct State {
 struct Kept {
     first: Vec<Message>,
     last: VecDeque<Message>,
+    /// The texts of all so far.
+    texts: HashSet<String>,
     count: u64,
     are_printed: bool,
 }
@@ -286,7 +295,8 @@ struct Kept {
 impl Kept {
     fn add(&mut self, label: Label, text: &str) {
         let text = shown(text);
-        if self.first.iter().chain(&self.last).any(|message| message.text == text) {
+        // Messages that repeat must not drive out others.
+        if self.texts.len() >= REMEMBERED || !self.texts.insert(text.clone()) {
             return;
         }
         let message = Message { number: self.count, label, text };
@@ -329,16 +339,15 @@ impl Log for Logger {
             (_, Level::Warn) => Label::Warning,
             _ => Label::Note,
         };
+        if label != Label::Note
+            && let Some(kept) = self.kept.lock().as_mut()
+        {
+            kept.add(label, &message);
+        }
         let mut state = self.state.lock();
         let Some(suffix) = state.suffix(label, &message) else {
             return;
         };
-        if let Some(kept) = &mut state.kept
-            && suffix.is_empty()
-            && label != Label::Note
-        {
-            kept.add(label, &message);
-        }
         let line = line(label, &format!("{message}{suffix}"));
         // A failure to write the log cannot be reported.
         let _ = match &mut state.sink {
@@ -355,7 +364,7 @@ impl Log for Logger {
 
 impl State {
     fn new(sink: Option<File>) -> Self {
-        Self { sink, repeats: HashMap::new(), kept: None }
+        Self { sink, repeats: HashMap::new() }
     }
 
     /// The suffix for `message`, or `None` if it was logged often enough. A hint is logged once.
@@ -411,7 +420,7 @@ mod tests {
 
     /// A logger that writes to the file `log` in the directory.
     fn logger(directory: &Path) -> Logger {
-        Logger { state: Mutex::new(State::new(File::create(directory.join("log")).ok())) }
+        Logger::new(File::create(directory.join("log")).ok())
     }
 
     fn record(logger: &Logger, target: &str, level: Level, text: &str) {

@@ -13,7 +13,7 @@ use crate::lifecycle::{self, Health, Listed, State};
 use crate::log::{Label, Verbosity, printable};
 use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
 
-/// List your archfs mounts on this node: mount point, archives, daemon, holders, state
+/// List your mounts on this node with state, holders and archives
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "State: alive; stale (run archfs gc); silent (the daemon does not answer); detached
@@ -223,7 +223,7 @@ MOUNT POINT  STATE               DAEMON  HELD BY                                
 /m\u{e9}\\u{1b}    alive               7       100 (cat), 101 (cat), kept until unmount   /x/a.sqfs and 1 more
 /many        silent, 99% staged  7       100 (cat), 101 (cat), 102 (cat), 2 more    /x/a.sqfs and 4 more
 
-/many: 1 request has waited 35.0 s for storage
+/many: 1 request has waited 35.0 s for an answer
 /many: error: a.sqfs: file: damaged data block
 ";
         let table = table(&all);

@@ -83,10 +83,9 @@ pub(super) fn foreign_option(arguments: &[OsString]) -> Option<Error> {
 }
 
 /// Commands that other programs have, and the one of archfs.
-const OTHER_COMMANDS: [(&str, &str); 8] = [
+const OTHER_COMMANDS: [(&str, &str); 7] = [
     ("check", "verify ARCHIVE"),
     ("create", "pack DIR ARCHIVE"),
-    ("help", "--help"),
     ("ps", "list"),
     ("status", "list"),
     ("test", "verify ARCHIVE"),

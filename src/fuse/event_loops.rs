@@ -10,15 +10,13 @@
 //! Evidence: every sixteenth request of a loop is measured: how long it took, and whether its
 //! thread slept. Time alone does not tell a wait from a lost CPU core.
 //!
-//! - Loops are parked if, of `WINDOW` measured requests in a row, fewer than `SLEPT_MAX` slept, and
-//!   on average at least half as many requests were being answered as there are cores. With fewer,
-//!   cores are idle, and then it is faster to wake a loop that last ran on the core of the reader
-//!   than one on an idle core: one reader on two cores reads 0.77 times as fast from two loops as
-//!   from 32.
-//! - All loops receive requests again if `SLEPT_MAX` slept, or if no measured request was answered
-//!   within `TICK`, because all loops that are left wait for a server that is down, or because
-//!   nothing is read. So an idle mount has no timer, and a slow request delays others by at most
-//!   `TICK`.
+//! - Loops are parked after `CALM` windows of `WINDOW` measured requests in which hardly any time
+//!   was slept, if on average at least half as many requests were being answered as there are
+//!   cores. With fewer, cores are idle. Two loops then read 0.77 times as fast for one reader as 32
+//!   loops, because they often have to wake an idle core.
+//! - All loops receive requests again if requests sleep, or if a loop that should receive them has
+//!   answered none in a window. The parked loops also return if no measured request was answered
+//!   within `TICK`: all other loops wait, or nothing is read. So an idle mount has no timer.
 //!
 //! fuser receives the requests, so a loop is parked only after it has answered one. Invariant: no
 //! loop is parked while it has a request to answer.
@@ -35,8 +33,15 @@ const EVERY: u32 = 16;
 /// How many measured requests must show that nothing waits.
 const WINDOW: u32 = 64;
 
-/// This many sleeps among them are waits. A cached reply sleeps now and then for a lock.
+/// This many sleeps in a window are waits at once. A cached reply sleeps now and then for a lock.
 const SLEPT_MAX: u32 = 4;
+
+/// Requests that slept may take this part of the time of all measured ones: a tenth.
+const WAITED_PART: u32 = 10;
+
+/// Windows in a row without a wait before loops are parked. If one of a hundred requests waits for
+/// storage, most windows have one.
+const CALM: u32 = 4;
 
 /// The longest time that a window may take: 4,000 requests a second. With fewer, nothing is gained.
 const WINDOW_TIME: Duration = Duration::from_millis(256);
@@ -64,7 +69,7 @@ pub(super) struct EventLoops {
     limit: AtomicUsize,
     processors: usize,
     evidence: Mutex<Evidence>,
-    /// Notified when `limit` grows, and when no parked loop looks after the others.
+    /// Notified when `limit` grows, and when no parked loop watches the others.
     changed: Condvar,
 }
 
@@ -73,16 +78,23 @@ struct Evidence {
     since: Instant,
     measured: u32,
     slept: u32,
+    /// Time of all measured requests, and of those that slept.
     busy: Duration,
+    waited: Duration,
+    /// Bits of the loops that answered them: their numbers modulo 64.
+    loops: u64,
+    /// Windows in a row in which nothing waited.
+    calm: u32,
     /// Grows with every measured request.
     total: u64,
-    /// Whether a parked loop looks after the others.
+    /// Whether a parked loop watches the others.
     is_watched: bool,
 }
 
 impl Evidence {
     fn start_again(&mut self) {
-        (self.since, self.measured, self.slept, self.busy) = (Instant::now(), 0, 0, Duration::ZERO);
+        (self.since, self.measured, self.slept, self.loops) = (Instant::now(), 0, 0, 0);
+        (self.busy, self.waited) = (Duration::ZERO, Duration::ZERO);
     }
 }
 
@@ -99,6 +111,9 @@ impl EventLoops {
             measured: 0,
             slept: 0,
             busy: Duration::ZERO,
+            waited: Duration::ZERO,
+            loops: 0,
+            calm: 0,
             total: 0,
             is_watched: false,
         };
@@ -125,23 +140,46 @@ impl EventLoops {
         Turn { loops: self, number: this.number, start }
     }
 
-    /// Decides after a measured request that was answered within `time`.
-    fn measure(&self, time: Duration, has_slept: bool) {
+    /// Decides after a measured request that was answered by loop `number` within `time`.
+    fn measure(&self, number: usize, time: Duration, has_slept: bool) {
         let evidence = &mut *self.evidence.lock();
         evidence.total += 1;
         evidence.measured += 1;
         evidence.slept += u32::from(has_slept);
         evidence.busy += time;
-        if evidence.slept >= SLEPT_MAX {
+        evidence.loops |= 1 << (number % 64);
+        if has_slept {
+            evidence.waited += time;
+        }
+        let is_over = evidence.measured >= self.window();
+        if evidence.slept >= SLEPT_MAX || (is_over && self.waits(evidence)) {
+            evidence.calm = 0;
             self.set_limit(usize::MAX, evidence);
-        } else if evidence.measured >= WINDOW {
+        } else if is_over {
+            evidence.calm = evidence.calm.saturating_add(1);
             let elapsed = evidence.since.elapsed();
-            let limit = match elapsed <= WINDOW_TIME {
+            let is_fast = elapsed <= WINDOW_TIME * (self.window() / WINDOW);
+            let limit = match is_fast && evidence.calm >= CALM {
                 true => self.wanted(evidence.busy * EVERY, elapsed),
                 false => usize::MAX,
             };
             self.set_limit(limit, evidence);
         }
+    }
+
+    /// How many measured requests make a decision: enough that each core is among them.
+    fn window(&self) -> u32 {
+        let processors = u32::try_from(self.processors).unwrap_or(u32::MAX / 8).min(256);
+        WINDOW * processors.div_ceil(8).max(1)
+    }
+
+    /// Whether requests of a whole window wait: those that slept took a part of the time, or a loop
+    /// that should receive requests has answered none.
+    fn waits(&self, evidence: &Evidence) -> bool {
+        let expected = self.limit.load(Ordering::Relaxed).min(64);
+        let has_all = self.limit.load(Ordering::Relaxed) == usize::MAX
+            || evidence.loops.count_ones() as usize >= expected;
+        evidence.waited * WAITED_PART > evidence.busy || !has_all
     }
 
     /// How many loops receive requests if those of the last `elapsed` took `busy` in all.
@@ -183,7 +221,7 @@ impl EventLoops {
                 self.set_limit(usize::MAX, &mut evidence);
             }
         }
-        // Another one looks after those that serve.
+        // Another one watches those that serve.
         self.changed.notify_one();
     }
 }
@@ -201,7 +239,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if let Some((start, sleeps)) = self.start {
             let has_slept = page_cache::sleeps_of_thread() > sleeps;
-            self.loops.measure(start.elapsed(), has_slept);
+            self.loops.measure(self.number, start.elapsed(), has_slept);
         }
         if self.loops.is_parked(self.number) {
             self.loops.park(self.number);
@@ -216,29 +254,52 @@ mod tests {
 
     const ALL: usize = usize::MAX;
 
-    fn limit_after(
-        loops: &EventLoops,
-        measured: impl IntoIterator<Item = (Duration, bool)>,
-    ) -> usize {
-        measured.into_iter().for_each(|(time, has_slept)| loops.measure(time, has_slept));
+    /// The limit after `count` requests of loops 0 and 1, of which the first `slept` slept.
+    fn limit_after(loops: &EventLoops, count: u32, slept: u32) -> usize {
+        for nth in 0..count {
+            loops.measure((nth % 2) as usize, Duration::from_secs(1), nth < slept);
+        }
         loops.limit.load(Ordering::Relaxed)
-    }
-
-    /// A window of requests that kept all cores busy.
-    fn busy(slept: u32) -> impl Iterator<Item = (Duration, bool)> {
-        (0..WINDOW).map(move |nth| (Duration::from_secs(1), nth < slept))
     }
 
     #[test]
     fn busy_cores_leave_a_loop_for_each_unless_requests_sleep() {
-        for (processors, left) in [(1, 2), (2, 2), (64, 64)] {
-            assert_eq!(limit_after(&EventLoops::on(processors), busy(0)), left);
-        }
         let loops = EventLoops::on(2);
-        assert_eq!(limit_after(&loops, busy(0).take(63)), ALL);
-        assert_eq!(limit_after(&loops, busy(0).take(1)), 2);
-        assert_eq!(limit_after(&loops, busy(SLEPT_MAX - 1)), 2);
-        assert_eq!(limit_after(&loops, busy(SLEPT_MAX).take(4)), ALL);
+        assert_eq!(limit_after(&loops, CALM * WINDOW - 1, 0), ALL);
+        assert_eq!(limit_after(&loops, 1, 0), 2);
+        assert_eq!(limit_after(&loops, WINDOW, 0), 2);
+        // All at once, or because of their time.
+        assert_eq!(limit_after(&loops, SLEPT_MAX, SLEPT_MAX), ALL);
+        assert_eq!(limit_after(&loops, CALM * WINDOW, 0), 2);
+        loops.measure(0, Duration::from_secs(10), true);
+        assert_eq!(limit_after(&loops, WINDOW - 1, 0), ALL);
+        // A wait now and then keeps all of them.
+        assert_eq!(limit_after(&loops, (CALM - 1) * WINDOW, 0), ALL);
+        loops.measure(0, Duration::from_secs(10), true);
+        assert_eq!(limit_after(&loops, WINDOW - 1, 0), ALL);
+        assert_eq!(limit_after(&loops, (CALM - 1) * WINDOW, 0), ALL);
+    }
+
+    #[test]
+    fn many_cores_and_few_leave_at_least_two_loops() {
+        for (processors, left) in [(1, 2), (2, 2), (64, 64)] {
+            let loops = EventLoops::on(processors);
+            assert_eq!(loops.wanted(Duration::from_secs(64), Duration::from_secs(1)), left);
+        }
+        assert_eq!(
+            [1, 8, 9, 64].map(|processors| EventLoops::on(processors).window() / WINDOW),
+            [1, 1, 2, 8]
+        );
+    }
+
+    #[test]
+    fn a_loop_that_answers_nothing_brings_the_others_back() {
+        let loops = EventLoops::on(2);
+        assert_eq!(limit_after(&loops, CALM * WINDOW, 0), 2);
+        for _ in 0..WINDOW {
+            loops.measure(1, Duration::from_secs(1), false);
+        }
+        assert_eq!(loops.limit.load(Ordering::Relaxed), ALL);
     }
 
     #[test]
@@ -263,14 +324,19 @@ mod tests {
                 thread::spawn(move || loops.park(number))
             })
             .collect();
-        // The one that looks after the others waits behind them after each tick.
+        // The one that watches waits behind the others after each tick.
         let start = Instant::now();
         while start.elapsed() < 3 * TICK {
-            loops.measure(Duration::from_secs(1), false);
+            loops.evidence.lock().total += 1;
             thread::sleep(TICK / 10);
         }
-        // It may be among those that leave now.
-        loops.set_limit(5, &mut loops.evidence.lock());
+        // It may be among those that leave now. If this thread lost its core, all have left.
+        {
+            let mut evidence = loops.evidence.lock();
+            if loops.limit.load(Ordering::Relaxed) == 2 {
+                loops.set_limit(5, &mut evidence);
+            }
+        }
         parked.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(loops.limit.load(Ordering::Relaxed), ALL);
     }

@@ -72,7 +72,11 @@ impl Failing {
 
     /// Notes that one failed, whose read fails since `began`. Returns when the outage began.
     fn note(&self, began: Instant, now: Instant) -> Instant {
-        let since = self.since(now).map_or(began, |since| since.min(began));
+        let known = self.since(now);
+        if known.is_none() {
+            self.1.store(false, Ordering::Relaxed);
+        }
+        let since = known.map_or(began, |since| since.min(began));
         *self.0.lock() = Some((since, now));
         since
     }

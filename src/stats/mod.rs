@@ -147,8 +147,8 @@ impl fmt::Display for Blocked {
         let longest = Duration::try_from_secs_f64(self.longest_seconds).unwrap_or_default();
         let longest = format_duration(longest);
         match self.requests {
-            1 => write!(formatter, "1 request has waited {longest} for storage"),
-            count => write!(formatter, "{count} requests wait for storage, one for {longest}"),
+            1 => write!(formatter, "1 request has waited {longest} for an answer"),
+            count => write!(formatter, "{count} requests wait for an answer, one for {longest}"),
         }
     }
 }

@@ -200,17 +200,26 @@ fn similar_name(path: &Path) -> Option<String> {
     let files =
         entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
     let rated = files.filter_map(|entry| {
-        let found = entry.file_name().into_string().ok()?;
+        let found =
+            entry.file_name().into_string().ok().filter(|found| !is_sibling(name, found))?;
         let rating = strsim::normalized_damerau_levenshtein(name, &found);
         (rating >= SIMILAR).then(|| (rating, path.with_file_name(found).display().to_string()))
     });
     rated.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, similar)| similar)
 }
 
+/// Whether two names differ only in numbers, as those of shards do.
+fn is_sibling(one: &str, other: &str) -> bool {
+    let without_digits =
+        |name: &str| -> String { name.chars().filter(|c| !c.is_ascii_digit()).collect() };
+    without_digits(one) == without_digits(other)
+}
+
 /// The archive and the directory in it that `ARCHIVE:/DIR` means, as some other programs write it.
 fn inside_archive(path: &Path) -> Option<(String, String)> {
     let (archive, directory) = path.to_str()?.split_once(":/")?;
-    Path::new(archive).is_file().then(|| (archive.to_owned(), directory.to_owned()))
+    (!directory.is_empty() && Path::new(archive).is_file())
+        .then(|| (archive.to_owned(), directory.to_owned()))
 }
 
 /// The error for a missing file, with a hint if the name suggests the cause.
@@ -233,10 +242,11 @@ fn missing(path: &Path) -> Error {
             "hf:" => "archfs reads https://, http:// and s3://; Hugging Face serves this as \
                       https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE"
                 .to_owned(),
+            "https:" | "http:" | "s3:" => format!("write two slashes: {scheme}//"),
             _ => format!("archfs reads https://, http:// and s3://, not {scheme}//"),
         })
     } else if let Some((archive, subdir)) = subdir {
-        error.with_hint(format!("for a directory of the archive: --subdir {subdir} {archive}"))
+        error.with_hint(format!("to mount a directory of the archive: --subdir {subdir} {archive}"))
     } else if let Some(similar) = similar_name(path) {
         error.with_hint(format!("a similar file exists: {similar}"))
     } else if name.iter().any(|byte| b"*?[".contains(byte)) {

@@ -72,8 +72,8 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
     let error =
         |kind, why: &str| Error::new(kind, format!("{}: {why}", String::from_utf8_lossy(path)));
     let mut links = 0;
-    // Of the last link.
-    let mut target: Option<Vec<u8>> = None;
+    // Of the last link, and how many names were left after it.
+    let mut target: Option<(Vec<u8>, usize)> = None;
     // Directories from the root to the current one. `..` pops; the root stays.
     let mut trail = vec![tree.attr(Ino::ROOT)?];
     // Names still to resolve, the next one last.
@@ -85,12 +85,12 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
         }
         let current = trail.last().map_or(Ino::ROOT, |directory| directory.ino);
         let missing = || match &target {
-            Some(target) => {
+            Some((target, after)) if rest.len() >= *after => {
                 let target = String::from_utf8_lossy(target);
                 let why = format!("a symbolic link to {target}, which is not in the archive");
                 error(Kind::NotFound, &why)
             }
-            None => error(Kind::NotFound, "no such path in the archive"),
+            _ => error(Kind::NotFound, "no such path in the archive"),
         };
         let name = Name::parse(&component).ok_or_else(missing)?;
         let attr = tree.lookup(current, name)?.ok_or_else(missing)?;
@@ -105,8 +105,9 @@ fn walk(tree: &dyn Tree, path: &[u8], last: LastLink) -> Result<Attr> {
                 if link.first() == Some(&b'/') {
                     trail.truncate(1);
                 }
+                let after = rest.len();
                 rest.extend(split(&link));
-                target = Some(link);
+                target = Some((link, after));
             }
             _ if rest.is_empty() => return Ok(attr),
             _ => return Err(error(Kind::NotADirectory, "a parent is not a directory")),

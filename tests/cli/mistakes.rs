@@ -13,7 +13,7 @@ type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
-const MISTAKES: [Mistake; 43] = [
+const MISTAKES: [Mistake; 44] = [
     // Options that only change what another option does.
     (
         &["mount", "--stage-wait", "data.sqfs", "m"],
@@ -104,13 +104,19 @@ const MISTAKES: [Mistake; 43] = [
         &["run", "data.sqfs:/dir", "--", "true"],
         121,
         "WORK/data.sqfs:/dir: no such file",
-        "for a directory of the archive: --subdir dir WORK/data.sqfs",
+        "to mount a directory of the archive: --subdir dir WORK/data.sqfs",
     ),
     (
         &["mount", "ftp://host/data.sqfs", "m"],
         1,
         "ftp://host/data.sqfs: no such file",
         "archfs reads https://, http:// and s3://, not ftp://",
+    ),
+    (
+        &["info", "http:/host/data.sqfs"],
+        1,
+        "http:/host/data.sqfs: no such file",
+        "write two slashes: http://",
     ),
     (
         &["cat", "data.sqfs", "none"],

@@ -125,7 +125,7 @@ fn requests_that_wait_for_storage_are_counted_before_they_end() {
         wait_until("a request has waited for a second", || blocked() == 1);
         let text = printed(&run(archfs().arg("stats").arg(mounted.path())));
         assert!(
-            text.contains("1 request has waited ") && text.contains(" s for storage."),
+            text.contains("1 request has waited ") && text.contains(" s for an answer."),
             "{text}"
         );
         let text = printed(&run(archfs().arg("list")));

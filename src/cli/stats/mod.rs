@@ -19,7 +19,7 @@ mod openmetrics;
 mod screen;
 mod watch;
 
-/// Show what live mounts do: throughput, waits, caches, and what limits the readers
+/// Show throughput, waits and caches of mounts, and the bottleneck
 #[derive(Debug, clap::Args)]
 #[command(after_help = "docs/STATS.md explains the bars and each counter.
 

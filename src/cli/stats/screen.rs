@@ -49,7 +49,14 @@ pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
     if let Some(counts) = reading.readahead.filter(|counts| counts.state != ReadaheadState::Off) {
         add("ahead", counts.to_string());
     }
-    lines.push(format!("  {}", sentence(reading, interval)));
+    let is_blocked = reading.blocked.requests > 0;
+    // Reads in progress are not among those that the interval counts.
+    if !(is_blocked && matches!(interval.bottleneck(), Bottleneck::Idle | Bottleneck::Readers)) {
+        lines.push(format!("  {}", sentence(interval)));
+    }
+    if is_blocked {
+        lines.push(format!("  {}.", reading.blocked));
+    }
     lines
 }
 
@@ -98,7 +105,6 @@ pub(super) fn line(reading: &Snapshot, interval: &Interval) -> String {
         waiting(interval),
         found.unwrap_or_default(),
         match interval.bottleneck() {
-            _ if reading.blocked.requests > 0 => "storage",
             Bottleneck::Idle => "none",
             Bottleneck::Readers => "readers",
             Bottleneck::Storage => "storage",
@@ -133,10 +139,7 @@ fn waiting(interval: &Interval) -> String {
 }
 
 /// What limits the readers, in a sentence.
-pub(super) fn sentence(reading: &Snapshot, interval: &Interval) -> String {
-    if reading.blocked.requests > 0 {
-        return format!("{}.", reading.blocked);
-    }
+fn sentence(interval: &Interval) -> String {
     let Shares { storage, decoding, requests } = interval.shares();
     match interval.bottleneck() {
         Bottleneck::Idle if interval.direct_reads > 0 => {

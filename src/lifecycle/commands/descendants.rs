@@ -25,9 +25,10 @@ pub(crate) fn users_of(mount_point: &Path) -> Vec<i32> {
     users
 }
 
-/// All processes that use the mount at `mount_point`, as far as /proc shows.
+/// All other processes that have something of `mount_point` open, or as their working directory,
+/// root or program, as far as /proc shows.
 pub(crate) fn all_users_of(mount_point: &Path) -> Vec<ProcessId> {
-    let users = process::all().filter(|pid| uses(*pid, mount_point));
+    let users = process::all().filter(|pid| *pid != own_pid() && has_open(*pid, mount_point));
     users.filter_map(|pid| ProcessId::of(pid).ok()).collect()
 }
 
@@ -75,20 +76,20 @@ fn own_pid() -> i32 {
     getpid().as_raw_nonzero().get()
 }
 
-fn uses(pid: i32, mount_point: &Path) -> bool {
+fn has_open(pid: i32, mount_point: &Path) -> bool {
     let proc_directory = format!("/proc/{pid}");
     let links = ["cwd", "root", "exe"].map(|name| Path::new(&proc_directory).join(name));
     let open = fs::read_dir(Path::new(&proc_directory).join("fd")).into_iter().flatten();
     let open = open.filter_map(|entry| Some(entry.ok()?.path()));
-    if links
-        .into_iter()
-        .chain(open)
-        .filter_map(|link| fs::read_link(link).ok())
-        .any(|file| file.starts_with(mount_point))
-    {
+    let mut files = links.into_iter().chain(open).filter_map(|link| fs::read_link(link).ok());
+    files.any(|file| file.starts_with(mount_point))
+}
+
+fn uses(pid: i32, mount_point: &Path) -> bool {
+    if has_open(pid, mount_point) {
         return true;
     }
-    let mapped = fs::read(Path::new(&proc_directory).join("maps")).unwrap_or_default();
+    let mapped = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     // The path follows five fields. A newline in it is written as \012.
     mapped.split(|&byte| byte == b'\n').any(|line| {
         let path = line.iter().position(|&byte| byte == b'/').map(|start| &line[start..]);

@@ -180,6 +180,14 @@ impl HeldFiles {
         }
     }
 
+    /// What the daemon of a mount logs; `None` for extracted files.
+    pub(super) fn messages(&self) -> Option<DaemonMessages> {
+        match self {
+            Self::Mounted(lease) => Some(lease.messages()),
+            Self::Extracted(_) => None,
+        }
+    }
+
     /// Gives the files back although `command` still runs, as if it had ended.
     pub(super) fn end_before(self, command: Option<ProcessId>) {
         let path = self.path();
@@ -204,7 +212,7 @@ impl HeldFiles {
         self,
         show: Show<'_>,
         chart: Option<Chart<'_>>,
-        messages: &mut DaemonMessages,
+        messages: Option<&mut DaemonMessages>,
     ) -> bool {
         match self {
             Self::Mounted(lease) => lease.end(show, chart, messages),

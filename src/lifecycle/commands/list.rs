@@ -91,9 +91,9 @@ pub fn stats(path: &Path) -> Result<String> {
 pub fn messages(path: &Path) -> Vec<Message> {
     let alive = mount_point::locate(path).and_then(|path| registry::mount_state(&path));
     let Ok(MountState::Alive(_, snapshot, _)) = alive else { return Vec::new() };
-    let status =
-        snapshot.connect().and_then(|mut client| client.status(STATUS_ANSWER_TIMEOUT).ok());
-    status.flatten().unwrap_or_default().health.messages
+    let health =
+        snapshot.connect().and_then(|mut client| client.health(STATUS_ANSWER_TIMEOUT).ok());
+    health.flatten().unwrap_or_default().messages
 }
 
 /// What is wrong with a stale mount.

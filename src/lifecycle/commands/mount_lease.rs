@@ -52,6 +52,8 @@ pub(super) struct MountLease {
     pub(super) mount_point: PathBuf,
     /// Whether this process mounted it, in its own mount namespace.
     is_private: bool,
+    /// Whether it was mounted before.
+    is_shared: bool,
     /// Whether the summary of the mount is printed.
     is_summarized: bool,
     /// Whether the daemon leaves a copy of the archives for the next mount.
@@ -73,7 +75,10 @@ pub(super) fn obtain(plan: &MountPlan, privacy: Privacy, show: Show<'_>) -> Resu
     }
     let has_fallback = device::check().is_ok();
     match mount::obtain(plan, has_fallback, show) {
-        Ok((client, _)) => Ok(MountLease::new(client, mount_point, false, plan)),
+        Ok((client, shared)) => {
+            let lease = MountLease::new(client, mount_point, false, plan);
+            Ok(MountLease { is_shared: shared.is_some(), ..lease })
+        }
         // The daemon has printed why. For example, the mount point does not belong to the user, or
         // root in a user namespace may mount only in a mount namespace of its own.
         Err(error) if error.kind() == CANNOT_MOUNT && has_fallback => {
@@ -130,7 +135,12 @@ impl MountLease {
     fn new(client: Client, mount_point: &Path, is_private: bool, plan: &MountPlan) -> Self {
         let (is_summarized, leaves_copy) = (plan.is_summarized(), plan.stage_keep.is_some());
         let mount_point = mount_point.to_owned();
-        Self { client, mount_point, is_private, is_summarized, leaves_copy }
+        Self { client, mount_point, is_private, is_shared: false, is_summarized, leaves_copy }
+    }
+
+    /// What the daemon logs from now on, or since it has mounted for this process.
+    pub(super) fn messages(&self) -> DaemonMessages {
+        DaemonMessages::of(&self.mount_point, self.is_shared, self.is_private)
     }
 
     /// Lets `command` hold the mount as well, so that it keeps its files if this process is killed.
@@ -155,8 +165,7 @@ impl MountLease {
     pub(super) fn end_before(mut self, command: Option<ProcessId>) {
         // If the daemon does not answer, `end` reports that.
         let _ = command.map(|command| self.client.unwatch(command));
-        let mut messages = DaemonMessages::of(&self.mount_point);
-        self.end(&|_| Box::new(()), None, &mut messages);
+        self.end(&|_| Box::new(()), None, None);
     }
 
     /// Gives the lease back. Returns when it is unmounted, or at once if it stays because others
@@ -166,7 +175,7 @@ impl MountLease {
         mut self,
         show: Show<'_>,
         chart: Option<Chart<'_>>,
-        messages: &mut DaemonMessages,
+        mut messages: Option<&mut DaemonMessages>,
     ) -> bool {
         let mount_point = self.mount_point.as_path();
         // Checked first, because detaching a private mount ends it.
@@ -190,8 +199,13 @@ impl MountLease {
             let _ = daemon.wait_for_end(Some(COPY_RELEASE_TIMEOUT));
         }
         drop(shown);
+        if let (Some(messages), Ok(MountFate::Stays)) = (&mut messages, &mount_fate) {
+            messages.catch_up();
+        }
         if let Ok(MountFate::Unmounted { summary, messages: kept }) = &mount_fate {
-            messages.print(kept);
+            if let Some(messages) = &mut messages {
+                messages.print(kept);
+            }
             if let (Some(chart), Some(stats)) = (chart, &stats) {
                 chart(stats);
             }

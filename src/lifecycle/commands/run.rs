@@ -84,7 +84,7 @@ pub fn run(
     if options.is_direct {
         environment.extend(held.direct_reads());
     }
-    let mut messages = DaemonMessages::of(&path);
+    let mut messages = held.messages();
     let mut held = Some(held);
     // The daemon, and processes of a shell that has replaced itself by this process.
     let others = descendants::children();
@@ -95,11 +95,11 @@ pub fn run(
         &path,
         plan.lifetime,
         (&command, environment),
-        (&mut held, &mut messages),
+        (&mut held, messages.as_mut()),
         display.show,
     );
     let is_unmounted =
-        held.is_some_and(|held| held.end(display.show, display.chart, &mut messages));
+        held.is_some_and(|held| held.end(display.show, display.chart, messages.as_mut()));
     if is_unmounted {
         note_left_behind(&path, &descendants::all_except(&others));
     }
@@ -135,7 +135,7 @@ fn execute(
     path: &Path,
     lifetime: Lifetime,
     (command, environment): (&[OsString], Environment),
-    (held, messages): (&mut Option<HeldFiles>, &mut DaemonMessages),
+    (held, messages): (&mut Option<HeldFiles>, Option<&mut DaemonMessages>),
     show: Show<'_>,
 ) -> Result<Outcome> {
     let Some((program, arguments)) = command.split_first() else {
@@ -168,7 +168,6 @@ fn execute(
     }
     let state = CommandState::default();
     let handle = relay.handle();
-    let is_mounted = matches!(held, Some(HeldFiles::Mounted(_)));
     let (has_ended, end) = mpsc::channel();
     let status = thread::scope(|scope| {
         let detach = || {
@@ -180,7 +179,7 @@ fn execute(
         if let Err(error) = thread::Builder::new().spawn_scoped(scope, pass_on) {
             log::warn!("{name}: signals are not passed on: {}", reason(&error));
         }
-        if is_mounted {
+        if let Some(messages) = messages {
             // Without a thread, they are printed in the end.
             let follow = move || messages.follow(end);
             let _ = thread::Builder::new().spawn_scoped(scope, follow);

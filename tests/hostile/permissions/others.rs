@@ -284,7 +284,7 @@ fn a_client_refused_at_the_socket_is_no_holder() {
     stream.write_all(b"status\n").unwrap();
     let mut status = String::new();
     BufReader::new(stream).read_line(&mut status).unwrap();
-    assert_eq!(status, "{\"holders\":[],\"kept\":true}\n");
+    assert!(status.starts_with("{\"holders\":[],\"kept\":true,"), "{status}");
     holder.write("\n");
     holder.end();
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();

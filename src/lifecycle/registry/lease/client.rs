@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::fd::{AsFd, BorrowedFd};
 
 use super::super::{EXIT_TIMEOUT, UNMOUNT_TIMEOUT};
-use super::message::{Answer, DirectAnswer, Request, Status, UnmountAnswer, UnmountRequest};
+use super::message::{
+    Answer, DirectAnswer, Health, Request, Status, UnmountAnswer, UnmountRequest,
+};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::Detach;
 use crate::log::Message;
@@ -182,6 +184,14 @@ impl Client {
     /// connection instead. A client with a lease may get the summary of the mount before that.
     pub(crate) fn status(&mut self, timeout: Duration) -> Result<Option<Status>> {
         self.send_unless_closed(Request::Status)?;
+        let line = self.read_line(Some(timeout))?;
+        Ok(serde_json::from_str(&line).ok())
+    }
+
+    /// How the mount serves its readers, if the daemon answers within `timeout`; `None` if it closes
+    /// the connection instead, as one of an older version does.
+    pub(crate) fn health(&mut self, timeout: Duration) -> Result<Option<Health>> {
+        self.send_unless_closed(Request::Health)?;
         let line = self.read_line(Some(timeout))?;
         Ok(serde_json::from_str(&line).ok())
     }

@@ -34,6 +34,8 @@ pub(super) enum Request {
     /// Keep the mount until `Unmount`, even without leases.
     KeepUntilUnmount,
     Status,
+    /// What `Status` has, without the names of the holders, which take the daemon longer.
+    Health,
     Stats,
     /// Pass what the library of `run --direct` needs (`crate::direct`).
     Direct,
@@ -117,6 +119,7 @@ impl Request {
             Self::Unwatch(process) => format!("release {process}\n"),
             Self::Leave => "leave\n".into(),
             Self::Status => "status\n".into(),
+            Self::Health => "health\n".into(),
             Self::Stats => "numbers\n".into(),
             Self::Direct => format!("direct {DIRECT_VERSION}\n"),
             Self::Unmount(UnmountRequest { how, callers }) => {
@@ -140,6 +143,7 @@ impl Request {
             ("release", process) => process.parse().map(Self::Unwatch),
             ("leave", "") => Ok(Self::Leave),
             ("status", "") => Ok(Self::Status),
+            ("health", "") => Ok(Self::Health),
             ("numbers", "") => Ok(Self::Stats),
             ("direct", DIRECT_VERSION) => Ok(Self::Direct),
             ("unmount", rest) => {
@@ -259,6 +263,7 @@ mod tests {
             Request::Unwatch(process),
             Request::Leave,
             Request::Status,
+            Request::Health,
             Request::Stats,
             Request::Direct,
             Request::Unmount(UnmountRequest { how: Detach::IfIdle, callers: vec![process; 2] }),

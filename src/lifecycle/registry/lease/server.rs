@@ -271,6 +271,10 @@ impl Leases {
                 let status = serde_json::to_string(&status).unwrap_or_default();
                 return self.clients[index].send(&(status + "\n"));
             }
+            Request::Health => {
+                let health = serde_json::to_string(&responder.health()).unwrap_or_default();
+                return self.clients[index].send(&(health + "\n"));
+            }
             Request::Stats => {
                 failpoint::panic_at("lease");
                 return self.clients[index].send(&(responder.stats() + "\n"));
