@@ -2,7 +2,8 @@
 //!
 //! A program that reads a damaged file reports "Input/output error" and no cause. The daemon knows
 //! the cause, but it closes its standard error unless that is a file. So `run` asks the daemon now
-//! and then, and prints each message once. Of the tasks of a job on a node, only the first one does.
+//! and then, and prints each message once. Of the tasks of a step on a node, only the first one
+//! does.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
