@@ -188,8 +188,8 @@ impl Client {
         Ok(serde_json::from_str(&line).ok())
     }
 
-    /// How the mount serves its readers, if the daemon answers within `timeout`. `None` if it closes
-    /// the connection, as an older version does.
+    /// How the mount serves its readers, if the daemon answers within `timeout`. An older version
+    /// closes the connection: `None`.
     pub(crate) fn health(&mut self, timeout: Duration) -> Result<Option<Health>> {
         self.send_unless_closed(Request::Health)?;
         let line = self.read_line(Some(timeout))?;
