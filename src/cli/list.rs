@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::bar::Bar;
 use super::term;
 use crate::error::Result;
-use crate::lifecycle::{self, Health, Listed, State};
-use crate::log::{Label, Verbosity, printable};
+use crate::lifecycle::{self, Listed, State};
+use crate::log::{Verbosity, printable};
 use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
 
 /// List your mounts on this node with state, holders and archives
@@ -92,7 +92,7 @@ fn row(listed: &Listed) -> Row {
         staged: health.staged,
         readahead: health.readahead,
         blocked: health.blocked,
-        messages: messages(health),
+        messages: term::without_hints(&health.messages).collect(),
         // Scripts match this value.
         state: if *state == State::Stale { "dead" } else { name(*state) },
     }
@@ -104,12 +104,6 @@ const KEPT: &str = "kept until unmount";
 /// Holders that a row names.
 const NAMED: usize = 3;
 
-/// The errors and warnings of a mount, without hints.
-fn messages(health: &Health) -> Vec<String> {
-    let shown = health.messages.iter().filter(|message| message.label != Label::Hint);
-    shown.map(|message| printable(&message.line())).collect()
-}
-
 /// What a user should know of a mount, one line each.
 fn remarks(listed: &Listed) -> Vec<String> {
     let Listed { mount_point, health, .. } = listed;
@@ -119,7 +113,7 @@ fn remarks(listed: &Listed) -> Vec<String> {
     }
     remarks
         .extend(health.readahead.filter(|ahead| ahead.fetched > 0).map(|ahead| ahead.to_string()));
-    remarks.extend(messages(health));
+    remarks.extend(term::without_hints(&health.messages));
     let mount_point = printable(&mount_point.display().to_string());
     remarks.iter().map(|remark| format!("{mount_point}: {remark}\n")).collect()
 }
@@ -187,7 +181,8 @@ fn name(state: State) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::Message;
+    use crate::lifecycle::Health;
+    use crate::log::{Label, Message};
 
     #[test]
     fn rows_are_aligned_and_name_few_holders() {

@@ -11,7 +11,7 @@ use clap::error::{ContextKind, ContextValue};
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
-use crate::log::{Label, is_obeyed, line, printable, text_of};
+use crate::log::{Label, Message, is_obeyed, line, printable, text_of};
 use crate::units::counted;
 
 /// Prints an error to standard error, and its hint on the next line.
@@ -101,6 +101,12 @@ fn split_usage(text: &str) -> (String, String) {
 
 pub(super) fn print_warning(text: &str) {
     print(Label::Warning, text);
+}
+
+/// The errors and warnings that a daemon has kept, a line each.
+pub(super) fn without_hints(messages: &[Message]) -> impl Iterator<Item = String> {
+    let shown = messages.iter().filter(|message| message.label != Label::Hint);
+    shown.map(|message| printable(&message.line()))
 }
 
 /// Prints a note. The caller checks that the user wants notes.

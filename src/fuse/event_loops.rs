@@ -176,9 +176,8 @@ impl EventLoops {
     /// Whether requests of a whole window wait: those that slept took a part of the time, or a loop
     /// that should receive requests has answered none.
     fn waits(&self, evidence: &Evidence) -> bool {
-        let expected = self.limit.load(Ordering::Relaxed).min(64);
-        let has_all = self.limit.load(Ordering::Relaxed) == usize::MAX
-            || evidence.loops.count_ones() as usize >= expected;
+        let limit = self.limit.load(Ordering::Relaxed);
+        let has_all = limit == usize::MAX || evidence.loops.count_ones() as usize >= limit.min(64);
         evidence.waited * WAITED_PART > evidence.busy || !has_all
     }
 

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::thread;
 
@@ -13,20 +13,6 @@ use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{Mounted, listed, unmount};
 use crate::support::stage::{Stage, said, stage, stage_with, stop};
 use crate::support::{archfs, image, run, skip_without_mounts, tar, wait_until, work_directory};
-
-/// An image whose file `dir/file` has a damaged block.
-fn damaged(directory: &Path) -> PathBuf {
-    let source = directory.join("text");
-    fs::create_dir_all(source.join("dir")).unwrap();
-    fs::write(source.join("dir/file"), "words that compress ".repeat(10_000)).unwrap();
-    let options = ["-comp", "zstd", "-no-fragments", "-b", "1M"];
-    let image = image::make(directory, "text.sqfs", &source, &options);
-    // The first data block follows the superblock and the compressor options, if any.
-    let mut bytes = fs::read(&image).unwrap();
-    bytes[110..140].fill(0xaa);
-    fs::write(&image, bytes).unwrap();
-    image
-}
 
 fn messages(image: &Path) -> [String; 2] {
     let image = image.display();
@@ -42,7 +28,7 @@ fn printed(output: &Output) -> String {
 
 #[test]
 fn run_prints_why_reads_failed_once() {
-    let Some(stage) = stage_with(damaged) else { return };
+    let Some(stage) = stage_with(image::damaged) else { return };
     let Stage { image, mount_point, work, .. } = &stage;
     let [error, hint] = messages(image).map(|line| format!("archfs: {line}"));
     let read = "cat \"$0\"/dir/file \"$0\"/dir/file > /dev/null; true";
@@ -64,7 +50,7 @@ fn run_prints_why_reads_failed_once() {
 
 #[test]
 fn run_prints_why_reads_fail_while_the_command_runs() {
-    let Some(stage) = stage_with(damaged) else { return };
+    let Some(stage) = stage_with(image::damaged) else { return };
     let Stage { image, mount_point, .. } = &stage;
     let mut command = archfs();
     command.arg("run").args([image, mount_point]);
@@ -88,7 +74,7 @@ fn run_prints_why_reads_fail_while_the_command_runs() {
 
 #[test]
 fn list_and_stats_show_why_reads_of_a_background_mount_failed() {
-    let Some(stage) = stage_with(damaged) else { return };
+    let Some(stage) = stage_with(image::damaged) else { return };
     let [error, _] = messages(&stage.image);
     let mount_point = &stage.mount_point;
     stage.mount(&["--keep", "-q"]);

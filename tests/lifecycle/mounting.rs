@@ -532,15 +532,7 @@ fn the_daemon_inherits_no_descriptor() {
 #[test]
 fn later_errors_are_written_to_the_log() {
     let Some(stage) = stage() else { return };
-    let source = stage.work.path().join("text");
-    fs::create_dir_all(source.join("dir")).unwrap();
-    fs::write(source.join("dir/file"), "words that compress ".repeat(10_000)).unwrap();
-    let options = ["-comp", "zstd", "-no-fragments", "-b", "1M"];
-    let image = image::make(stage.work.path(), "text.sqfs", &source, &options);
-    // The first data block follows the superblock and the compressor options, if any.
-    let mut bytes = fs::read(&image).unwrap();
-    bytes[110..140].fill(0xaa);
-    fs::write(&image, bytes).unwrap();
+    let image = image::damaged(stage.work.path());
     let log = stage.work.path().join("log");
     let error_line =
         format!("archfs: error: {}: dir/file: damaged data block (zstd)", image.display());

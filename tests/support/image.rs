@@ -1,5 +1,6 @@
 //! Makes images with mksquashfs.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +12,7 @@ pub const COMPRESSORS: [&str; 6] = ["gzip", "lzma", "lzo", "xz", "lz4", "zstd"];
 /// Makes the image `name` of `source` in `directory`.
 pub fn make(directory: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
     let image = directory.join(name);
-    let _ = std::fs::remove_file(&image);
+    let _ = fs::remove_file(&image);
     let mut command = Command::new("mksquashfs");
     command.arg(source).arg(&image).args(["-quiet", "-no-progress"]).args(options);
     run(&mut command);
@@ -53,8 +54,22 @@ pub fn of_varied(options: &[&str]) -> PathBuf {
 /// An image of a few small files, for tests whose subject is the mount.
 pub fn small(directory: &Path) -> PathBuf {
     let source = directory.join("small-source");
-    std::fs::create_dir_all(source.join("folder")).unwrap();
-    std::fs::write(source.join("hello"), "hello, world\n").unwrap();
-    std::fs::write(source.join("folder/data"), source::noise(1, 300_000)).unwrap();
+    fs::create_dir_all(source.join("folder")).unwrap();
+    fs::write(source.join("hello"), "hello, world\n").unwrap();
+    fs::write(source.join("folder/data"), source::noise(1, 300_000)).unwrap();
     make(directory, "small.sqfs", &source, &["-comp", "zstd"])
+}
+
+/// An image `text.sqfs` whose file `dir/file` has a damaged block.
+pub fn damaged(directory: &Path) -> PathBuf {
+    let source = directory.join("text");
+    fs::create_dir_all(source.join("dir")).unwrap();
+    fs::write(source.join("dir/file"), "words that compress ".repeat(10_000)).unwrap();
+    let options = ["-comp", "zstd", "-no-fragments", "-b", "1M"];
+    let image = make(directory, "text.sqfs", &source, &options);
+    // The first data block follows the superblock and the compressor options, if any.
+    let mut bytes = fs::read(&image).unwrap();
+    bytes[110..140].fill(0xaa);
+    fs::write(&image, bytes).unwrap();
+    image
 }

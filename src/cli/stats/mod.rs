@@ -108,7 +108,7 @@ fn mount_points(given: &[PathBuf], report: impl Fn(&Error)) -> Result<Vec<PathBu
                 found.push(mount_point);
                 continue;
             }
-            State::Stale => "a stale mount: its daemon has ended",
+            State::Stale => lifecycle::STALE,
             State::Silent => "its daemon does not answer; it may be stopped",
             State::Unknown | State::Detached => continue,
         };

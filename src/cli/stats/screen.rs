@@ -5,9 +5,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::super::term;
 use super::interval::{Bottleneck, Interval, Shares};
 use crate::lifecycle::Snapshot;
-use crate::log::{Label, Message, printable};
+use crate::log::{Message, printable};
 use crate::stats::{ReadaheadState, StageCounts};
 use crate::units::{counted, format_duration, format_percent, format_size};
 
@@ -88,8 +89,7 @@ pub(super) fn totals(reading: &Snapshot, messages: &[Message]) -> Vec<String> {
         let requests = counted(reading.faults, "request");
         add("faults", format!("{requests} failed"));
     }
-    let messages = messages.iter().filter(|message| message.label != Label::Hint);
-    lines.extend(messages.map(|message| format!("  {}", printable(&message.line()))));
+    lines.extend(term::without_hints(messages).map(|line| format!("  {line}")));
     lines
 }
 

@@ -97,7 +97,7 @@ pub fn messages(path: &Path) -> Vec<Message> {
 }
 
 /// What is wrong with a stale mount.
-pub(super) const STALE: &str = "a stale mount: its daemon has ended";
+pub const STALE: &str = "a stale mount: its daemon has ended";
 
 /// The error for a mount point at which `entry` is mounted, which is no archfs mount of this user.
 pub(super) fn foreign(mount_point: &Path, entry: &MountEntry) -> Error {
