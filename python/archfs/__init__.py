@@ -9,17 +9,23 @@
 The program archfs, which is part of this package, does the work. See docs/PYTHON.md.
 """
 
+from typing import TYPE_CHECKING
+
 from ._archive import Entry, Verified, extract, ls, open, read, verify
 from ._errors import (
+    AlreadyExists,
     CannotMount,
     DamagedArchive,
     Error,
     ExecutableNotFound,
+    IsADirectory,
     MissingFile,
     NotMounted,
+    PermissionDenied,
     TimedOut,
     UsageError,
 )
+from ._command import version as _version
 from ._executable import executable
 from ._info import ArchiveInfo, info
 from ._mount import Mount, mount, mount_until_exit
@@ -28,18 +34,21 @@ from ._options import PathLike, Size, Time
 from ._pack import PackSummary, pack
 
 __all__ = [
+    "AlreadyExists",
     "ArchiveInfo",
     "CannotMount",
     "DamagedArchive",
     "Entry",
     "Error",
     "ExecutableNotFound",
+    "IsADirectory",
     "Listed",
     "MissingFile",
     "Mount",
     "NotMounted",
     "PackSummary",
     "PathLike",
+    "PermissionDenied",
     "Size",
     "Time",
     "TimedOut",
@@ -59,3 +68,20 @@ __all__ = [
     "verify",
     "wait",
 ]
+
+__version__: str
+
+# A type checker would take any name for one of this package.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Only now, because this import takes longer than all others.
+        import importlib.metadata
+
+        try:
+            return importlib.metadata.version(__name__)
+        except importlib.metadata.PackageNotFoundError:
+            # The package is used from its source directory.
+            return _version()

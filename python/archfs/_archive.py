@@ -138,13 +138,14 @@ def verify(
 @takes(ContentOptions)
 def extract(
     *paths: PathLike,
+    directory: Optional[PathLike] = None,
     only: Union[PathLike, Iterable[PathLike]] = (),
     overwrite: bool = False,
     partial: bool = False,
     threads: Optional[int] = None,
     **content: Unpack[ContentOptions],
 ) -> None:
-    """Unpacks archives into a directory, which is the last of `paths`: `extract("data.sqfs", "data")`.
+    """Unpacks archives into a directory: `extract("data.sqfs", "data")`, or `extract("data.sqfs", directory="data")`.
 
     With `only`, a path or several, just these and what is below them. If some files could not be written, the
     others were, and Error has a line for each in `notes`.
@@ -160,4 +161,5 @@ def extract(
             **content,
         }
     )
-    _command.run(["extract", *options, "--", *(path(one) for one in paths)], needs=paths[:-1])
+    given = [*paths] if directory is None else [*paths, directory]
+    _command.run(["extract", *options, "--", *(path(one) for one in given)], needs=given[:-1])

@@ -71,6 +71,11 @@ def run(
     return outcome
 
 
+def version() -> str:
+    """The version of the program."""
+    return run(["--version"]).output.decode().split()[-1]
+
+
 def run_json(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
     """Runs `archfs WORDS` and returns the JSON it prints. Raises the same errors as `run`."""
     outcome = run(words, needs=needs)
@@ -150,8 +155,12 @@ def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
 
 
 def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, error_output: int) -> None:
+    # Messages are read here, so they are to have no color.
+    variables = {**os.environb, b"NO_COLOR": b"1"}
     try:
-        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output)
+        subprocess.Popen.__init__(
+            process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output, env=variables
+        )
     except OSError as error:
         if error.errno is None or error.errno in _SHORT_OF:
             raise

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _command, _leases, _scratch
-from ._errors import Error, UsageError, missing
+from ._errors import Error, UsageError, missing, public
 from ._options import PATHS, MountOptions, PathLike, is_url, mount_words, path, shown, takes
 from ._options import archive as absolute_archive
 
@@ -41,7 +41,7 @@ class Mount:
         try:
             _leases.take(resolved, self._lease, lambda: _mounted(command, archives, resolved, timeout))
             self._ends = weakref.finalize(self, _dropped, self._lease)
-            # At exit all mounts are given back, and a ResourceWarning would be wrong.
+            # At exit all mounts are given back, and a warning would be wrong.
             self._ends.atexit = False
         except BaseException:  # For example, Ctrl-C between two of these lines.
             _leases.release_or_log(resolved, self._lease)
@@ -62,6 +62,7 @@ class Mount:
         """Whether it was unmounted."""
         return not self._ends.alive
 
+    @public
     def unmount(self) -> None:
         """Releases the mount. Returns when it is unmounted, unless others hold it. Open or mapped files stay
         readable until they are closed. Calling it again does nothing, or retries if it failed.
@@ -70,6 +71,7 @@ class Mount:
             self._lease.release()
             self._ends.detach()
 
+    @public
     def stats(self) -> dict[str, Any]:
         """The counters of the mount so far: requests, bytes, latencies (docs/STATS.md)."""
         numbers: dict[str, Any] = _command.run_json(["stats", "--json", "--", self._lease.mount_point])
@@ -230,8 +232,9 @@ def _dropped(lease: _Lease) -> None:
     """A Mount was collected without a call of unmount()."""
     if lease.pid != os.getpid() or not _leases.release_or_log(lease.mount_point, lease):
         return
-    warnings.warn(f"{lease.mount_point}: unmounted, because its Mount was garbage-collected", ResourceWarning,
-                  stacklevel=2)
+    # Not a ResourceWarning, which Python does not show: a program that reads on finds an empty directory.
+    text = "unmounted, because no variable refers to its Mount; keep the Mount, or use archfs.mount_until_exit"
+    warnings.warn(f"{lease.mount_point}: {text}", RuntimeWarning, stacklevel=3)
 
 
 # Variables in which batch systems pass the job's id.

@@ -8,7 +8,9 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Callable, Optional, TypedDict, TypeVar, Union
+from typing import Any, Callable, Optional, TypedDict, Union
+
+from ._errors import Function, public
 
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 """A path. Names that are not UTF-8 are passed as bytes, or as the str that os.fsdecode returns."""
@@ -20,11 +22,11 @@ Time = Union[int, float, str]
 """Seconds, or a text such as "90s", "15m" or "2h"."""
 
 
+# The schemes of URLs that archfs reads.
+URLS = ("https", "http", "s3")
+
 # A URL, perhaps with a mistyped scheme: archfs hides its secrets only if it gets it as it is.
 _LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 
 class ContentOptions(TypedDict, total=False):
     """Keywords of all functions that open an archive: what it contains. `recursive` is an old name of `nested`."""
@@ -78,6 +80,7 @@ def takes(options: type) -> Callable[[Function], Function]:
         own = [one for one in inspect.signature(function).parameters.values() if one.kind is not one.VAR_KEYWORD]
         fixed = {one.name for one in own}
 
+        @public
         @functools.wraps(function)
         def checked(*arguments: Any, **keywords: Any) -> Any:
             unknown = keywords.keys() - names - fixed
@@ -106,7 +109,7 @@ def archive(value: PathLike) -> str:
 
 def is_url(archive: str) -> bool:
     """Whether an archive is at a URL that archfs reads."""
-    return archive.partition("://")[0].lower() in ("https", "http", "s3") and "://" in archive
+    return archive.partition("://")[0].lower() in URLS and "://" in archive
 
 
 def shown(archive: str) -> str:

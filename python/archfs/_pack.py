@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Optional, TypedDict, Union
 
 from . import _command, _scratch
+from ._errors import public
 from ._options import PathLike, Size, path, words
 
 
@@ -53,6 +54,7 @@ class PackSummary(_Always, total=False):
     classes: int
 
 
+@public
 def pack(
     *paths: PathLike,
     archive: Optional[PathLike] = None,

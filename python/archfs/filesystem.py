@@ -17,7 +17,7 @@ import fsspec
 
 from ._archive import Entry
 from ._errors import UsageError
-from ._options import PathLike, Size
+from ._options import URLS, PathLike, Size
 from ._reader import TO_END, Reader, check
 
 # How much of a file is read when it is opened, bytes. Most files of a dataset are complete then.
@@ -64,8 +64,13 @@ class ArchiveFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         if self._cached:
             return
         super().__init__(**storage_options)
-        if target_protocol not in (None, "file", "local"):
+        if target_protocol not in (None, "file", "local", *URLS):
             raise UsageError(f"archfs: cannot read an archive from {target_protocol}://", "copy it to a file system")
+        # archfs reads URLs itself. What fsspec's own file system for them needs to know does not reach it.
+        if target_protocol in URLS and target_options:
+            names = ", ".join(sorted(target_options))
+            hint = "archfs takes credentials and certificates from the environment (docs/how-to/object-storage.md)"
+            raise UsageError(f"archfs: options of {target_protocol}:// have no effect: {names}", hint)
         archives = [fo] if isinstance(fo, (str, bytes, os.PathLike)) else list(fo)
         if not archives or archives == [""]:
             raise UsageError("archfs: no archive", 'add it to the URL: "archfs://PATH::data.sqfs"')

@@ -23,7 +23,7 @@ class ArchiveTest(Stage):
                 if entry["kind"] == "file":
                     self.assertEqual(entry["size_bytes"], found.st_size)
         self.assertEqual([entry["path"] for entry in archfs.ls(self.image, "f*/d*", b"hello")], ["folder/data", "hello"])
-        with self.assertRaisesRegex(archfs.Error, "none: no such path"):
+        with self.assertRaisesRegex(archfs.MissingFile, "none: no such path"):
             archfs.ls(self.image, "none")
         with self.assertRaises(archfs.MissingFile):
             archfs.ls("none.sqfs")
@@ -48,9 +48,14 @@ class ArchiveTest(Stage):
             self.assertEqual(archfs.read(archive, "folder/data"), BIG)
             with archfs.open(archive, "/folder/data") as file:
                 self.assertEqual((file.seek(-3, os.SEEK_END), file.read()), (len(BIG) - 3, BIG[-3:]))
-        for missing in ("folder", "none"):
-            with self.assertRaises(archfs.Error):
-                archfs.read(self.image, missing)
+            with self.assertRaises(archfs.IsADirectory) as caught:
+                archfs.read(archive, "folder")
+            self.assertIsInstance(caught.exception, IsADirectoryError)
+            self.assertEqual(caught.exception.filename, f"{archive}: folder")
+            with self.assertRaises(archfs.MissingFile) as caught:
+                archfs.read(archive, "none")
+            self.assertEqual(caught.exception.filename, f"{archive}: none")
+            self.assertEqual(caught.exception.hint, f"to see its paths: archfs.ls({archive!r})")
 
     def test_damage_is_in_the_result_of_verify(self):
         sound = archfs.verify(self.image)
@@ -76,7 +81,7 @@ class ArchiveTest(Stage):
             archfs.extract(self.image, out)
         self.assertTrue(caught.exception.message)
         part = os.path.join(self.work, "part")
-        archfs.extract(self.tar, part, only=b"hello")
+        archfs.extract(self.tar, directory=part, only=b"hello")
         self.assertEqual(os.listdir(part), ["hello"])
 
 

@@ -1,15 +1,17 @@
 """Errors are raised as the documented exceptions."""
 
+import importlib.metadata
 import logging
 import os
 import pickle
 import shutil
 import signal
 import subprocess
+import traceback
 import unittest.mock
 
 import archfs
-from stage import Stage, mounted
+from stage import Stage, mounted, run
 
 
 class ErrorTest(Stage):
@@ -45,7 +47,7 @@ class ErrorTest(Stage):
     def test_not_an_archive_and_a_damaged_archive(self):
         error = self.failing(archfs.DamagedArchive, archfs.mount, os.path.join(self.source, "hello"))
         self.assertEqual(error.status, 3)
-        self.assertRegex(str(error), "(?s)not a SquashFS image, tar or ZIP archive\nhint: .*--offset")
+        self.assertRegex(str(error), "(?s)not a SquashFS image, tar or ZIP archive\nhint: .*offset=N")
         damaged = os.path.join(self.work, "damaged.sqfs")
         with open(self.image, "rb") as file:
             image = bytearray(file.read())
@@ -108,6 +110,62 @@ class ErrorTest(Stage):
         shutil.copytree(os.path.dirname(archfs.__file__), os.path.join(package, "archfs"))
         program = shutil.copy(archfs.executable(), os.path.join(package, "program"))
         return {"PYTHONPATH": package, "ARCHFS_EXECUTABLE": program, "PATH": os.environ["PATH"]}
+
+    def test_a_file_that_exists_and_one_that_may_not_be_read(self):
+        error = self.failing(archfs.AlreadyExists, archfs.pack, self.source, self.image)
+        self.assertIsInstance(error, FileExistsError)
+        self.assertEqual((error.filename, error.errno), (self.image, 17))
+        self.assertEqual(str(error), f"{self.image}: already exists\nhint: use force=True to replace it")
+        error = self.failing(archfs.IsADirectory, archfs.info, self.source)
+        self.assertEqual((error.filename, error.errno), (self.source, 21))
+        if os.geteuid() != 0:
+            self.skipTest("needs root, to become another user")
+        code = (
+            "try:\n"
+            "    archfs.info(IMAGE)\n"
+            "except PermissionError as error:\n"
+            "    print(type(error).__name__, error.errno, error.filename)\n"
+        )
+        private = os.path.join(self.work, "private.sqfs")
+        shutil.copy(self.image, private)
+        os.chmod(private, 0o600)
+        os.chmod(self.work, 0o755)
+        other = subprocess.run(
+            [os.path.realpath("/usr/bin/python3"), "-c", f"import archfs\nIMAGE = {private!r}\n{code}"],
+            user=65534, group=65534, capture_output=True, text=True, check=False, env=self.reachable(),
+        )
+        self.assertEqual(other.stdout, f"PermissionDenied 13 {private}\n", other.stderr)
+
+    def test_hints_and_messages_name_keywords(self):
+        error = self.failing(archfs.UsageError, archfs.mount, self.image, cache="lots")
+        self.assertTrue(error.message.startswith('cache: "lots" is not a size'), error.message)
+        for hint, here in [
+            ("use --keep-going to leave them out", "use keep_going=True to leave them out"),
+            ("give all files one owner: --owner UID:GID", "give all files one owner: owner=UID:GID"),
+            ("lower --cache or --threads", "lower cache=... or threads=..."),
+            ("in a container, add --device /dev/fuse", "in a container, add --device /dev/fuse"),
+            ("run `archfs doctor` to see", "run `python -m archfs doctor` to see"),
+            ("to list it: archfs ls a.sqfs train", "to list it: archfs.ls('a.sqfs', 'train')"),
+            ("to see its paths: archfs ls 'my data.sqfs'", "to see its paths: archfs ls 'my data.sqfs'"),
+            ("mounts that you no longer need (archfs list), or", "mounts that you no longer need (archfs.list()), or"),
+        ]:
+            self.assertEqual(archfs._errors.in_python(hint), here)
+
+    def test_a_traceback_shows_the_line_of_the_caller_and_one_of_the_package(self):
+        for call in (lambda: archfs.mount("/nowhere.sqfs"), lambda: archfs.pack("/nowhere", "x.sqfs")):
+            # assertRaises clears the traceback.
+            frames = []
+            try:
+                call()
+            except archfs.MissingFile as error:
+                frames = [os.path.basename(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+            self.assertEqual(frames[-2:], ["test_errors.py", "_errors.py"])
+
+    def test_the_version_is_that_of_the_program(self):
+        self.assertEqual(f"archfs {archfs.__version__}\n", run("--version"))
+        with unittest.mock.patch("importlib.metadata.version", side_effect=importlib.metadata.PackageNotFoundError):
+            self.assertEqual(f"archfs {archfs.__version__}\n", run("--version"))
+        self.assertFalse(hasattr(archfs, "no_such_name"))
 
     def test_a_timeout(self):
         slow = self.program('[ "$1" != mount ] || exec sleep 60; exit 5')

@@ -2,8 +2,11 @@
 directory.
 """
 
+import contextlib
 import errno
+import functools
 import gc
+import http.server
 import multiprocessing
 import os
 import pickle
@@ -52,6 +55,43 @@ def read_all(archive):
     """In another process: the contents of all files, and the server that it used."""
     fs = fsspec.filesystem("archfs", fo=archive)
     return fs.cat([path for path in fs.find("") if path not in ("dangling", "to-folder")]), servers(archive)
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Serves files with single ranges, which the base class lacks."""
+
+    def do_GET(self):
+        path = self.translate_path(self.path)
+        if not os.path.isfile(path):
+            self.send_error(404)
+            return
+        with open(path, "rb") as file:
+            data = file.read()
+        first, _, last = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
+        start, end = int(first), min(int(last or len(data)), len(data) - 1)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
+        self.send_header("Content-Length", str(end + 1 - start))
+        self.send_header("ETag", f'"{zlib.crc32(data)}"')
+        self.end_headers()
+        self.wfile.write(data[start : end + 1])
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def served(directory):
+    """The URL of a server for the files of `directory`."""
+    handler = functools.partial(Ranges, directory=directory)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def descriptors():
@@ -135,6 +175,17 @@ class FileSystemTest(Stage):
                 self.assertEqual(file.read(10), BIG[:10])
             self.assertEqual(fsspec.get_mapper(f"archfs://folder::{archive}")["data"], BIG)
 
+    def test_a_chain_reads_an_archive_at_a_url(self):
+        with served(self.work) as url:
+            chain = f"archfs://folder/data::{url}/data.sqfs"
+            with fsspec.open(chain) as file:
+                self.assertEqual(file.read(), BIG)
+            # Options of the file system for https:// do not reach archfs.
+            with self.assertRaisesRegex(archfs.UsageError, "options of http:// have no effect: cookies"):
+                fsspec.open(chain, http={"cookies": {}}).open()
+        with self.assertRaisesRegex(archfs.UsageError, "cannot read an archive from memory://"):
+            fsspec.open("archfs://hello::memory://data.sqfs").open()
+
     def test_large_files_take_several_replies(self):
         data = random.Random(1).randbytes(5 << 20)
         source = os.path.join(self.work, "large")
@@ -169,7 +220,7 @@ class FileSystemTest(Stage):
         with self.assertRaises(archfs.UsageError):
             fsspec.filesystem("archfs")
         with self.assertRaises(archfs.UsageError):
-            self.file_system("x.sqfs", target_protocol="s3")
+            self.file_system("x.sqfs", target_protocol="gcs")
         self.assertEqual(fs.cat("hello"), b"hello\n")
 
     def test_damage_is_an_input_output_error(self):

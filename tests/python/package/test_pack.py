@@ -79,7 +79,7 @@ class PackTest(Stage):
     def test_an_existing_archive_is_replaced_only_on_request(self):
         image = self.out("out.sqfs")
         archfs.pack(self.source, image)
-        with self.assertRaisesRegex(archfs.Error, "--force"):
+        with self.assertRaisesRegex(archfs.AlreadyExists, "force=True"):
             archfs.pack(self.source, image)
         archfs.pack(self.source, image, force=True)
 

@@ -34,6 +34,7 @@ def reads(archive: Path) -> list[str]:
     data: bytes = archfs.read(archive, names[0]) + archfs.open(archive, names[1]).read()
     verified: archfs.Verified = archfs.verify(archive, threads=2)
     archfs.extract(archive, "more.tar", "out", only=[b"train"], overwrite=True)
+    archfs.extract(archive, directory=Path(archfs.__version__))
     archfs.wait("/mnt", timeout=5)
     archfs.unmount(b"/mnt", lazy=True)
     mounts: list[archfs.Listed] = archfs.list()
@@ -48,6 +49,7 @@ def fails() -> Optional[str]:
         return f"{error.hint} {status}"
     except (archfs.TimedOut, archfs.Error) as error:
         return error.hint
+    print(archfs.no_such)  # type: ignore[attr-defined]
     archfs.mount(1)  # type: ignore[arg-type]
     archfs.mount("a", cache=1.5)  # type: ignore[arg-type]
     archfs.mount("a", no_such="x")  # type: ignore[call-arg]
