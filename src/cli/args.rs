@@ -20,8 +20,9 @@ pub(super) const LOGGING: &str = "Logging";
 /// What to mount, where and how. `-h` shows the options that most users need.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MountArgs {
-    /// One or more archives, then the directory to mount them on; it is created if missing, and
-    /// `run` chooses one if none is given
+    /// The archives, then the directory to mount them on
+    ///
+    /// It is created if it is missing. `run` chooses one if none is given.
     #[arg(value_name = "PATH", num_args = 1.., required = true)]
     pub(super) paths: Vec<PathBuf>,
 
@@ -59,8 +60,10 @@ pub(super) struct MountArgs {
     #[arg(help_heading = ARCHIVE, hide_short_help = true, long, value_name = "FILE", env = "ARCHFS_INDEX")]
     pub(super) index: Option<PathBuf>,
 
-    /// Memory for decompressed blocks [default: a quarter of the job's memory, an eighth if the job
-    /// has 256M or less; at most 16G and a third of the memory left]
+    /// Memory for decompressed blocks [default: a quarter of the job's memory]
+    ///
+    /// By default an eighth if the job has 256M or less, and at most 16G and a third of the memory
+    /// left.
     #[arg(help_heading = MEMORY, long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     pub(super) cache: Option<u64>,
 
@@ -68,8 +71,9 @@ pub(super) struct MountArgs {
     #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "TIME", value_parser = time, default_value = "30s", env = "ARCHFS_CACHE_IDLE")]
     pub(super) cache_idle: Duration,
 
-    /// Copy the archives to DIR on this node in the background, for example /dev/shm; removed with
-    /// the mount
+    /// Copy the archives to DIR on this node
+    ///
+    /// In the background, for example to /dev/shm. The copy is removed with the mount.
     #[arg(help_heading = MEMORY, long, value_name = "DIR", env = "ARCHFS_STAGE")]
     pub(super) stage: Option<PathBuf>,
 
@@ -86,6 +90,7 @@ pub(super) struct MountArgs {
     /// With --stage: leave the copy for your next job; all your copies in DIR take up to SIZE
     #[arg(
         help_heading = MEMORY,
+        hide_short_help = true,
         long,
         value_name = "SIZE",
         value_parser = size,
@@ -93,14 +98,17 @@ pub(super) struct MountArgs {
     )]
     pub(super) stage_keep: Option<u64>,
 
-    /// Read ahead of programs in the background, where they wait for storage: in proportion to what
-    /// they read (auto), or all of the archives (all) [default: auto]
+    /// Read ahead of programs: auto, off or all [default: auto]
+    ///
+    /// In the background. auto reads ahead where programs wait for storage, in proportion to what
+    /// they read. all reads the whole archives.
     #[arg(
         help_heading = MEMORY,
         long,
         value_name = "HOW",
         default_value = "auto",
         hide_default_value = true,
+        hide_possible_values = true,
         env = "ARCHFS_READAHEAD"
     )]
     pub(super) readahead: ReadaheadName,
@@ -162,7 +170,9 @@ pub(super) struct MountArgs {
     #[arg(help_heading = LOGGING, hide_short_help = true, long, value_name = "FILE", env = "ARCHFS_STATS_JSON")]
     pub(super) stats_json: Option<PathBuf>,
 
-    /// Print a summary when the mount ends: a line, or with run a chart
+    /// Print a summary when the mount ends
+    ///
+    /// A line, or with run a chart.
     #[arg(
         help_heading = LOGGING,
         long,
@@ -177,7 +187,9 @@ pub(super) struct MountArgs {
     )]
     pub(super) stats: Summary,
 
-    /// Print how it was mounted, how long each step took, and details of errors
+    /// Print details of the mount and of errors
+    ///
+    /// How it was mounted, how long each step took, and where an archive is damaged.
     #[arg(help_heading = LOGGING, short, long, conflicts_with = "quiet")]
     pub(super) verbose: bool,
 

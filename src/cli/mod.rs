@@ -57,11 +57,13 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  archfs pack imagenet/ imagenet.sqfs                             (once; a tar needs no packing)
-  srun archfs run imagenet.sqfs -- python train.py --data {}      (all of a job script, or:)
-  archfs mount imagenet.sqfs /dev/shm/$USER-$SLURM_JOB_ID || exit (until the script ends)
-  archfs ls imagenet.sqfs n01440764                               (without mounting)
-  archfs doctor                                                   (can this node mount?)";
+  archfs pack imagenet/ imagenet.sqfs       (once; a tar needs no packing)
+  srun archfs run imagenet.sqfs -- python train.py --data {}
+                                            (all of a job script, or:)
+  archfs mount imagenet.sqfs /dev/shm/$USER-$SLURM_JOB_ID || exit
+                                            (until the script ends)
+  archfs ls imagenet.sqfs n01440764         (without mounting)
+  archfs doctor                             (can this node mount?)";
 
 /// The commands as the help lists them.
 const GROUPS: [(&str, &[&str]); 5] = [
@@ -200,7 +202,25 @@ fn is_subcommand(word: &OsStr) -> bool {
     word.to_str().is_some_and(is_name) || Cli::command().find_subcommand(word).is_some()
 }
 
+/// A command whose `-h` is short: without variables, and with only the examples below its options.
+/// `--help` has the rest.
+fn for_one_screen(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| arg.hide_env(true));
+    let has_more = command.get_arguments().any(clap::Arg::is_hide_short_help_set);
+    let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    match text.split("\n\n").find(|paragraph| paragraph.starts_with("Examples:")) {
+        Some(examples) if has_more => command.after_help(examples.to_owned()),
+        _ => command,
+    }
+}
+
 fn run_with(arguments: &[OsString]) -> ExitCode {
+    // With an archive, -h asks for sizes that people can read, as in ls(1).
+    if let [program, ls, option] = arguments
+        && (ls, option) == (&OsString::from("ls"), &OsString::from("-h"))
+    {
+        return run_with(&[program.clone(), ls.clone(), "--help".into()]);
+    }
     if let Some(error) = mistakes::foreign_option(arguments) {
         return exit::status(Err(error));
     }
@@ -210,8 +230,7 @@ fn run_with(arguments: &[OsString]) -> ExitCode {
         command = with_groups(command);
     }
     if arguments.iter().take_while(|word| *word != "--").any(|word| word == "-h") {
-        // One screen. --help has the variables.
-        command = command.mut_subcommands(|command| command.mut_args(|arg| arg.hide_env(true)));
+        command = command.mut_subcommands(for_one_screen);
     }
     let parsed = config::parse(command, arguments);
     if let Some(error) = parsed.as_ref().ok().and_then(mistakes::without_effect) {

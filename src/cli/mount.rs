@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fs;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use super::args::{LIFETIME, SLURM};
@@ -26,7 +26,7 @@ pub(super) struct Args {
     mount: args::MountArgs,
 
     /// Unmount when process PID exits [default: the batch script, else the calling process]
-    #[arg(help_heading = LIFETIME, long, value_name = "PID", conflicts_with = "keep")]
+    #[arg(help_heading = LIFETIME, hide_short_help = true, long, value_name = "PID", conflicts_with = "keep")]
     until_pid: Option<i32>,
 
     /// Stay mounted until `archfs unmount`
@@ -75,13 +75,13 @@ const EXAMPLES: &str = "\
 In a job script the first two lines are enough. archfs unmounts when the script ends.
 
 Examples:
-  P=/dev/shm/$USER-$SLURM_JOB_ID                     (a mount point for this job)
+  P=/dev/shm/$USER-$SLURM_JOB_ID                   (a mount point for this job)
   archfs mount data.sqfs $P && python train.py $P
 
-  archfs mount shard-*.tar extra.sqfs $P             (one tree; later archives win)
+  archfs mount shard-*.tar extra.sqfs $P           (one tree; later ones win)
   archfs mount --nested ILSVRC2012_img_train.tar $P
-  archfs mount --stage /dev/shm data.sqfs $P         (copied to this node)
-  archfs mount --all-nodes data.sqfs $P              (on every node of a Slurm job)
+  archfs mount --stage /dev/shm data.sqfs $P       (copied to this node)
+  archfs mount --all-nodes data.sqfs $P            (on all nodes of a Slurm job)
   archfs mount --keep data.sqfs $P && ls $P && archfs unmount $P";
 
 pub(super) fn run(args: &Args) -> Result<u8> {
@@ -145,8 +145,10 @@ fn launch(args: &Args, plan: MountPlan, ready: &mut Ready) -> Result<u8> {
     let mounted = lifecycle::mount(&plan, caller, &|message| wait_bar(message, quiet))?;
     // mount(8) prints nothing on success.
     if !quiet && !args.mount_helper {
-        // A user who names a holder knows the choices.
-        let hint = holder.hint().filter(|_| holder_choice == HolderChoice::Default);
+        // A user who names a holder knows the choices, and a job script was written once for all of
+        // its jobs.
+        let is_asked = holder_choice == HolderChoice::Default && io::stderr().is_terminal();
+        let hint = holder.hint().filter(|_| is_asked);
         report_mounted(args.mount.split_paths()?, mounted, (holder, hint), is_warned);
         if std::env::current_dir().is_ok_and(|current| current.starts_with(&plan.mount_point)) {
             // The working directory of a process stays the directory below the mount.

@@ -27,15 +27,19 @@ pub(super) struct Args {
     #[command(flatten)]
     mount: args::MountArgs,
 
-    /// Mount in a namespace that only COMMAND and its children see; leaves no stale mount
+    /// Mount where only COMMAND and its children see it; leaves no stale mount
+    ///
+    /// The mount is in a mount namespace of its own.
     #[arg(long, env = "ARCHFS_PRIVATE", value_parser = FalseyValueParser::new())]
     private: bool,
 
-    /// Let COMMAND read uncompressed files from the archive itself, by a preloaded library
+    /// Let COMMAND read uncompressed files from the archive itself
+    ///
+    /// By a preloaded library. All else goes through the mount.
     #[arg(long)]
     direct: bool,
 
-    /// If this node cannot mount, extract to a directory in DIR instead; removed at the end
+    /// If this node cannot mount, extract below DIR; removed at the end
     #[arg(long, value_name = "DIR", env = "ARCHFS_OR_EXTRACT")]
     or_extract: Option<PathBuf>,
 
@@ -52,9 +56,9 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   archfs run data.sqfs -- python train.py --data {}
-  srun archfs run data.sqfs -- python train.py --data {}  (the tasks of a node share the mount)
-  archfs run data.sqfs /data -- python train.py           (on a directory that you name)
-  archfs run --private data.sqfs -- python train.py {}    (needs no fusermount)
+  srun archfs run data.sqfs -- python train.py --data {}  (tasks share a mount)
+  archfs run data.sqfs /data -- python train.py           (at a chosen place)
+  archfs run --private data.sqfs -- python train.py {}    (without fusermount)
 
 Without MOUNTPOINT, archfs chooses a private directory in /dev/shm, $TMPDIR or /tmp, and writes it
 in place of {} in COMMAND. The same archives in the same job have the same directory. The last path

@@ -23,15 +23,16 @@ use crate::pack::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs pack train/ train.sqfs
-  archfs pack ILSVRC2012_img_train.tar imagenet.sqfs          (a tar of tars: each becomes a directory)
+  archfs pack ILSVRC2012_img_train.tar imagenet.sqfs         (a tar of tars)
   archfs pack --exclude '*.tmp' --exclude .git/ project/ project.sqfs
-  archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs   (lines of PATH <tab> NEW PATH)
+  archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs  (PATH <tab> NEW)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
 Exit status: 0 done; 1 failed, or some files could not be packed; 3 a source is damaged.")]
 pub(in crate::cli) struct Args {
-    /// Directories, archives (-: from standard input) and files, then the archive to make: .sqfs or
-    /// .tar
+    /// Directories, archives and files, then the archive to make: .sqfs or .tar
+    ///
+    /// -: an archive from standard input.
     #[arg(value_names = ["SOURCE", "ARCHIVE"], num_args = 1.., required = true)]
     paths: Vec<PathBuf>,
 
@@ -39,11 +40,13 @@ pub(in crate::cli) struct Args {
     #[arg(short, long)]
     force: bool,
 
-    /// Compressor of blocks: zstd, gzip, xz, lz4 or none, with a level: zstd:19
-    #[arg(short, long, value_name = "NAME[:LEVEL]", value_parser = compressor)]
+    /// zstd, gzip, xz, lz4 or none, perhaps with a level: zstd:19
+    #[arg(short, long, value_name = "NAME", value_parser = compressor)]
     compressor: Option<Compressor>,
 
-    /// Pack quickly, for what is packed often, such as a Python environment: zstd:3
+    /// Pack quickly (zstd:3), for what is packed often
+    ///
+    /// For example a Python environment.
     #[arg(long, conflicts_with_all = ["compressor", "profile"])]
     fast: bool,
 
@@ -53,41 +56,43 @@ pub(in crate::cli) struct Args {
 
     /// Bytes that may be decompressed to read a small file [default: 32K; one block with --profile
     /// archive]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = size)]
     read_cost: Option<u64>,
 
     /// Block size, 4K to 1M [default: chosen by the sizes of the files]
-    #[arg(short, long, value_name = "SIZE", value_parser = size)]
+    #[arg(hide_short_help = true, short, long, value_name = "SIZE", value_parser = size)]
     block_size: Option<u64>,
 
-    /// Pack only the paths in FILE (-: standard input), one per line, relative to SOURCE, or to the
-    /// current directory if SOURCE is missing
+    /// Pack only the paths in FILE, one per line, relative to SOURCE
+    ///
+    /// Relative to the current directory if SOURCE is missing. -: standard input.
     #[arg(short = 'T', long, value_name = "FILE")]
     files_from: Option<PathBuf>,
 
     /// Paths in the --files-from file end with NUL, not with a newline
-    #[arg(short = '0', long, requires = "files_from")]
+    #[arg(hide_short_help = true, short = '0', long, requires = "files_from")]
     null: bool,
 
-    /// Leave out what matches, as a line of a .gitignore file does: *.tmp, cache/, /val, !keep.tmp;
-    /// may be repeated
+    /// Leave out what matches, as a line of a .gitignore file: *.tmp
+    ///
+    /// Other examples: cache/, /val, !keep.tmp. May be repeated.
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     exclude: Vec<String>,
 
     /// Leave out what the patterns in FILE match (-: standard input), one per line; may be repeated
-    #[arg(short = 'X', long, value_name = "FILE")]
+    #[arg(hide_short_help = true, short = 'X', long, value_name = "FILE")]
     exclude_from: Vec<PathBuf>,
 
     /// Leave out extended attributes
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     no_xattrs: bool,
 
     /// In a tar, leave out the holes of sparse files; 7-Zip and busybox extract such files wrong
-    #[arg(long, conflicts_with = "shards")]
+    #[arg(hide_short_help = true, long, conflicts_with = "shards")]
     sparse: bool,
 
     /// Move files: lines of PATH, a tab and NEW PATH (a directory if it ends in /)
-    #[arg(long, value_name = "FILE")]
+    #[arg(hide_short_help = true, long, value_name = "FILE")]
     map: Option<PathBuf>,
 
     /// Owner of all files, as numeric ids
@@ -96,6 +101,7 @@ pub(in crate::cli) struct Args {
 
     /// Pack archives inside an archive as directories [default: if it holds only archives]
     #[arg(
+        hide_short_help = true,
         long = "nested",
         alias = "recursive",
         env = "ARCHFS_NESTED",
@@ -104,43 +110,49 @@ pub(in crate::cli) struct Args {
     recursive: bool,
 
     /// Pack a SOURCE that is a file as one file, also an archive
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     as_file: bool,
 
     /// Leave out file systems mounted below a directory
-    #[arg(short = 'x', long)]
+    #[arg(hide_short_help = true, short = 'x', long)]
     one_file_system: bool,
 
-    /// Make the archive without files that cannot be packed; the exit status is still 1
+    /// Make the archive without files that cannot be packed
+    ///
+    /// The exit status is still 1.
     #[arg(long)]
     keep_going: bool,
 
-    /// Make WebDataset shards of SIZE at most, NAME-000000.tar and so on; samples stay whole
+    /// Make WebDataset shards of SIZE at most
+    ///
+    /// They are NAME-000000.tar and so on. Samples stay whole.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     shards: Option<u64>,
 
     /// Shuffle the samples over all shards; the seed determines the order
-    #[arg(long, value_name = "SEED", requires = "shards")]
+    #[arg(hide_short_help = true, long, value_name = "SEED", requires = "shards")]
     shuffle: Option<u64>,
 
     /// Add to each sample its class, the number of its top directory, as .cls
-    #[arg(long, requires = "shards")]
+    #[arg(hide_short_help = true, long, requires = "shards")]
     labels: bool,
 
     /// Threads that read and compress [default: one for each CPU core]
-    #[arg(long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
+    #[arg(hide_short_help = true, long, value_name = "N", value_parser = threads, env = "ARCHFS_THREADS")]
     threads: Option<usize>,
 
     /// Memory for decompressed blocks of sources [default: a quarter of the job's memory, an eighth
     /// if the job has 256M or less; at most 16G and a third of the memory left]
-    #[arg(long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = size, env = "ARCHFS_CACHE")]
     cache: Option<u64>,
 
     /// Print one JSON object
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     pub(super) json: bool,
 
-    /// Print all files that cannot be packed, not only the first 20
+    /// Print the layout of the image, and all files that cannot be packed
+    ///
+    /// By default only the first 20.
     #[arg(short, long)]
     pub(super) verbose: bool,
 
