@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -71,6 +71,16 @@ impl Label {
             Self::Warning => "warning",
             Self::Note => "note",
             Self::Hint => "hint",
+        }
+    }
+
+    /// Red, yellow, none, cyan.
+    fn color(self) -> Option<&'static str> {
+        match self {
+            Self::Error => Some("31"),
+            Self::Warning => Some("33"),
+            Self::Note => None,
+            Self::Hint => Some("36"),
         }
     }
 }
@@ -225,14 +235,34 @@ pub fn text_of(error: &Error) -> String {
     if verbosity() == Verbosity::Verbose { format!("{error:#}") } else { error.to_string() }
 }
 
-/// A message as it is printed, with the newline, without errno numbers and secrets of URLs.
-pub fn line(label: Label, text: &str) -> String {
+/// Prints a message to standard error, in color if it is a terminal that has color.
+pub fn print(label: Label, text: &str) {
+    let line = line(label, text, label.color().filter(|_| has_color()));
+    // If standard error is closed, there is no other place for the message.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Whether messages have color: <https://no-color.org>.
+fn has_color() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    std::io::stderr().is_terminal()
+        && is_set("NO_COLOR").is_none()
+        && is_set("TERM").is_some_and(|name| name != "dumb")
+}
+
+/// A message as it is printed, with the newline, without errno numbers and secrets of URLs. With a
+/// `color`, a parameter of SGR (ECMA-48, 8.3.117), its first word has it.
+fn line(label: Label, text: &str, color: Option<&str>) -> String {
     static PREFIX: OnceLock<String> = OnceLock::new();
     let prefix = PREFIX.get_or_init(|| {
         let node = batch_job::current().map(|_| batch_job::node_name());
         prefix_on(node.as_deref())
     });
-    format!("{prefix}: {}: {}\n", label.word(), shown(text))
+    let word = match color {
+        Some(color) => format!("\x1b[{color}m{}\x1b[0m", label.word()),
+        None => label.word().to_owned(),
+    };
+    format!("{prefix}: {word}: {}\n", shown(text))
 }
 
 /// The text of a message as it is printed.
@@ -348,15 +378,16 @@ impl Log for Logger {
         let Some(suffix) = state.suffix(label, &message) else {
             return;
         };
-        let line = line(label, &format!("{message}{suffix}"));
-        // A failure to write the log cannot be reported.
-        let _ = match &mut state.sink {
+        let text = format!("{message}{suffix}");
+        match &mut state.sink {
             Some(file) => {
-                let timed = format!("{} {line}", format_utc(SystemTime::now()));
-                file.write_all(timed.as_bytes())
+                let timed =
+                    format!("{} {}", format_utc(SystemTime::now()), line(label, &text, None));
+                // A failure to write the log cannot be reported.
+                let _ = file.write_all(timed.as_bytes());
             }
-            None => std::io::stderr().write_all(line.as_bytes()),
-        };
+            None => print(label, &text),
+        }
     }
 
     fn flush(&self) {}
@@ -452,13 +483,15 @@ mod tests {
         assert_eq!(prefix_on(Some("nid0012")), "archfs[nid0012]");
         assert_eq!(prefix_on(None), "archfs");
         for label in [Label::Error, Label::Warning, Label::Note, Label::Hint] {
-            let line = line(label, "a.sqfs: no such file\n");
+            let line = line(label, "a.sqfs: no such file\n", None);
             assert!(line.ends_with(": a.sqfs: no such file\\n\n"), "{line}");
             let parsed = parse_line(line.trim_end());
             assert_eq!(parsed, Some((label, "a.sqfs: no such file\\n")), "{line}");
         }
         let refused = std::io::Error::from_raw_os_error(13).to_string();
-        assert!(line(Label::Error, &refused).ends_with(": error: Permission denied\n"));
+        let colored = |color| line(Label::Error, &refused, color);
+        assert!(colored(None).ends_with(": error: Permission denied\n"));
+        assert!(colored(Some("31")).ends_with(": \x1b[31merror\x1b[0m: Permission denied\n"));
         assert_eq!(parse_line("archfs[n1]: error: a: b"), Some((Label::Error, "a: b")));
         assert_eq!(parse_line("archfs: odd: a"), None);
         assert_eq!(parse_line("srun: error: a"), None);

@@ -2,26 +2,32 @@
 
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::bar::Bar;
+use super::ls::{self, Pattern};
 use super::open_args::OpenArgs;
 use super::term::written;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::vfs::{self, ContentCheck, Scratch, Tree};
+use crate::vfs::{self, Attr, ContentCheck, Scratch, Tree};
 
 /// Write files of an archive to standard output without mounting it
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "A PATH may be a pattern as in `archfs ls`: it stands for the files that it matches.
+
+Examples:
   archfs cat data.sqfs train/classes.txt
-  archfs cat data.tar.gz a.json b.json | jq .label")]
+  archfs cat data.sqfs 'logs/*.csv'
+  archfs cat data.tar.gz a.json b.json | jq .label"
+)]
 pub(super) struct Args {
     #[command(flatten)]
     open: OpenArgs,
 
-    /// The files in it; symbolic links are followed inside the archive
+    /// Files in it, or patterns; symbolic links are followed inside the archive
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 }
@@ -31,18 +37,35 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let progress = Arc::new(Progress::default());
     // On a terminal a bar would disturb the output.
     let _bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
-    for path in &args.paths {
-        cat(tree.as_ref(), &args.open, path, &progress)?;
+    let (tree, open) = (tree.as_ref(), &args.open);
+    for path in args.paths.iter().map(|path| path.as_os_str().as_bytes()) {
+        match vfs::resolve_file(tree, path) {
+            Err(error) if error.kind() == Kind::NotFound && Pattern::is_one(path) => {
+                ls::each_match(tree, open, path, false, &mut |found| match vfs::resolve_file(
+                    tree,
+                    &found.path,
+                ) {
+                    Err(error) if error.kind() == Kind::IsADirectory => Ok(false),
+                    file => cat(tree, open, &found.path, file, &progress).map(|()| true),
+                })?;
+            }
+            file => cat(tree, open, path, file, &progress)?,
+        }
     }
     Ok(0)
 }
 
-fn cat(tree: &dyn Tree, open: &OpenArgs, path: &Path, progress: &Progress) -> Result<()> {
-    let name = path.display();
-    let path_bytes = path.as_os_str().as_bytes();
-    let located = |error| open.located(path_bytes, error);
-    let attr = vfs::resolve_file(tree, path_bytes).map_err(located)?;
-    progress.begin(format!("reading {name}"));
+/// Writes the file at `path`, which was looked up.
+fn cat(
+    tree: &dyn Tree,
+    open: &OpenArgs,
+    path: &[u8],
+    file: Result<Attr>,
+    progress: &Progress,
+) -> Result<()> {
+    let located = |error| open.located(path, error);
+    let attr = file.map_err(located)?;
+    progress.begin(format!("reading {}", String::from_utf8_lossy(path)));
     progress.expect(attr.size);
     let checksum = tree.stored_crc32(attr.ino).map_err(located)?;
     let check = ContentCheck::new(checksum, attr.size);

@@ -116,7 +116,8 @@ fn conclusion(trial: &Trial, verdict: &Verdict) -> String {
     let working: Vec<_> =
         ways.iter().filter(|(_, tried)| tried.is_ok()).map(|(way, _)| *way).collect();
     let mut lines = match working.is_empty() {
-        true => "nothing can be mounted here; archfs ls, cat, info, verify, index and pack work\n"
+        true => "nothing can be mounted here; archfs ls, cat, info, verify, index and pack work\n\
+                 in a job, `archfs run --or-extract DIR` extracts the archive instead\n"
             .to_owned(),
         false => format!("works here: {}\n", working.join(", ")),
     };

@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::builder::FalseyValueParser;
 
@@ -17,8 +17,8 @@ use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::{counted, counted_directories, format_duration, format_size};
-use crate::vfs::{Counts, Finding, Location, Severity};
+use crate::units::counted;
+use crate::vfs::{Finding, Location, Severity};
 
 /// Unpack archives into a directory, in parallel
 #[derive(Debug, clap::Args)]
@@ -89,7 +89,15 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             term::show_error(&error.within(shown));
             Ok(status)
         }
-        Err(error) if error.kind() == Kind::NotFound => Err(error.within(args.archive_names())),
+        Err(error) if error.kind() == Kind::NotFound => {
+            let error = error.within(args.archive_names());
+            Err(match args.archives.as_slice() {
+                [archive] => {
+                    error.with_hint(format!("to see its paths: archfs ls {}", archive.display()))
+                }
+                _ => error,
+            })
+        }
         Err(error) => Err(error.within(shown)),
         Ok(extracted) => Ok(args.report(&extracted, start)),
     }
@@ -127,7 +135,9 @@ impl Args {
                     "{shown}: {what} not restored for {files}, for example {path}: {why}"
                 ));
             }
-            term::print_note(&format!("{shown}: {}", summary(*counts, start.elapsed())));
+            let (contents, pace) =
+                (term::contents(*counts), term::pace(counts.bytes, start.elapsed()));
+            term::print_note(&format!("{shown}: {contents}; {pace}"));
         }
         let is_damaged = problems.iter().any(|found| found.severity == Severity::Damage);
         match (problems.is_empty(), is_damaged) {
@@ -136,18 +146,4 @@ impl Args {
             (false, false) => 1,
         }
     }
-}
-
-/// What was extracted, in how long, and the rate.
-fn summary(counts: Counts, time: Duration) -> String {
-    let Counts { files, links, others, directories, bytes } = counts;
-    let mut parts = vec![counted(files, "file")];
-    for (count, noun) in [(links, "link"), (others, "other")] {
-        if count > 0 {
-            parts.push(counted(count, noun));
-        }
-    }
-    parts.extend([counted_directories(directories), format_size(bytes)]);
-    let rate = (bytes as f64 / time.as_secs_f64().max(1e-3)) as u64;
-    format!("{}; {}, {}/s", parts.join(", "), format_duration(time), format_size(rate))
 }

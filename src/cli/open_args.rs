@@ -74,6 +74,12 @@ impl OpenArgs {
                 .within(&archive)
                 .with_hint(format!("to see its paths: archfs ls {archive}"));
         }
+        if error.kind() == Kind::IsADirectory {
+            let path = String::from_utf8_lossy(path);
+            return error
+                .within(&archive)
+                .with_hint(format!("to list it: archfs ls {archive} {path}"));
+        }
         if !error.is_damage() && error.kind() != Kind::Io {
             return error.within(&archive);
         }

@@ -4,15 +4,17 @@
 //! Invariant: no byte of an archive reaches a terminal as a control character.
 
 use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
-use crate::log::{Label, Message, is_obeyed, line, printable, text_of};
-use crate::units::counted;
+use crate::log::{Label, Message, is_obeyed, print, printable, text_of};
+use crate::units::{counted, counted_directories, format_duration, format_size};
+use crate::vfs::Counts;
 
 /// Prints an error to standard error, and its hint on the next line.
 pub(super) fn show_error(error: &Error) {
@@ -142,9 +144,30 @@ pub(super) fn print_errors(
     rest
 }
 
-fn print(label: Label, text: &str) {
-    // If standard error is closed, there is no other place for the message.
-    let _ = std::io::stderr().write_all(line(label, text).as_bytes());
+/// What was read or written, as `find` counts it, and the bytes of the files, each file once:
+/// `1003 files, 22 directories, 5 symbolic links, 95.4 MiB`.
+pub(super) fn contents(counts: Counts) -> String {
+    let Counts { files, directories, links, others, bytes } = counts;
+    let mut parts = vec![counted(files, "file"), counted_directories(directories)];
+    for (count, noun) in [(links, "symbolic link"), (others, "special file")] {
+        if count > 0 {
+            parts.push(counted(count, noun));
+        }
+    }
+    parts.push(format_size(bytes));
+    parts.join(", ")
+}
+
+/// How long it took to read or write `bytes`: `65.4 ms, 1.4 GiB/s`.
+pub(super) fn pace(bytes: u64, time: Duration) -> String {
+    let rate = (bytes as f64 / time.as_secs_f64().max(1e-3)) as u64;
+    format!("{}, {}/s", format_duration(time), format_size(rate))
+}
+
+/// A bar of `columns` that is filled to `part` of 1.
+pub(super) fn bar(part: f64, columns: usize) -> String {
+    let filled = (part.clamp(0.0, 1.0) * columns as f64).round() as usize;
+    format!("{}{}", "#".repeat(filled), ".".repeat(columns - filled))
 }
 
 /// Columns if standard output is no terminal or does not know its size.
@@ -200,6 +223,25 @@ pub(super) fn written(result: std::io::Result<()>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contents_leave_out_what_is_not_there() {
+        let counts = Counts { files: 1, directories: 1, bytes: 1536, ..Counts::default() };
+        assert_eq!(contents(counts), "1 file, 1 directory, 1.5 KiB");
+        let counts = Counts { links: 2, others: 1, ..counts };
+        assert_eq!(
+            contents(counts),
+            "1 file, 1 directory, 2 symbolic links, 1 special file, 1.5 KiB"
+        );
+        assert_eq!(pace(3 << 20, Duration::from_millis(1500)), "1.5 s, 2.0 MiB/s");
+    }
+
+    #[test]
+    fn bars_show_shares() {
+        for (part, text) in [(0.0, "...."), (0.5, "##.."), (2.0, "####")] {
+            assert_eq!(bar(part, 4), text);
+        }
+    }
 
     #[test]
     fn json_keeps_its_value_without_control_characters() {

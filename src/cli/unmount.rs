@@ -89,13 +89,14 @@ fn unmount_all(args: &Args) -> u8 {
     for mountpoint in &args.mountpoints {
         let mount_point = mountpoint.display();
         let bar = Bar::wait(&format!("unmounting {mount_point}"));
-        let outcome = match args.held_by {
-            Some(pid) => lifecycle::give_back(mountpoint, pid),
-            None => lifecycle::unmount(mountpoint, how),
+        let (messages, outcome) = match args.held_by {
+            Some(pid) => (Vec::new(), lifecycle::give_back(mountpoint, pid)),
+            None => (lifecycle::unseen_messages(mountpoint), lifecycle::unmount(mountpoint, how)),
         };
         drop(bar);
         match outcome {
-            Ok(Unmounted::Gone) => {}
+            // The daemon that kept them has ended.
+            Ok(Unmounted::Gone) => messages.iter().for_each(crate::log::pass_on),
             Ok(Unmounted::Stays) => term::print_note(&format!("{mount_point}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
                 term::print_note(&format!("{mount_point}: still held by {others}"));

@@ -2,7 +2,7 @@
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::builder::FalseyValueParser;
 use serde::Serialize;
@@ -18,7 +18,6 @@ use crate::log::printable;
 use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::{counted, counted_directories};
 use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 /// Read every byte and record of archives, and report all damage
@@ -131,8 +130,8 @@ fn verify_one(args: &Args, archive: &PathBuf, cache: Option<u64>) -> Result<u8> 
     let bar = Bar::watch(&progress);
     let outcome = formats::verify(archive, &options, threads, &progress);
     drop(bar);
-    let seconds = start.elapsed().as_secs_f64();
-    let report = Report { args, archive, shown: archive.display().to_string(), seconds };
+    let time = start.elapsed();
+    let report = Report { args, archive, shown: archive.display().to_string(), time };
     match outcome {
         Ok(verified) => report.print_message(verified),
         Err(error) => {
@@ -151,7 +150,7 @@ struct Report<'r> {
     args: &'r Args,
     archive: &'r Path,
     shown: String,
-    seconds: f64,
+    time: Duration,
 }
 
 impl Report<'_> {
@@ -241,14 +240,13 @@ impl Report<'_> {
             damaged: count(Severity::Damage),
             unreadable: count(Severity::Unreadable),
             notes: count(Severity::LeftOut) + count(Severity::Note),
-            seconds: self.seconds,
+            seconds: self.time.as_secs_f64(),
         };
         line(&mut out, &row)?;
         written(out.flush())
     }
 
     fn summary(&self, findings: &[Finding], counts: Counts) -> String {
-        let Counts { files, directories, links, others, bytes } = counts;
         let count =
             |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         let mut text = String::new();
@@ -260,15 +258,7 @@ impl Report<'_> {
                 text.push_str(&format!("{count} {word}; "));
             }
         }
-        let directories = counted_directories(directories);
-        let words = [counted(files, "file"), directories, counted(links, "link")];
-        text.push_str(&words.join(", "));
-        if others > 0 {
-            text.push_str(&format!(", {}", counted(others, "other")));
-        }
-        let seconds = self.seconds;
-        text.push_str(&format!(", {}; {seconds:.1} s", counted(bytes, "byte")));
-        text
+        text + &format!("{}; {}", term::contents(counts), term::pace(counts.bytes, self.time))
     }
 }
 

@@ -226,10 +226,7 @@ impl Selection {
 /// Fails unless there is a path of these names. Symbolic links are not followed, because what they
 /// lead to has another path.
 fn check(tree: &dyn Tree, names: &[&[u8]]) -> Result<()> {
-    let missing = || {
-        Error::new(Kind::NotFound, "no such path in the archive")
-            .with_hint("run `archfs ls ARCHIVE` to see its paths")
-    };
+    let missing = || Error::new(Kind::NotFound, "no such path in the archive");
     let mut directory = Ino::ROOT;
     for name in names {
         let name = Name::parse(name).ok_or_else(missing)?;

@@ -19,7 +19,7 @@ pub use commands::gc::{Cleared, gc, remove_kept_copies};
 pub use commands::held_files::{Display, RunOptions};
 pub use commands::holder::{Holder, HolderChoice, choose as choose_holder};
 pub use commands::interrupt::Interrupt;
-pub use commands::list::{Listed, STALE, State, list, messages, stats};
+pub use commands::list::{Listed, STALE, State, list, messages, stats, unseen_messages};
 pub use commands::mount::{Caller, MountOutcome, mount};
 pub use commands::mount_lease::Privacy;
 pub use commands::run::{Outcome, choose_mount_point, is_archive, run};

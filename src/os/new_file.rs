@@ -112,7 +112,7 @@ impl NewFile {
             if is_new {
                 let _ = directory.remove_file(path.file_name().unwrap_or_default());
             }
-            Err(ErrorKind::PermissionDenied.into())
+            Err(rustix::io::Errno::ACCESS.into())
         };
         let (file, named) = Builder::new().prefix(prefix).make_in(path, make)?.into_parts();
         file.set_permissions(Permissions::from_mode(0o600))?;

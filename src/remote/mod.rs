@@ -326,7 +326,7 @@ fn attempts(
                 let level = if outage.becomes_long() { log::Level::Warn } else { log::Level::Info };
                 log::log!(level, "{}: {why}; trying again", server.name());
                 if !outage.wait(after) {
-                    return Err(Error::new(Kind::Io, outage.describe(&why)));
+                    return Err(server.unreachable(outage.describe(&why)));
                 }
             }
             // At another host, with other credentials, or with the time of the server.

@@ -11,7 +11,7 @@ use super::answer::{self, Answer, Wanted};
 use super::failure::{Denial, Failure};
 use super::http::{Request, Slot};
 use super::outage::Outage;
-use super::s3::{Environment, Object};
+use super::s3::{self, Environment, Object};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Mutex;
 use crate::url;
@@ -119,6 +119,15 @@ impl Server {
         }
     }
 
+    /// The error for requests that failed until the patience ended, with what may help.
+    pub(super) fn unreachable(&self, why: String) -> Error {
+        let error = Error::new(Kind::Io, why);
+        match &self.file {
+            Location::Object(object) if !object.has_endpoint() => error.with_hint(s3::NO_ENDPOINT),
+            _ => error,
+        }
+    }
+
     /// The error for a request that was not accepted.
     pub(super) fn denied(&self, denial: Denial) -> Error {
         let status = denial.status;
@@ -131,7 +140,13 @@ impl Server {
             _ if status.is_redirection() => {
                 "archfs follows redirects to http:// and https://, and none from https to http"
             }
-            Location::Plain(_) => "a presigned URL may have expired, or a password is missing",
+            Location::Plain(Plain { address: Address { basic: Some(_), .. }, .. }) => {
+                "the server may not know this user and password"
+            }
+            Location::Plain(_) => {
+                "a presigned URL may have expired, or the server asks for a password: \
+                 https://USER:PASSWORD@HOST/..."
+            }
             Location::Object(object) => object.hint(&denial),
         };
         let kind = if status == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Denied };

@@ -150,7 +150,7 @@ pub(super) fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let failed = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => missing(path),
         ErrorKind::PermissionDenied => Error::io(format!("{name}: cannot open"), error)
-            .with_hint("`namei -l PATH` shows which directory or file denies access"),
+            .with_hint(format!("to see which directory or file denies access: namei -l {name}")),
         _ => Error::io(format!("{name}: cannot open"), error),
     };
     // Checked before opening, because opening a character device can have side effects.

@@ -47,9 +47,7 @@ pub fn resolve_file(tree: &dyn Tree, path: &[u8]) -> Result<Attr> {
         |kind, what| Error::new(kind, format!("{}: {what}", String::from_utf8_lossy(path)));
     match attr.kind {
         FileKind::Regular => Ok(attr),
-        FileKind::Directory => {
-            Err(refused(Kind::IsADirectory, "is a directory").with_hint("list it with `archfs ls`"))
-        }
+        FileKind::Directory => Err(refused(Kind::IsADirectory, "is a directory")),
         _ => Err(refused(Kind::InvalidInput, "not a regular file")),
     }
 }

@@ -191,6 +191,18 @@ fn ls_and_cat_read_an_archive_without_mounting() {
         "{long}"
     );
     assert_eq!(text(&call(&["cat", "folder/file", "/link"])), "contents\ncontents\n");
+    // A pattern stands for the files that it matches.
+    assert_eq!(text(&call(&["cat", "f*/*", "[l]ink"])), "contents\ncontents\n");
+    for (pattern, what) in
+        [("none*", "nothing in the archive matches"), ("o*", "which is not in the archive")]
+    {
+        let output = call(&["cat", pattern]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(what), "{pattern}: {said}");
+    }
+    let said = String::from_utf8(call(&["cat", "folder"]).stderr).unwrap();
+    let hint = format!("archfs: hint: to list it: archfs ls {} folder\n", image.display());
+    assert!(said.ends_with(&hint), "{said}");
     for (arguments, status) in [
         (&["cat", "missing"][..], 1),
         (&["cat", "folder"], 1),

@@ -241,6 +241,27 @@ fn at_a_terminal(stage: &Stage, columns: usize, options: &str) -> String {
 }
 
 #[test]
+fn messages_have_color_at_a_terminal_that_has_it() {
+    let stage = stage();
+    let said = |variables: &[(&str, &str)]| {
+        let mut script = Command::new("script");
+        script.args(["-qec", "$ARCHFS ls $IMAGE none; true", "/dev/null"]);
+        script.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env("IMAGE", &stage.image);
+        script.env("TERM", "xterm").env_remove("NO_COLOR").envs(variables.iter().copied());
+        String::from_utf8(run(&mut script).stdout).unwrap()
+    };
+    let colored = said(&[]);
+    assert!(colored.starts_with("archfs: \u{1b}[31merror\u{1b}[0m: "), "{colored}");
+    assert!(colored.contains("\narchfs: \u{1b}[36mhint\u{1b}[0m: "), "{colored}");
+    for variable in [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "")] {
+        let plain = said(&[variable]);
+        assert!(plain.starts_with("archfs: error: ") && !plain.contains('\u{1b}'), "{plain}");
+    }
+    let output = archfs().args(["ls"]).arg(&stage.image).arg("none").output().unwrap();
+    assert!(output.stderr.starts_with(b"archfs: error: "), "a pipe has none");
+}
+
+#[test]
 fn a_terminal_gets_columns() {
     let stage = stage();
     let wide = at_a_terminal(&stage, 80, "");

@@ -10,7 +10,7 @@ use std::thread;
 use rustix::process::{Signal, kill_process};
 
 use crate::support::faulty::{Fault, Faulty};
-use crate::support::mount::{Mounted, listed, unmount};
+use crate::support::mount::{Mounted, listed};
 use crate::support::stage::{Stage, said, stage, stage_with, stop};
 use crate::support::{archfs, image, run, skip_without_mounts, tar, wait_until, work_directory};
 
@@ -88,7 +88,10 @@ fn list_and_stats_show_why_reads_of_a_background_mount_failed() {
     assert!(printed(&run(archfs().arg("list"))).contains(&remark));
     let text = printed(&run(archfs().arg("stats").arg(mount_point)));
     assert!(text.contains("  faults      ") && text.ends_with(&format!("\n  {error}\n")), "{text}");
-    unmount(mount_point);
+    // The daemon that has kept them ends.
+    let output = run(archfs().arg("unmount").arg(mount_point));
+    let [error, hint] = messages(&stage.image).map(|line| format!("archfs: {line}\n"));
+    assert_eq!(said(&output), error + &hint);
 }
 
 #[test]

@@ -60,6 +60,7 @@ fn at_a_terminal(stage: &Stage, line: &str) -> String {
     terminal.args(["-qefc", &format!("{line}; echo ended"), "/dev/null"]).stdin(Stdio::null());
     terminal.current_dir(stage.work.path()).env("SHELL", "/bin/bash");
     terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
+    terminal.env("NO_COLOR", "1");
     let output = run(&mut terminal);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.trim_end().ends_with("ended"), "{text}");
@@ -83,6 +84,11 @@ fn a_person_at_a_terminal_keeps_a_mount_until_unmount() {
     assert!(text.contains("(bash) exits") && text.contains(hint), "{text}");
     wait_until("the mount is gone", || stage.is_gone());
     at_a_terminal(&stage, "export SLURM_JOB_ID=1; $ARCHFS mount small.sqfs mount");
+    wait_until("the mount is gone", || stage.is_gone());
+    // In the log of a job, which was written once for all of its runs, the hint would only repeat.
+    let output = stage.bash("$ARCHFS mount small.sqfs mount; true").output().unwrap();
+    assert!(said(&output).contains("(bash) exits\n"), "{}", said(&output));
+    assert!(!said(&output).contains("hint: "), "{}", said(&output));
     wait_until("the mount is gone", || stage.is_gone());
 }
 

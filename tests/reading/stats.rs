@@ -288,7 +288,7 @@ fn run_prints_a_chart_if_asked_for() {
     };
     let (status, chart) = ran(&["--stats=chart"], "");
     assert_eq!(status, Some(0));
-    let line = format!("data.sqfs at {}, mounted ", stage.mount_point.display());
+    let line = format!("data.sqfs at {}, was mounted for ", stage.mount_point.display());
     assert!(chart.starts_with(&line) && !chart.contains("served"), "{chart}");
     assert!(chart.contains("\n  total       1 file, 1.9 MiB, "), "{chart}");
     assert_eq!(ran(&[], "chart").1.lines().count(), chart.lines().count());

@@ -62,7 +62,7 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
         ));
     }
     if advice.is_empty() {
-        advice.push("nothing to gain by packing it again".to_owned());
+        advice.push("use it as it is: packing it again gains nothing".to_owned());
     }
     advice
 }
@@ -74,7 +74,7 @@ fn gain(archive: &str, info: &Info) -> Option<String> {
         return None;
     }
     if info.cost.worst == 0 {
-        return Some("nothing to gain: reads decompress nothing".to_owned());
+        return Some("use it as it is: reads decompress nothing".to_owned());
     }
     let (part, whole) = GAIN;
     if repacked.saturating_mul(whole) > current.saturating_mul(part) {

@@ -4,13 +4,16 @@
 //! at most 30 lines.
 
 use super::advice;
-use crate::cli::term::columns;
+use crate::cli::term::{bar, columns};
 use crate::formats::{Image, Info, Layout, MethodShare, Shares, TarLayout, ZipLayout};
 use crate::log::printable;
 use crate::units::{counted, counted_directories, format_size};
 
 /// Columns of the labels.
 const LABEL: usize = 13;
+
+/// Columns of the table of sizes before its bars.
+const TABLE: usize = 37;
 
 /// Limits of the width.
 const WIDTHS: std::ops::RangeInclusive<usize> = 40..=100;
@@ -158,11 +161,11 @@ impl Screen {
         let shares = zip.methods.iter().map(|share| {
             let MethodShare { method, files, compressed, bytes: part } = *share;
             let (part, files) = (percent(part, bytes), count(files, "file"));
-            let ratio = match method {
+            let size = match method {
                 "stored" => String::new(),
-                _ => format!(", ratio {}", ratio(share.bytes, compressed)),
+                _ => format!(", compressed to {}", percent(compressed, share.bytes)),
             };
-            format!("{part} {method} ({files}{ratio})")
+            format!("{part} {method} ({files}{size})")
         });
         let shares: Vec<_> = shares.collect();
         if !shares.is_empty() {
@@ -174,8 +177,8 @@ impl Screen {
     fn counts(&mut self, info: &Info, stored: u64) {
         let (bytes, kinds) = (info.sizes.bytes(), info.kinds);
         let (size, files) = (format_size(stored), format_size(bytes));
-        let ratio = ratio(bytes, stored);
-        self.add_labeled("size", &format!("{size} for {files} of files, ratio {ratio}"));
+        let part = percent(stored, bytes);
+        self.add_labeled("size", &format!("{size} for {files} of files ({part})"));
         let directories = counted_directories(kinds.directories);
         let mut names = format!("{}, {directories}", count(kinds.files, "file"));
         for (number, what) in [
@@ -237,12 +240,16 @@ impl Screen {
         );
     }
 
-    /// Adds the table of the number of files of each size.
+    /// Adds the table of the number of files of each size, with bars.
     fn sizes(&mut self, info: &Info) {
-        self.text.push_str(&format!("{:>12} {:>10} {:>11}\n", "file size", "files", "bytes"));
-        for Row { label, files, bytes } in rows(info) {
-            let bytes = format_size(bytes);
-            self.text.push_str(&format!("{label:>12} {files:>10} {bytes:>11}\n"));
+        let title =
+            format!("{:>12} {:>10} {:>11}  part of the files", "file size", "files", "bytes");
+        self.text.push_str(&(title + "\n"));
+        let (rows, columns) = (rows(info), self.width.saturating_sub(TABLE));
+        let all = rows.iter().map(|row| row.files).fold(0, u64::saturating_add).max(1);
+        for Row { label, files, bytes } in rows {
+            let (bytes, bar) = (format_size(bytes), bar(files as f64 / all as f64, columns));
+            self.text.push_str(&format!("{label:>12} {files:>10} {bytes:>11}  {bar}\n"));
         }
     }
 }
@@ -297,12 +304,6 @@ fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// The ratio of the size of the files to that of the archive.
-fn ratio(files: u64, archive: u64) -> String {
-    let hundredths = u128::from(files) * 100 / u128::from(archive.max(1));
-    format!("{}.{:02}", hundredths / 100, hundredths % 100)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,8 +316,6 @@ mod tests {
             assert_eq!(percent(part, whole), text);
         }
         assert_eq!(percent(u64::MAX, u64::MAX), "100%");
-        assert_eq!(ratio(150, 100), "1.50");
-        assert_eq!(ratio(u64::MAX, 0), format!("{}.00", u64::MAX));
     }
 
     #[test]

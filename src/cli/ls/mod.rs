@@ -16,12 +16,12 @@ use crate::cli::exit;
 use crate::error::{Error, Kind, Result};
 use crate::vfs::{self, Cookie, FileKind, Ino, Tree, joined};
 use entry::Sizes;
-use patterns::Pattern;
 
 mod entry;
 mod patterns;
 
 pub(super) use entry::json_line;
+pub(super) use patterns::Pattern;
 
 /// List directories of an archive without mounting it
 #[derive(Debug, clap::Args)]
@@ -157,26 +157,8 @@ impl Listing<'_> {
 
     /// Lists what `pattern` matches.
     fn matches(&mut self, pattern: &[u8]) -> Result<()> {
-        let parsed = Pattern::parse(pattern)?;
-        let root =
-            Found { ino: Ino::ROOT, kind: FileKind::Directory, path: Vec::new(), name_at: 0 };
         let (tree, open, all) = (self.tree, &self.args.open, self.args.all);
-        let mut has_match = false;
-        walk(tree, open, &root, parsed.start(), &mut |found, state| {
-            let step = parsed.step(state, found.name(), all);
-            if step.is_match {
-                has_match = true;
-                self.print(found)?;
-            }
-            Ok(step.below)
-        })?;
-        if has_match {
-            return Ok(());
-        }
-        let shown = String::from_utf8_lossy(pattern);
-        let error = Error::new(Kind::NotFound, format!("{shown}: nothing in the archive matches"));
-        let error = error.with_hint("quote a pattern, so that the shell leaves it alone");
-        Err(open.located(pattern, error))
+        each_match(tree, open, pattern, all, &mut |found| self.print(found).map(|()| true))
     }
 
     /// Prints the title of a listing of `directory`.
@@ -249,11 +231,11 @@ fn trimmed(path: &[u8]) -> Vec<u8> {
 
 /// An entry that was found.
 #[derive(Clone, Debug)]
-struct Found {
+pub(super) struct Found {
     ino: Ino,
     kind: FileKind,
     /// Its path from the root of the archive, without a leading slash.
-    path: Vec<u8>,
+    pub(super) path: Vec<u8>,
     /// Where in `path` the part begins that is shown: what is below the listed directory.
     name_at: usize,
 }
@@ -276,6 +258,35 @@ impl Found {
     fn is_hidden(&self) -> bool {
         self.name().starts_with(b".")
     }
+}
+
+/// Calls `visit` for what `pattern` matches, in the order of the paths. Names that begin with a dot
+/// are left out unless `all` is set or the pattern has the dot. Fails if `visit` returned false for
+/// all of them.
+pub(super) fn each_match(
+    tree: &dyn Tree,
+    open: &OpenArgs,
+    pattern: &[u8],
+    all: bool,
+    visit: &mut dyn FnMut(&Found) -> Result<bool>,
+) -> Result<()> {
+    let parsed = Pattern::parse(pattern)?;
+    let root = Found { ino: Ino::ROOT, kind: FileKind::Directory, path: Vec::new(), name_at: 0 };
+    let mut has_match = false;
+    walk(tree, open, &root, parsed.start(), &mut |found, state| {
+        let step = parsed.step(state, found.name(), all);
+        if step.is_match {
+            has_match |= visit(found)?;
+        }
+        Ok(step.below)
+    })?;
+    if has_match {
+        return Ok(());
+    }
+    let shown = String::from_utf8_lossy(pattern);
+    let error = Error::new(Kind::NotFound, format!("{shown}: nothing in the archive matches"));
+    let error = error.with_hint("quote a pattern, so that the shell leaves it alone");
+    Err(open.located(pattern, error))
 }
 
 /// The entries of `directory`, sorted by byte.

@@ -8,7 +8,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use crate::error::{Error, Kind, Result};
 
 /// A compiled pattern.
-pub(super) struct Pattern(Vec<Part>);
+pub(in crate::cli) struct Pattern(Vec<Part>);
 
 /// What a component of a path must be.
 enum Part {
@@ -36,7 +36,7 @@ pub(super) struct Step {
 
 impl Pattern {
     /// Whether `path` has a character with a meaning in a pattern.
-    pub(super) fn is_one(path: &[u8]) -> bool {
+    pub(in crate::cli) fn is_one(path: &[u8]) -> bool {
         path.iter().any(|byte| b"*?[{".contains(byte))
     }
 

@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         written(std::io::stdout().write_all(text.as_bytes()))?;
     }
     if !args.quiet {
-        for line in summary.lines() {
+        for line in summary.lines(args.verbose) {
             term::print_note(&line);
         }
     }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::cli::term;
 use crate::error::{Error, Kind, Result};
 use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
-use crate::units::{counted, counted_directories, format_duration, format_size};
+use crate::units::{counted, format_percent, format_size};
+use crate::vfs::Counts;
 
 /// The result of one run.
 pub(super) struct Summary<'s> {
@@ -82,12 +84,15 @@ impl<'s> Summary<'s> {
         serde_json::to_string(&row).map_err(failed)
     }
 
-    /// The archive and its layout, one line each.
-    pub(super) fn lines(&self) -> Vec<String> {
+    /// What was made, on one line, what was not kept of the sources, and, if `has_layout`, the
+    /// layout of an image.
+    pub(super) fn lines(&self, has_layout: bool) -> Vec<String> {
         let mut lines = vec![self.first_line()];
         let notes = match self.archive {
             CreatedArchive::Image(layout) => {
-                lines.extend(image_lines(layout, self.request));
+                if has_layout {
+                    lines.extend(image_lines(layout, self.request));
+                }
                 &layout.notes
             }
             CreatedArchive::Tar(members) => &members.notes,
@@ -103,28 +108,31 @@ impl<'s> Summary<'s> {
     fn first_line(&self) -> String {
         let (bytes, archive) = (self.bytes(), self.request.archive.display());
         let contents = match self.archive {
-            CreatedArchive::Image(layout) => in_directories(layout.files, layout.directories),
-            CreatedArchive::Tar(members) => in_directories(members.files, members.directories),
+            CreatedArchive::Image(layout) => term::contents(Counts {
+                files: layout.files,
+                directories: layout.directories,
+                links: layout.symlinks,
+                others: layout.specials,
+                bytes,
+            }),
+            CreatedArchive::Tar(members) => term::contents(Counts {
+                files: members.files,
+                directories: members.directories,
+                links: members.symlinks,
+                others: members.devices,
+                bytes,
+            }),
             CreatedArchive::Shards(sharded) => format!(
-                "{} of {} in {}",
+                "{} of {} in {}, {}",
                 counted(sharded.samples, "sample"),
                 counted(sharded.files, "file"),
-                counted(sharded.shards, "shard")
+                counted(sharded.shards, "shard"),
+                format_size(bytes)
             ),
         };
-        let seconds = self.time.as_secs_f64().max(1e-3);
-        let rate = format_size((bytes as f64 / seconds) as u64);
-        format!(
-            "{archive}: {contents}, {} as {}; {}, {rate}/s",
-            format_size(bytes),
-            format_size(self.size),
-            format_duration(self.time)
-        )
+        let (size, pace) = (format_size(self.size), term::pace(bytes, self.time));
+        format!("{archive}: {contents} stored as {size}; {pace}")
     }
-}
-
-fn in_directories(files: u64, count: u64) -> String {
-    format!("{} in {}", counted(files, "file"), counted_directories(count))
 }
 
 /// The layout of an image, and what it means for reads.
@@ -140,8 +148,8 @@ fn image_lines(layout: &Layout, request: &Request) -> Vec<String> {
     let blocks = layout.plain_blocks + layout.compressed_blocks;
     let mut text = format!("blocks of {}, {compressor}", format_size(layout.block_size.into()));
     if blocks > 0 && layout.plain_blocks > 0 {
-        let share = 100.0 * layout.plain_blocks as f64 / blocks as f64;
-        text.push_str(&format!("; {share:.0}% of them incompressible"));
+        let share = format_percent(layout.plain_blocks as f64 / blocks as f64);
+        text.push_str(&format!("; {share} of them stored uncompressed"));
     }
     if layout.fragments > 0 {
         text.push_str(&format!(

@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// Prints the chart of a mount that has ended to standard error.
 pub(super) fn print_chart(json: &str) {
     let text = match Snapshot::parse(json) {
-        Ok(reading) => screen::totals(&reading, &[]).join("\n") + "\n",
+        Ok(reading) => screen::at_end(&reading).join("\n") + "\n",
         Err(error) => return term::show_error(&error),
     };
     // If standard error is closed, there is no other place for it.

@@ -19,7 +19,7 @@ const BAR: usize = 40;
 /// The lines for `reading`, with the rates of `interval`.
 pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
     let Shares { storage, decoding, requests } = interval.shares();
-    let mut lines = vec![title(reading)];
+    let mut lines = vec![title(reading, "mounted", " ago")];
     let mut add = |label: &str, text: String| lines.push(format!("  {label:LABEL$}{text}"));
     add(
         "read",
@@ -31,9 +31,11 @@ pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
         ),
     );
     add("readers", waiting(interval));
+    add("", "part of the time that reads take".to_owned());
     add("storage", bar(storage, &format_percent(storage)));
     add("decoding", bar(decoding, &format_percent(decoding)));
     add("requests", bar(requests, &format_percent(requests)));
+    add("", "blocks found in the cache, and its size".to_owned());
     if let Some(found) = interval.found() {
         add("cache", bar(found, &format!("{} found", format_percent(found))));
     }
@@ -93,6 +95,13 @@ pub(super) fn totals(reading: &Snapshot, messages: &[Message]) -> Vec<String> {
     lines
 }
 
+/// The lines of `totals` for a mount that has ended.
+pub(super) fn at_end(reading: &Snapshot) -> Vec<String> {
+    let mut lines = totals(reading, &[]);
+    lines[0] = title(reading, "was mounted for", "");
+    lines
+}
+
 /// One line, for a log.
 pub(super) fn line(reading: &Snapshot, interval: &Interval) -> String {
     let found =
@@ -115,14 +124,15 @@ pub(super) fn line(reading: &Snapshot, interval: &Interval) -> String {
     printable(&text)
 }
 
-fn title(reading: &Snapshot) -> String {
+/// The archives, the mount point, and for how long it is mounted, between two words.
+fn title(reading: &Snapshot, before: &str, after: &str) -> String {
     let archives = match reading.archives.as_slice() {
         [one] => Path::new(one).file_name().unwrap_or_default().to_string_lossy().into_owned(),
         several => counted(several.len() as u64, "archive"),
     };
     let uptime = Duration::try_from_secs_f64(reading.uptime_seconds).unwrap_or_default();
     let since = format_duration(uptime);
-    printable(&format!("{archives} at {}, mounted {since} ago", reading.mountpoint))
+    printable(&format!("{archives} at {}, {before} {since}{after}", reading.mountpoint))
 }
 
 /// How long readers wait.
@@ -166,9 +176,7 @@ fn sentence(interval: &Interval) -> String {
 
 /// A bar that is filled to `part`, and a text after it.
 fn bar(part: f64, text: &str) -> String {
-    let filled = (part.clamp(0.0, 1.0) * BAR as f64).round() as usize;
-    let empty = BAR - filled;
-    format!("{}{} {text}", "#".repeat(filled), ".".repeat(empty))
+    format!("{} {text}", term::bar(part, BAR))
 }
 
 fn duration(nanoseconds: u64) -> String {
@@ -230,17 +238,11 @@ mod tests {
             let reading = largest(read, archive, decode);
             let lines = totals(&reading, &[]);
             assert_eq!(lines[0], "a.sqfs at /m\\u{1b}, mounted 6d 23h ago");
+            assert_eq!(at_end(&reading)[0], "a.sqfs at /m\\u{1b}, was mounted for 6d 23h");
             for line in &lines[1..] {
                 assert!(line.chars().count() <= 80, "{line}");
             }
             assert!(lines.iter().any(|line| line.contains(bottleneck)), "{lines:?}");
         }
-    }
-
-    #[test]
-    fn bars_show_shares() {
-        assert_eq!(bar(0.0, "x"), format!("{} x", ".".repeat(BAR)));
-        assert_eq!(bar(2.0, "x"), format!("{} x", "#".repeat(BAR)));
-        assert_eq!(bar(0.5, "x").matches('#').count(), BAR / 2);
     }
 }

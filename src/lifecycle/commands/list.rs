@@ -89,11 +89,24 @@ pub fn stats(path: &Path) -> Result<String> {
 /// The errors and warnings that the daemon of the archfs mount at `path` has kept; none if it does
 /// not answer.
 pub fn messages(path: &Path) -> Vec<Message> {
+    health(path).messages
+}
+
+/// The errors and warnings of the mount at `path` that its daemon has not printed where a user sees
+/// them.
+pub fn unseen_messages(path: &Path) -> Vec<Message> {
+    let health = health(path);
+    if health.are_printed { Vec::new() } else { health.messages }
+}
+
+/// How the mount at `path` serves its readers; nothing if there is none, or its daemon does not
+/// answer.
+fn health(path: &Path) -> Health {
     let alive = mount_point::locate(path).and_then(|path| registry::mount_state(&path));
-    let Ok(MountState::Alive(_, snapshot, _)) = alive else { return Vec::new() };
+    let Ok(MountState::Alive(_, snapshot, _)) = alive else { return Health::default() };
     let health =
         snapshot.connect().and_then(|mut client| client.health(STATUS_ANSWER_TIMEOUT).ok());
-    health.flatten().unwrap_or_default().messages
+    health.flatten().unwrap_or_default()
 }
 
 /// What is wrong with a stale mount.

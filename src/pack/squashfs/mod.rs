@@ -40,8 +40,10 @@ const PADDING: u64 = 4096;
 /// The contents of an image in numbers, counted and not estimated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Layout {
-    /// Regular files, each once however many names it has.
+    /// Names of regular files.
     pub files: u64,
+    /// Names of regular files among these that are not the first of their file.
+    pub hard_links: u64,
     /// Directories, including the root.
     #[serde(rename = "folders")]
     pub directories: u64,

@@ -82,7 +82,7 @@ pub(super) fn write(
     // The root has no parent. mksquashfs stores a number that no inode has.
     let root = writer.inode(InodeId::ROOT, count + 1)?.reference();
     let Writer { layout, encoder, positions, inodes, directories, owners, xattrs, .. } = writer;
-    layout.mean_decoded = writer.decoded / (layout.files.max(1) as f64);
+    layout.mean_decoded = writer.decoded / ((layout.files - layout.hard_links).max(1) as f64);
     let references =
         positions.into_iter().map(|position| position.map_or(0, Position::reference)).collect();
     let (newest, changed_times) = (writer.newest, writer.changed_times);
@@ -279,7 +279,8 @@ impl Writer<'_> {
                 part.iter().flat_map(|size_field| size_field.to_le_bytes()).collect();
             self.inodes.put(self.encoder, &bytes)?;
         }
-        self.layout.files += 1;
+        self.layout.files += u64::from(header.links);
+        self.layout.hard_links += u64::from(header.links.saturating_sub(1));
         self.layout.bytes += size;
         self.layout.hole_bytes += sparse;
         let compressed = size_fields

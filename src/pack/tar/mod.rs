@@ -31,18 +31,18 @@ pub(super) mod tests;
 /// What an archive contains, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Members {
-    /// Regular files, each once however many names it has.
+    /// Names of regular files.
     pub files: u64,
     /// Regular files that are stored without their holes.
     pub sparse: u64,
     /// Bytes of the regular files, holes included.
     pub bytes: u64,
-    /// Directories except the root.
+    /// Directories, including the root.
     #[serde(rename = "folders")]
     pub directories: u64,
     /// Symbolic links.
     pub symlinks: u64,
-    /// Additional names of files.
+    /// Names that are not the first of their file.
     pub hard_links: u64,
     /// Devices and fifos.
     pub devices: u64,
@@ -92,7 +92,7 @@ pub(crate) fn write(
         left_out: HashSet::new(),
         open: None,
         sockets: 0,
-        members: Members::default(),
+        members: Members { directories: 1, ..Members::default() },
     };
     feed(
         job,
@@ -207,6 +207,7 @@ impl Writer<'_> {
             }
             let count = match (self.first.get(&id), kind) {
                 (Some(first), _) => {
+                    self.members.files += u64::from(matches!(kind, InodeKind::File { .. }));
                     header = Header { size: 0, xattrs: NO_XATTRS, target: first, ..header };
                     header.flag = Flag::HardLink;
                     &mut self.members.hard_links

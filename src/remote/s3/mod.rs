@@ -223,6 +223,11 @@ impl Object {
         state.generation != denial.generation
     }
 
+    /// Whether the user has named the store. If not, it is Amazon's.
+    pub(super) fn has_endpoint(&self) -> bool {
+        self.state.lock().configuration.endpoint.is_some()
+    }
+
     pub(super) fn hint(&self, denial: &Denial) -> &'static str {
         if denial.is_redirected {
             return "archfs signs requests only for the endpoint: set AWS_ENDPOINT_URL to that server";
@@ -231,14 +236,19 @@ impl Object {
             Some(Credentials { token: Some(_), .. }) => {
                 "the session token may have expired: renew the credentials"
             }
-            Some(_) => "check the credentials, AWS_PROFILE, AWS_REGION and the endpoint",
+            Some(_) => "check the credentials, AWS_PROFILE, AWS_REGION and AWS_ENDPOINT_URL",
             None => {
                 "archfs has found no credentials: set AWS_ACCESS_KEY_ID and \
-                 AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+                 AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a store that is not Amazon's, also \
+                 AWS_ENDPOINT_URL"
             }
         }
     }
 }
+
+/// What may help if the user has not named the store.
+pub(super) const NO_ENDPOINT: &str =
+    "no endpoint is set, so archfs asks Amazon's S3; for another store, set AWS_ENDPOINT_URL";
 
 /// Whether `host`, without a bucket, is S3 of Amazon. Names such as `s3-x.REGION.elb.amazonaws.com`
 /// are of its customers.

@@ -29,6 +29,8 @@ fn at_a_terminal(stage: &Stage, script: &str, argument: &OsStr) -> Vec<u8> {
     let mut terminal = Command::new("script");
     terminal.args(["-qec", "exec bash ./script \"$ARGUMENT\"", "/dev/null"]).stdin(Stdio::null());
     terminal.current_dir(stage.work.path()).env("SHELL", "/bin/bash").env("ARGUMENT", argument);
+    // The color of messages is made by escape sequences.
+    terminal.env("NO_COLOR", "1");
     terminal.env("ARCHFS", env!("CARGO_BIN_EXE_archfs")).env_remove("SLURM_TASK_PID");
     terminal.env("IMAGE", &stage.image).output().unwrap().stdout
 }
