@@ -148,6 +148,19 @@ impl Error {
         }
     }
 
+    /// The same error for another caller: its text, details and hint, with the source as text.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        Self {
+            kind: self.kind,
+            context: self.to_string(),
+            brief: self.brief.clone(),
+            detail: self.detail.clone(),
+            hint: self.hint.clone(),
+            source: None,
+        }
+    }
+
     /// Replaces the kind.
     #[must_use]
     pub fn with_kind(mut self, kind: Kind) -> Self {

@@ -22,7 +22,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use crate::batch_job;
 use crate::error::{Error, Kind, Result, reason};
 use crate::os::directory::{Appended, Directory, parent_of};
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{AtomicBool, Mutex, OnceLock, Ordering};
 use crate::units::format_utc;
 use crate::url;
 
@@ -106,6 +106,7 @@ impl Message {
 /// Set by the first `start`.
 static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
 static LOGGER: OnceLock<Logger> = OnceLock::new();
+static HAS_ERRORS: AtomicBool = AtomicBool::new(false);
 
 /// Sends all further log messages to `file`, or to standard error.
 pub fn start(verbosity: Verbosity, file: Option<File>) {
@@ -242,6 +243,11 @@ pub fn print(label: Label, text: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// Whether an error was logged, for a command that goes on after it.
+pub fn has_logged_errors() -> bool {
+    HAS_ERRORS.load(Ordering::Relaxed)
+}
+
 /// Whether messages have color: <https://no-color.org>.
 fn has_color() -> bool {
     let is_set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -369,6 +375,9 @@ impl Log for Logger {
             (_, Level::Warn) => Label::Warning,
             _ => Label::Note,
         };
+        if label == Label::Error {
+            HAS_ERRORS.store(true, Ordering::Relaxed);
+        }
         if label != Label::Note
             && let Some(kept) = self.kept.lock().as_mut()
         {

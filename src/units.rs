@@ -4,7 +4,9 @@
 //! an error, never a smaller number.
 
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
 
 use crate::error::{Error, Kind, Result};
 
@@ -107,24 +109,8 @@ pub fn format_duration(time: Duration) -> String {
 
 /// Formats a time of day for a log: `2026-11-23T22:15:07Z`.
 pub fn format_utc(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (year, month, day) = date(seconds / 86400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Year, month and day of the day `days` after 1970-01-01 (Gregorian calendar). Counting from March
-/// of year 0 puts the leap day at the end of a year.
-fn date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+    let time = Timestamp::try_from(time).unwrap_or_default();
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// Formats a size in bytes, both exactly and rounded.
@@ -210,7 +196,7 @@ mod tests {
             (1_798_761_599, "2026-12-31T23:59:59Z"),
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ] {
-            assert_eq!(format_utc(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+            assert_eq!(format_utc(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), text);
         }
     }
 

@@ -41,6 +41,9 @@ _DRAWN = re.compile(rb".*(?:\r|\x1b\[[0-9;?]*[A-Za-z])", re.DOTALL)
 # A message of archfs: `archfs: error: TEXT`, in a batch job `archfs[NODE]: error: TEXT`.
 _MESSAGE = re.compile(r"archfs(?:\[[^]]*\])?: (error|warning|note|hint): (.*)", re.DOTALL)
 
+# The last of many errors.
+_COUNT = re.compile(r": and \d+ more errors?$")
+
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
 
 
@@ -61,11 +64,18 @@ class Outcome(NamedTuple):
 
 
 def run(
-    words: Sequence[str], *, needs: Sequence[PathLike] = (), timeout: Optional[float] = None
+    words: Sequence[str],
+    *,
+    needs: Sequence[PathLike] = (),
+    timeout: Optional[float] = None,
+    partial: bool = False,
 ) -> Outcome:
-    """Runs `archfs WORDS`. Raises Error if it fails, or MissingFile if one of `needs` does not exist."""
+    """Runs `archfs WORDS`. Raises Error if it fails, or MissingFile if one of `needs` does not exist. With `partial`,
+    the output for an archive that is cut off is no failure: the error is logged.
+    """
     outcome = execute(words, timeout)
-    if outcome.status != 0:
+    is_partial = partial and outcome.status == 3 and outcome.output.strip() != b""
+    if outcome.status != 0 and not is_partial:
         raise failure(outcome, needs)
     log(outcome.lines)
     return outcome
@@ -76,9 +86,9 @@ def version() -> str:
     return run(["--version"]).output.decode().split()[-1]
 
 
-def run_json(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
+def run_json(words: Sequence[str], *, needs: Sequence[PathLike] = (), partial: bool = False) -> Any:
     """Runs `archfs WORDS` and returns the JSON it prints. Raises the same errors as `run`."""
-    outcome = run(words, needs=needs)
+    outcome = run(words, needs=needs, partial=partial)
     if not outcome.output.strip():
         raise failure(outcome, needs)
     return json.loads(outcome.output)
@@ -92,7 +102,13 @@ def failure(outcome: Outcome, needs: Sequence[PathLike] = ()) -> _errors.Error:
     if not outcome.lines:
         return _errors.of_status(status, f"archfs exited with status {status}", None, ())
     last = outcome.lines[-1]
-    error = _errors.of_status(status, last.text, last.hint, _texts(outcome.lines[:-1]))
+    rest = outcome.lines[:-1]
+    errors = [line for line in rest if line.level == logging.ERROR]
+    if errors and _COUNT.search(last.text):
+        # The first error says more than the number of the others.
+        first = errors[0]
+        last, rest = first._replace(hint=first.hint or last.hint), [line for line in outcome.lines if line is not first]
+    error = _errors.of_status(status, last.text, last.hint, _texts(rest))
     if status == 1:
         for need in needs:
             if is_url(path(need)):

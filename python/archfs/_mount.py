@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _command, _leases, _scratch
-from ._errors import Error, UsageError, missing, public
+from ._errors import Error, IsADirectory, MissingFile, UsageError, missing, public
 from ._options import PATHS, MountOptions, PathLike, is_url, mount_words, path, shown, takes
 from ._options import archive as absolute_archive
 
@@ -147,7 +147,13 @@ def mount(
     arguments = mount_words(keywords)
     arguments += [f"-o{option}" for option in given]
     mount_point = _shared_mount_point(found, arguments) if at is None else os.path.abspath(path(at))
-    return Mount(mount_point, found, arguments, timeout)
+    try:
+        return Mount(mount_point, found, arguments, timeout)
+    except (MissingFile, IsADirectory) as error:
+        # As on the command line, where the mount point comes last.
+        if at is None and len(found) > 1 and error.filename == os.path.abspath(found[-1]) and error.hint is None:
+            error.hint = f"all of these are archives; to name the mount point: at={found[-1]!r}"
+        raise
 
 
 @takes(MountOptions)

@@ -3,12 +3,13 @@
 //! Invariant: a wait of less than a second shows nothing, one of less than five seconds nothing off
 //! a terminal. The bar is cleared when it is dropped.
 
+use std::fmt::Write;
 use std::io::{IsTerminal, stderr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use super::term;
 use crate::log::printable;
@@ -73,7 +74,7 @@ fn draw(progress: &Progress, stopped: &Receiver<()>) {
         let bar_style = match (done, total) {
             (_, 0) => elapsed_only(),
             (0, _) => style(""),
-            _ => style(", {bytes_per_sec}, {eta} left"),
+            _ => style(", {rate}/s, {eta} left"),
         };
         if now != phase {
             bar.finish_and_clear();
@@ -92,10 +93,17 @@ fn draw(progress: &Progress, stopped: &Receiver<()>) {
     bar.finish_and_clear();
 }
 
+/// The style for waits of known length. Sizes have the form that they have in all messages.
 fn style(estimate: &str) -> ProgressStyle {
-    let template =
-        format!("archfs: {{msg}} {{wide_bar}} {{percent}}% of {{total_bytes}}{estimate}");
-    ProgressStyle::with_template(&template).unwrap_or(ProgressStyle::default_bar())
+    let template = format!("archfs: {{msg}} {{wide_bar}} {{percent}}% of {{size}}{estimate}");
+    let style = ProgressStyle::with_template(&template).unwrap_or(ProgressStyle::default_bar());
+    let size = |state: &ProgressState, text: &mut dyn Write| {
+        let _ = text.write_str(&format_size(state.len().unwrap_or_default()));
+    };
+    let rate = |state: &ProgressState, text: &mut dyn Write| {
+        let _ = text.write_str(&format_size(state.per_sec() as u64));
+    };
+    style.with_key("size", size).with_key("rate", rate)
 }
 
 /// The style for waits of unknown length: only the elapsed time.

@@ -19,6 +19,8 @@ const FAILED: u8 = 1;
 
 pub(super) const USAGE: u8 = 2;
 
+const DAMAGED: u8 = 3;
+
 /// The exit status of a subcommand. An error is shown.
 pub(super) fn status(result: Result<u8>) -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|error| show(&error)))
@@ -58,6 +60,12 @@ pub(super) fn show(error: &Error) -> u8 {
     of(error)
 }
 
+/// The status of a command that looks into a damaged archive as far as it goes: the damage was
+/// logged.
+pub(super) fn of_listed() -> u8 {
+    if crate::log::has_logged_errors() { DAMAGED } else { 0 }
+}
+
 pub(super) fn of(error: &Error) -> u8 {
     match error.kind() {
         Kind::NotFound
@@ -72,7 +80,7 @@ pub(super) fn of(error: &Error) -> u8 {
         | Kind::Changed
         | Kind::Interrupted => 1,
         Kind::Usage => USAGE,
-        Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => 3,
+        Kind::Corrupt | Kind::Truncated | Kind::UnknownFormat | Kind::Unsupported => DAMAGED,
         Kind::CannotMount => 4,
         Kind::NotMounted => 5,
         Kind::TimedOut => 6,

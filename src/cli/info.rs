@@ -7,6 +7,7 @@
 use std::io::Write;
 
 use super::bar::Bar;
+use super::exit;
 use super::open_args::OpenArgs;
 use super::term::written;
 use crate::error::Result;
@@ -61,5 +62,5 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
     };
     written(std::io::stdout().write_all(&text))?;
-    Ok(0)
+    Ok(exit::of_listed())
 }

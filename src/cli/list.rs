@@ -1,6 +1,6 @@
 //! `archfs list`: the user's mounts on this node.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 
 use console::measure_text_width;
@@ -15,14 +15,12 @@ use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
 
 /// List your mounts on this node with state, holders and archives
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "State: alive; stale (run archfs gc); silent (the daemon does not answer); detached
-(unmounted, but served to the processes that still have it); unknown.
+#[command(after_help = "State: alive; stale (run archfs gc); silent (the daemon does not answer);
+detached (unmounted, but served to the processes that still have it); unknown.
 
 Examples:
   archfs list
-  archfs list --json | jq -r .mountpoint"
-)]
+  archfs list --json | jq -r .mountpoint")]
 pub(super) struct Args {
     /// Print one JSON object per line
     #[arg(long)]
@@ -68,7 +66,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             .iter()
             .map(|listed| Ok(term::json_line(&row(listed))? + "\n"))
             .collect::<Result<_>>()?,
-        false => table(&all),
+        false => {
+            table(&all, if std::io::stdout().is_terminal() { term::columns() } else { usize::MAX })
+        }
     };
     term::written(std::io::stdout().write_all(text.as_bytes()))?;
     if all.is_empty() {
@@ -106,7 +106,7 @@ const NAMED: usize = 3;
 
 /// What a user should know of a mount, one line each.
 fn remarks(listed: &Listed) -> Vec<String> {
-    let Listed { mount_point, health, .. } = listed;
+    let health = &listed.health;
     let mut remarks = Vec::new();
     if health.blocked.requests > 0 {
         remarks.push(health.blocked.to_string());
@@ -114,12 +114,12 @@ fn remarks(listed: &Listed) -> Vec<String> {
     remarks
         .extend(health.readahead.filter(|ahead| ahead.fetched > 0).map(|ahead| ahead.to_string()));
     remarks.extend(term::without_hints(&health.messages));
-    let mount_point = printable(&mount_point.display().to_string());
-    remarks.iter().map(|remark| format!("{mount_point}: {remark}\n")).collect()
+    remarks
 }
 
-/// The rows of `all` under their titles, in columns, then remarks; empty without mounts.
-fn table(all: &[Listed]) -> String {
+/// The rows of `all` under their titles, in columns, then remarks; empty without mounts. If a row
+/// is wider than `limit`, each mount has a block of lines instead.
+fn table(all: &[Listed], limit: usize) -> String {
     const TITLES: [&str; 5] = ["MOUNT POINT", "STATE", "DAEMON", "HELD BY", "ARCHIVES"];
     if all.is_empty() {
         return String::new();
@@ -128,6 +128,9 @@ fn table(all: &[Listed]) -> String {
     rows.extend(all.iter().map(cells));
     let width = |column: usize| rows.iter().map(|row| measure_text_width(&row[column])).max();
     let widths: Vec<_> = (0..TITLES.len()).map(|column| width(column).unwrap_or(0)).collect();
+    if widths.iter().sum::<usize>() + 2 * (TITLES.len() - 1) > limit {
+        return all.iter().map(block).collect::<Vec<_>>().join("\n");
+    }
     let line = |row: &[String; 5]| {
         let padded = row.iter().zip(&widths).map(|(cell, width)| {
             let missing = width.saturating_sub(measure_text_width(cell));
@@ -136,9 +139,28 @@ fn table(all: &[Listed]) -> String {
         let line: Vec<_> = padded.collect();
         format!("{}\n", line.join("  ").trim_end())
     };
-    let remarks: Vec<_> = all.iter().flat_map(remarks).collect();
+    let remarks: Vec<_> = all
+        .iter()
+        .flat_map(|listed| {
+            let mount_point = printable(&listed.mount_point.display().to_string());
+            let remarks = remarks(listed).into_iter();
+            remarks.map(move |remark| format!("{mount_point}: {remark}\n"))
+        })
+        .collect();
     let gap = if remarks.is_empty() { "" } else { "\n" };
     format!("{}{gap}{}", rows.iter().map(line).collect::<String>(), remarks.concat())
+}
+
+/// A mount in lines of its own.
+fn block(listed: &Listed) -> String {
+    let [mount_point, state, daemon, held, archives] = cells(listed);
+    let mut text = format!("{mount_point}\n");
+    for (label, cell) in
+        [("state", state), ("daemon", daemon), ("held by", held), ("archives", archives)]
+    {
+        text += &format!("  {label:12}{cell}\n");
+    }
+    remarks(listed).iter().fold(text, |text, remark| text + "  " + remark + "\n")
 }
 
 fn cells(listed: &Listed) -> [String; 5] {
@@ -221,14 +243,38 @@ MOUNT POINT  STATE               DAEMON  HELD BY                                
 /many: 1 request has waited 35.0 s for an answer
 /many: error: a.sqfs: file: damaged data block
 ";
-        let table = table(&all);
+        let table = table(&all, usize::MAX);
         let words =
             |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
         assert_eq!(words(&table), words(expected));
         let at = |word: &str, line: &str| line.split(word).next().map(measure_text_width);
         let lines: Vec<_> = table.lines().collect();
+        let widths = |table: &str| table.lines().map(measure_text_width).max().unwrap();
         let column = at("ARCHIVES", lines[0]);
         assert!(lines[1..4].iter().all(|line| at("/x/a", line) == column), "{table}");
-        assert_eq!(super::table(&[]), "");
+        assert_eq!(super::table(&[], 0), "");
+        let blocks = super::table(&all, widths(&table) - 1);
+        let expected = "\
+/m
+  state       stale
+  daemon      -
+  held by     -
+  archives    /x/a.sqfs
+
+/m\u{e9}\\u{1b}
+  state       alive
+  daemon      7
+  held by     100 (cat), 101 (cat), kept until unmount
+  archives    /x/a.sqfs and 1 more
+
+/many
+  state       silent, 99% staged
+  daemon      7
+  held by     100 (cat), 101 (cat), 102 (cat), 2 more
+  archives    /x/a.sqfs and 4 more
+  1 request has waited 35.0 s for an answer
+  error: a.sqfs: file: damaged data block
+";
+        assert_eq!(blocks, expected);
     }
 }

@@ -120,8 +120,9 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
         {
             let archive = arguments.iter().skip(2).map(Path::new).find(|word| is_named(word))?;
             let (shown, stem) = (archive.display(), archive.file_stem()?.display());
+            let end = if Path::new(archive.file_stem()?).exists() { "-extracted" } else { "" };
             let error = Error::new(Kind::Usage, "no directory to extract to");
-            Some(error.with_hint(format!("archfs extract {shown} {stem}")))
+            Some(error.with_hint(format!("archfs extract {shown} {stem}{end}")))
         }
         ErrorKind::InvalidSubcommand => {
             let word = arguments.get(1)?;
@@ -136,6 +137,12 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
                     "archfs run {shown} -- COMMAND, or archfs mount {shown} DIR"
                 ))
             })
+        }
+        // An option of COMMAND.
+        ErrorKind::UnknownArgument if is_run && !arguments.iter().any(|word| word == "--") => {
+            let context = "no command: write -- before it";
+            let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
+            Some(Error::new(Kind::Usage, context).with_hint(usage))
         }
         ErrorKind::UnknownArgument if arguments.iter().any(|word| word == "--read-only") => {
             let context = "unexpected argument '--read-only' found";
@@ -162,17 +169,21 @@ pub(super) fn misplaced(archives: &[impl AsRef<Path>], mount_point: &Path) -> Op
     if !ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes())) {
         return None;
     }
-    if archives.len() == 1 && first.is_dir() && lifecycle::is_archive(mount_point) {
+    let is_missing = |path: &Path| {
+        path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    };
+    if archives.len() == 1
+        && (first.is_dir() || (is_missing(first) && !url::is_url(first)))
+        && lifecycle::is_archive(mount_point)
+    {
         let (directory, file) = (first.display(), mount_point.display());
+        let what = if first.is_dir() { "is a directory" } else { "does not exist" };
         return Some(
-            usage(format!(
-                "{directory} is a directory, and {file} is a file: the archive comes first"
-            ))
-            .with_hint(format!("write {file} {directory}")),
+            usage(format!("{directory} {what}, and {file} is a file: the archive comes first"))
+                .with_hint(format!("write {file} {directory}")),
         );
     }
-    let found = mount_point.symlink_metadata();
-    found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound).then(|| {
+    is_missing(mount_point).then(|| {
         let context = format!("{}: no such archive", mount_point.display());
         Error::new(Kind::NotFound, context)
             .with_hint("the last path is the mount point, a directory")

@@ -112,7 +112,14 @@ fn serve_in_foreground(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Resu
     let holder = args.until_pid.map(ProcessId::of).transpose()?;
     let progress = Arc::new(Progress::default());
     let bar = opening_bar(plan, &progress);
-    lifecycle::serve_in_foreground(plan, holder, ready, &progress, || drop(bar))?;
+    let is_seen = plan.verbosity != Verbosity::Quiet && io::stderr().is_terminal();
+    let mount_point = plan.mount_point.display();
+    lifecycle::serve_in_foreground(plan, holder, ready, &progress, || {
+        drop(bar);
+        if is_seen {
+            term::print_note(&format!("{mount_point}: mounted in the foreground; Ctrl-C unmounts"));
+        }
+    })?;
     Ok(0)
 }
 

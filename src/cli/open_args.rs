@@ -19,7 +19,7 @@ use crate::vfs::Tree;
 pub(super) struct ContentArgs {
     /// The image starts N bytes into the file (suffixes: K, M, G, T)
     #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
-    offset: u64,
+    pub(super) offset: u64,
 
     /// Show archives inside the archive as directories
     #[arg(
@@ -32,7 +32,7 @@ pub(super) struct ContentArgs {
 
     /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
-    index: Option<PathBuf>,
+    pub(super) index: Option<PathBuf>,
 }
 
 impl ContentArgs {

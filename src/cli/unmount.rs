@@ -13,8 +13,8 @@ use crate::log::Verbosity;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs unmount /dev/shm/$USER-data
-  archfs unmount --lazy /dev/shm/$USER-data          (even with open files)
-  archfs unmount --all-nodes /dev/shm/$USER-data     (on every node of the Slurm job)")]
+  archfs unmount --lazy /dev/shm/$USER-data        (even with open files)
+  archfs unmount --all-nodes /dev/shm/$USER-data   (on all nodes of a Slurm job)")]
 pub(super) struct Args {
     /// Mount points
     #[arg(required = true, value_name = "MOUNTPOINT")]

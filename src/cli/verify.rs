@@ -4,10 +4,10 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::builder::FalseyValueParser;
 use serde::Serialize;
 
 use super::bar::Bar;
+use super::open_args::ContentArgs;
 use super::term::{self, name_for_output, written};
 use super::values::{size, threads};
 use super::{exit, mistakes};
@@ -18,6 +18,7 @@ use crate::log::printable;
 use crate::os::processors;
 use crate::progress::Progress;
 use crate::sync::Arc;
+use crate::units::counted;
 use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
 /// Read every byte and record of archives, and report all damage
@@ -26,29 +27,14 @@ use crate::vfs::{Counts, Finding, Location, Severity, Verified};
   archfs verify data.sqfs
   archfs verify --json data.tar.zst
 
-Exit status: 0 sound, 3 damaged, 1 the system refused to read.")]
+Exit status: 0 no damage found, 3 damaged, 1 the system refused to read.")]
 pub(super) struct Args {
     /// Archives; each is verified separately
     #[arg(required = true, value_name = "ARCHIVE")]
     archives: Vec<PathBuf>,
 
-    /// The image starts N bytes into the file (K, M, G work)
-    #[arg(long, value_name = "N", value_parser = size, default_value = "0", env = "ARCHFS_OFFSET")]
-    offset: u64,
-
-    /// Also verify archives inside an archive
-    #[arg(
-        long = "nested",
-        alias = "recursive",
-        env = "ARCHFS_NESTED",
-        value_parser = FalseyValueParser::new()
-    )]
-    recursive: bool,
-
-    /// Where the index of a tar is kept, which is compared with the archive [default: beside it,
-    /// else in the user's cache directory]
-    #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
-    index: Option<PathBuf>,
+    #[command(flatten)]
+    content: ContentArgs,
 
     /// Threads that read [default: one for each CPU core]
     #[arg(long, value_name = "N", value_parser = threads)]
@@ -101,8 +87,8 @@ struct ArchiveRow<'r> {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
-    let index = args.index.as_deref();
-    if let Some(error) = mistakes::needs_one_archive(&args.archives, args.offset, index) {
+    let (offset, index) = (args.content.offset, args.content.index.as_deref());
+    if let Some(error) = mistakes::needs_one_archive(&args.archives, offset, index) {
         return Err(error);
     }
     // A warning of a mount is a finding here.
@@ -120,11 +106,8 @@ fn verify_one(args: &Args, archive: &PathBuf, cache: Option<u64>) -> Result<u8> 
     let threads = args.threads.unwrap_or_else(processors::count);
     let cache_limit = CACHE_A_THREAD.saturating_mul(threads as u64);
     let options = OpenOptions {
-        offset: args.offset,
         cache_bytes: cache.unwrap_or_else(|| cache_limit.min(cache::default_bytes())),
-        recursive: args.recursive,
-        index: args.index.clone(),
-        ..OpenOptions::default()
+        ..args.content.options(false)
     };
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
@@ -173,6 +156,8 @@ impl Report<'_> {
         }
         let (status, word) = verdict(&findings);
         if !self.args.quiet {
+            // Without checksums, wrong bytes may be no damage that can be found.
+            let word = if status == 0 { "no damage found" } else { word };
             let text = format!("{}: {word}: {}", self.shown, self.summary(&findings, counts));
             if status == 0 { term::print_note(&text) } else { term::print_error(&text) }
         }
@@ -250,12 +235,11 @@ impl Report<'_> {
         let count =
             |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         let mut text = String::new();
-        for (severity, word) in
-            [(Severity::Damage, "damaged"), (Severity::Unreadable, "unreadable")]
+        for (severity, noun) in [(Severity::Damage, "fault"), (Severity::Unreadable, "failed read")]
         {
-            let count = count(severity);
+            let count = count(severity) as u64;
             if count > 0 {
-                text.push_str(&format!("{count} {word}; "));
+                text.push_str(&format!("{}; ", counted(count, noun)));
             }
         }
         text + &format!("{}; {}", term::contents(counts), term::pace(counts.bytes, self.time))

@@ -15,7 +15,7 @@ use crate::lifecycle;
 
 Examples:
   archfs wait /dev/shm/$USER-data
-  archfs wait /dev/shm/$USER-data --timeout 5m && python train.py /dev/shm/$USER-data"
+  archfs wait --timeout 5m /dev/shm/$USER-data && python train.py"
 )]
 pub(super) struct Args {
     /// The mount point

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -41,7 +41,17 @@ impl Target {
         let failed = |error| Error::io("cannot open the directory", error);
         let (directory, created) = match Directory::open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let cannot_create = |error| Error::io("cannot create the directory", error);
+                let cannot_create = |error: io::Error| {
+                    let is_missing = error.kind() == ErrorKind::NotFound;
+                    let error = Error::io("cannot create the directory", error);
+                    match is_missing {
+                        true => error.with_hint(
+                            "create the directory above it first; to extract a path of the \
+                             archive, use --only PATH",
+                        ),
+                        false => error,
+                    }
+                };
                 let parent = Directory::open(parent_of(path)).map_err(cannot_create)?;
                 let name = path.file_name().unwrap_or_default().to_owned();
                 let is_new = parent.create(&name).map_err(cannot_create)?;

@@ -1,11 +1,14 @@
 //! What is in an archive and what reading it costs, from its tables alone. No data is read.
 //!
 //! Invariants: a file counts once even if it has several names, except where names are counted. An
-//! archive with damaged tables has no numbers at all, because partial ones would be wrong.
+//! archive with damaged tables has no numbers at all, because partial ones would be wrong. The
+//! names of the fields are keys of `archfs info --json`, on which scripts rely.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::slice;
+
+use serde::Serialize;
 
 use super::OpenOptions;
 use super::opening::{Format, Memory, Opening, Part};
@@ -56,11 +59,12 @@ impl Info {
 }
 
 /// Number of names of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Kinds {
     /// Regular files.
     pub files: u64,
     /// Directories, including the root.
+    #[serde(rename = "folders")]
     pub directories: u64,
     /// Symbolic links.
     pub links: u64,
@@ -108,7 +112,7 @@ pub enum Layout {
 }
 
 /// The layout of an image.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Image {
     /// Name of its compressor.
     pub compressor: &'static str,
@@ -121,21 +125,24 @@ pub struct Image {
     /// Bytes of it that are not file data.
     pub tables: u64,
     /// How the data of the files is stored.
+    #[serde(flatten)]
     pub shares: Shares,
     /// The blocks that hold tails of several files.
     pub fragments: Fragments,
     /// Number of sets of extended attributes; `None` if there is no table of them.
     pub xattrs: Option<u32>,
     /// Whether it has an export table, for NFS.
+    #[serde(rename = "exportable")]
     pub is_exportable: bool,
     /// Number of users and groups that own files in it.
     pub owners: u16,
 }
 
 /// How the data of files is stored. The first three sum up to all of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Shares {
     /// Bytes in uncompressed blocks.
+    #[serde(rename = "plain")]
     pub uncompressed: u64,
     /// Bytes in compressed blocks, decompressed.
     pub compressed: u64,
@@ -146,7 +153,7 @@ pub struct Shares {
 }
 
 /// Fragment blocks, which hold the tails of several files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fragments {
     /// Number of fragment blocks.
     pub blocks: u32,
@@ -176,14 +183,14 @@ pub struct TarLayout {
 }
 
 /// The layout of a ZIP archive.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ZipLayout {
     /// The compression methods of its files.
     pub methods: Vec<MethodShare>,
 }
 
 /// The files of a ZIP archive with one compression method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MethodShare {
     /// Name of the method.
     pub method: &'static str,
@@ -220,7 +227,7 @@ pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Resul
     }
     let mut parts = parts.into_iter();
     let outer = parts.next().ok_or_else(|| Error::corrupt("no archive in the file"))?;
-    let mut info = part(&outer, progress).map_err(advised)?;
+    let mut info = part(&outer, progress).map_err(|error| advised(path, error))?;
     for inner in parts {
         match part(&inner, progress) {
             Ok(inner) => info.within.push(inner),
@@ -240,9 +247,12 @@ fn part(part: &Part, progress: &Progress) -> Result<Info> {
     Ok(Info { path: part.layer.path.clone(), is_environment, ..info })
 }
 
-fn advised(error: Error) -> Error {
+fn advised(path: &Path, error: Error) -> Error {
     match error.is_damage() && error.hint().is_none() {
-        true => error.with_hint("run `archfs verify` to list the damaged files"),
+        true => {
+            let hint = format!("run `archfs verify {}` to list all damage", path.display());
+            error.with_hint(hint)
+        }
         false => error,
     }
 }

@@ -97,9 +97,14 @@ fn a_tar_that_is_cut_off_is_refused() {
         assert_eq!(names, ["a", "b", "c"][..files]);
         assert!(stderr.contains(says), "{stderr}");
         fs::remove_file(trial.work().join("cut.tar.archfs-index")).unwrap();
-        // Looking into it needs no option.
-        let listed = archfs().arg("ls").arg(&archive).output().unwrap();
-        assert!(listed.status.success() && said(&listed).contains(says), "{listed:?}");
+        // Looking into it needs no option, and the status tells a script.
+        for command in ["ls", "info"] {
+            let output = archfs().arg(command).arg(&archive).output().unwrap();
+            let is_told = said(&output).contains(says) && !output.stdout.is_empty();
+            assert!(output.status.code() == Some(3) && is_told, "{output:?}");
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(text.contains("copy the archive again"), command == "info", "{text}");
+        }
         let output =
             archfs().arg("run").arg(&archive).args(["--", "echo", "started"]).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(123), 0), "{output:?}");

@@ -602,7 +602,8 @@ fn every_outcome_has_its_exit_status() {
     let (code, stderr) = status(&[image]);
     assert_eq!(code, 0, "{stderr}");
     assert!(
-        stderr.starts_with("archfs: note: ") && stderr.contains(": sound: 2 files, 2 directories"),
+        stderr.starts_with("archfs: note: ")
+            && stderr.contains(": no damage found: 2 files, 2 directories"),
         "{stderr}"
     );
     assert_eq!(status(&["-q", image]), (0, String::new()));
@@ -639,7 +640,7 @@ fn verify_shows_a_progress_bar_and_ends_at_once_on_a_signal() {
     child.stdout.take().unwrap().read_to_string(&mut seen).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{seen:?}");
     assert!(seen.contains("reading contents"), "{seen:?}");
-    assert!(seen.contains(": sound: 1 file,"), "{seen:?}");
+    assert!(seen.contains(": no damage found: 1 file,"), "{seen:?}");
 
     let archive = tar::slow_archive(work.path(), 200);
     let mut command = Command::new("env");

@@ -23,6 +23,12 @@ const STRIPED_FROM: u64 = 1 << 30;
 
 /// Advice for the archive at the path `archive`, one sentence each.
 pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
+    if crate::log::has_logged_errors() {
+        let archive = quoted(archive);
+        return vec![format!(
+            "copy the archive again; `archfs verify {archive}` reports all damage"
+        )];
+    }
     let mut advice = Vec::new();
     if let Layout::Tar(TarLayout {
         compressed: Some(Compressed { chunks: None, .. }), bytes, ..

@@ -10,7 +10,9 @@ use super::advice;
 use super::top::Top;
 use crate::cli::term;
 use crate::error::Result;
-use crate::formats::{Compressed, Cost, Image, Info, Layout, MethodShare, TarLayout, ZipLayout};
+use crate::formats::{
+    Compressed, Cost, Image, ImageEstimate, Info, Kinds, Layout, TarLayout, ZipLayout,
+};
 
 /// One object on one line for the archive at the path `archive`.
 pub(super) fn object(archive: &str, info: &Info, top: Option<Top>) -> Result<String> {
@@ -32,27 +34,21 @@ struct Row<'i> {
     path_hex: Option<String>,
     format: &'static str,
     bytes: u64,
-    files: u64,
-    #[serde(rename = "folders")]
-    directories: u64,
-    links: u64,
-    devices: u64,
-    fifos: u64,
-    sockets: u64,
-    hard_links: u64,
+    #[serde(flatten)]
+    kinds: Kinds,
     file_bytes: u64,
     file_mean: u64,
     file_largest: u64,
     /// Only classes of size that have files.
     sizes: Vec<SizeRow>,
-    decoded: CostRow,
-    packed: PackedRow,
+    decoded: Cost,
+    packed: ImageEstimate,
     #[serde(skip_serializing_if = "Option::is_none")]
-    squashfs: Option<ImageRow<'i>>,
+    squashfs: Option<&'i Image>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tar: Option<TarRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    zip: Option<ZipRow>,
+    zip: Option<&'i ZipLayout>,
     within: Vec<Row<'i>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<Vec<String>>,
@@ -69,48 +65,6 @@ struct SizeRow {
     bytes: u64,
 }
 
-/// Bytes decoded by reading a file at random.
-#[derive(Serialize)]
-struct CostRow {
-    mean: u64,
-    p99: u64,
-    worst: u64,
-}
-
-/// An estimate of the mean in an image packed with this read cost.
-#[derive(Serialize)]
-struct PackedRow {
-    read_cost: u64,
-    mean: u64,
-}
-
-#[derive(Serialize)]
-struct ImageRow<'i> {
-    compressor: &'static str,
-    options: Option<&'i str>,
-    block_size: u32,
-    bytes: u64,
-    tables: u64,
-    #[serde(rename = "plain")]
-    uncompressed: u64,
-    compressed: u64,
-    holes: u64,
-    shared: u64,
-    fragments: FragmentRow,
-    xattrs: Option<u32>,
-    exportable: bool,
-    owners: u16,
-}
-
-#[derive(Serialize)]
-struct FragmentRow {
-    blocks: u32,
-    used: u64,
-    compressed: u64,
-    bytes: u64,
-    files: u64,
-}
-
 #[derive(Serialize)]
 struct TarRow {
     container: Option<&'static str>,
@@ -125,48 +79,28 @@ struct TarRow {
     indexed: bool,
 }
 
-#[derive(Serialize)]
-struct ZipRow {
-    methods: Vec<MethodRow>,
-}
-
-#[derive(Serialize)]
-struct MethodRow {
-    method: &'static str,
-    files: u64,
-    compressed: u64,
-    bytes: u64,
-}
-
 impl<'i> Row<'i> {
     fn of(info: &'i Info) -> Self {
         let path = (!info.path.is_empty()).then_some(&info.path);
         let (format, squashfs, tar, zip) = match &info.layout {
-            Layout::Image(image) => ("squashfs", Some(ImageRow::of(image)), None, None),
+            Layout::Image(image) => ("squashfs", Some(image), None, None),
             Layout::Tar(stored) => ("tar", None, Some(TarRow::of(stored)), None),
-            Layout::Zip(zip) => ("zip", None, None, Some(ZipRow::of(zip))),
+            Layout::Zip(zip) => ("zip", None, None, Some(zip)),
         };
         let sizes = info.sizes.classes().filter(|&(_, files, _)| files > 0);
-        let Cost { mean, p99, worst } = info.cost;
         Self {
             archive: None,
             path: path.map(|path| String::from_utf8_lossy(path).into_owned()),
             path_hex: path.and_then(|path| term::hex_if_not_utf8(path)),
             format,
             bytes: info.bytes,
-            files: info.kinds.files,
-            directories: info.kinds.directories,
-            links: info.kinds.links,
-            devices: info.kinds.devices,
-            fifos: info.kinds.fifos,
-            sockets: info.kinds.sockets,
-            hard_links: info.kinds.hard_links,
+            kinds: info.kinds,
             file_bytes: info.sizes.bytes(),
             file_mean: info.sizes.mean(),
             file_largest: info.sizes.largest(),
             sizes: sizes.map(SizeRow::of).collect(),
-            decoded: CostRow { mean, p99, worst },
-            packed: PackedRow { read_cost: info.packed.read_cost, mean: info.packed.mean },
+            decoded: info.cost,
+            packed: info.packed,
             squashfs,
             tar,
             zip,
@@ -180,43 +114,6 @@ impl<'i> Row<'i> {
 impl SizeRow {
     fn of((digits, files, bytes): (u32, u64, u64)) -> Self {
         Self { below: 1_u64.checked_shl(digits), files, bytes }
-    }
-}
-
-impl<'i> ImageRow<'i> {
-    fn of(image: &'i Image) -> Self {
-        let Image { shares, fragments, .. } = image;
-        Self {
-            compressor: image.compressor,
-            options: image.options.as_deref(),
-            block_size: image.block_size,
-            bytes: image.bytes,
-            tables: image.tables,
-            uncompressed: shares.uncompressed,
-            compressed: shares.compressed,
-            holes: shares.holes,
-            shared: shares.shared,
-            fragments: FragmentRow {
-                blocks: fragments.blocks,
-                used: fragments.used,
-                compressed: fragments.compressed,
-                bytes: fragments.bytes,
-                files: fragments.files,
-            },
-            xattrs: image.xattrs,
-            exportable: image.is_exportable,
-            owners: image.owners,
-        }
-    }
-}
-
-impl ZipRow {
-    fn of(zip: &ZipLayout) -> Self {
-        let row = |share: &MethodShare| {
-            let MethodShare { method, files, compressed, bytes } = *share;
-            MethodRow { method, files, compressed, bytes }
-        };
-        Self { methods: zip.methods.iter().map(row).collect() }
     }
 }
 

@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
     }
     written(listing.out.flush())?;
-    Ok(status)
+    Ok(status.max(exit::of_listed()))
 }
 
 struct Listing<'t> {

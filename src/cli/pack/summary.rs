@@ -131,7 +131,13 @@ impl<'s> Summary<'s> {
             ),
         };
         let (size, pace) = (format_size(self.size), term::pace(bytes, self.time));
-        format!("{archive}: {contents} stored as {size}; {pace}")
+        let named = match self.archive {
+            CreatedArchive::Shards(_) => {
+                self.request.archive.with_extension("").display().to_string() + "-*.tar"
+            }
+            _ => archive.to_string(),
+        };
+        format!("{named}: {contents} stored as {size}; {pace}")
     }
 }
 

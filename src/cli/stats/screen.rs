@@ -35,7 +35,6 @@ pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
     add("storage", bar(storage, &format_percent(storage)));
     add("decoding", bar(decoding, &format_percent(decoding)));
     add("requests", bar(requests, &format_percent(requests)));
-    add("", "blocks found in the cache, and its size".to_owned());
     if let Some(found) = interval.found() {
         add("cache", bar(found, &format!("{} found", format_percent(found))));
     }

@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use super::format::{Output, PIECE_MAX, Pass, SpoolFormat};
 use super::spool_limit::SpoolLimit;
-use crate::error::{Error, Kind, Result, reason};
+use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::os::unlinked;
 use crate::storage::Storage;
@@ -46,7 +46,7 @@ struct Shared {
 struct State {
     written: u64,
     ended: bool,
-    failure: Option<Failure>,
+    failure: Option<Error>,
     /// Number of storage errors so far.
     faults: u64,
     /// The thread waits after a storage error, until a reader needs a retry.
@@ -58,15 +58,6 @@ pub(super) struct TemporaryFile<'d> {
     pub(super) file: File,
     pub(super) directory: &'d Path,
     pub(super) limit: Arc<SpoolLimit>,
-}
-
-/// An error that can be cloned, one copy for each reader.
-#[derive(Clone)]
-struct Failure {
-    kind: Kind,
-    context: String,
-    detail: Option<String>,
-    hint: Option<String>,
 }
 
 /// Bytes reserved for a file at a time.
@@ -92,7 +83,7 @@ impl Spool {
         limit.measure(&file).map_err(failed)?;
         let target = TemporaryFile { file, directory: &directory, limit: Arc::clone(limit) };
         if expected.is_some_and(|expected| expected > limit.left()) {
-            return Err(exceeded(limit, &directory, format.advice).into());
+            return Err(exceeded(limit, &directory, format.advice));
         }
         Self::within(name, storage, format, target)
     }
@@ -193,7 +184,7 @@ impl Shared {
         &self,
         mut pass: Box<dyn Pass>,
         reopen: impl Fn() -> Result<Box<dyn Pass>>,
-        limit_error: impl Fn() -> Failure,
+        limit_error: impl Fn() -> Error,
     ) {
         let ending = Ending(self);
         loop {
@@ -207,13 +198,13 @@ impl Shared {
             }
             pass = match reopen() {
                 Ok(pass) => pass,
-                Err(error) => return ending.fail(Failure::of(&error)),
+                Err(error) => return ending.fail(error),
             };
         }
     }
 
     /// Decodes from the start. Writes only what is not written yet.
-    fn decode(&self, pass: &mut dyn Pass, limit_error: &impl Fn() -> Failure) -> Fallible<()> {
+    fn decode(&self, pass: &mut dyn Pass, limit_error: &impl Fn() -> Error) -> Fallible<()> {
         let mut written = self.state.lock().written;
         let mut offset = 0_u64;
         while !self.stopped.load(Ordering::Relaxed) {
@@ -221,9 +212,8 @@ impl Shared {
                 Ok(Output::Piece(piece)) => piece,
                 // This pass finds no chunks, so none should be too large.
                 Ok(Output::ChunkTooLarge) => {
-                    let context = "a part of it is too large to be decompressed at once".to_owned();
-                    let (kind, detail, hint) = (Kind::Unsupported, None, None);
-                    return Err(Fault::Permanent(Failure { kind, context, detail, hint }));
+                    let context = "a part of it is too large to be decompressed at once";
+                    return Err(Fault::Permanent(Error::new(Kind::Unsupported, context)));
                 }
                 Ok(Output::End) => {
                     if let Some(offset) = pass.trailing_garbage_at() {
@@ -234,10 +224,9 @@ impl Shared {
                 }
                 Err(error) => {
                     self.usable_len.store(pass.usable_len(error.kind()), Ordering::Relaxed);
-                    let failure = Failure::of(&error);
                     return Err(match error.kind() {
-                        Kind::Io => Fault::Transient(failure),
-                        _ => Fault::Permanent(failure),
+                        Kind::Io => Fault::Transient(error),
+                        _ => Fault::Permanent(error),
                     });
                 }
             };
@@ -248,14 +237,9 @@ impl Shared {
             let skip = index(written.saturating_sub(offset));
             if let Some(new) = piece.get(skip..).filter(|new| !new.is_empty()) {
                 if let Err(error) = self.file.write_all_at(new, written) {
-                    let context = format!("cannot write a temporary file: {}", reason(error));
-                    let hint = limit_error().hint;
-                    return Err(Fault::Permanent(Failure {
-                        kind: Kind::Io,
-                        context,
-                        detail: None,
-                        hint,
-                    }));
+                    let failed = Error::io("cannot write a temporary file", error);
+                    let hint = limit_error().hint().unwrap_or_default().to_owned();
+                    return Err(Fault::Permanent(failed.with_hint(hint)));
                 }
                 written = end;
             }
@@ -281,7 +265,7 @@ impl Shared {
 
     /// Wakes the waiting readers with a storage error. Waits until another read needs a retry;
     /// returns `false` if the spool is stopped.
-    fn wait_for_retry(&self, failure: Failure) -> bool {
+    fn wait_for_retry(&self, failure: Error) -> bool {
         let mut state = self.state.lock();
         state.failure = Some(failure);
         state.faults = state.faults.wrapping_add(1);
@@ -312,7 +296,7 @@ impl Shared {
     }
 
     fn failure(&self) -> Option<Error> {
-        self.state.lock().failure.clone().map(Error::from)
+        self.state.lock().failure.as_ref().map(Error::copy)
     }
 }
 
@@ -325,45 +309,24 @@ impl Drop for Shared {
 /// Why decoding failed.
 enum Fault {
     /// A storage error; decoding is retried.
-    Transient(Failure),
+    Transient(Error),
     /// Damage, or an error of the temporary file; permanent.
-    Permanent(Failure),
+    Permanent(Error),
 }
 
 type Fallible<T> = std::result::Result<T, Fault>;
 
-impl Failure {
-    fn of(error: &Error) -> Self {
-        let (detail, hint) = (error.detail().map(str::to_owned), error.hint().map(str::to_owned));
-        Self { kind: error.kind(), context: error.to_string(), detail, hint }
-    }
-}
-
 /// The error for a file in `directory` that needs more than `limit`; `advice` avoids that.
-fn exceeded(limit: &SpoolLimit, directory: &Path, advice: &str) -> Failure {
+fn exceeded(limit: &SpoolLimit, directory: &Path, advice: &str) -> Error {
     let hint = format!("set TMPDIR to a directory with more room, or {advice}");
-    let context = limit.exceeded(directory);
-    Failure { kind: Kind::Unsupported, context, detail: None, hint: Some(hint) }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        let mut error = Self::new(failure.kind, failure.context);
-        if let Some(detail) = failure.detail {
-            error = error.with_detail(detail);
-        }
-        match failure.hint {
-            Some(hint) => error.with_hint(hint),
-            None => error,
-        }
-    }
+    Error::new(Kind::Unsupported, limit.exceeded(directory)).with_hint(hint)
 }
 
 /// Wakes the readers at the end, also if the thread panics.
 struct Ending<'s>(&'s Shared);
 
 impl Ending<'_> {
-    fn fail(self, failure: Failure) {
+    fn fail(self, failure: Error) {
         self.0.state.lock().failure = Some(failure);
     }
 }
@@ -371,8 +334,7 @@ impl Ending<'_> {
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            let context = "the decoding thread has ended".to_owned();
-            let failure = Failure { kind: Kind::Io, context, detail: None, hint: None };
+            let failure = Error::new(Kind::Io, "the decoding thread has ended");
             self.0.state.lock().failure = Some(failure);
         }
         self.0.state.lock().ended = true;

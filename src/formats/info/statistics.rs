@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use crate::formats::bytes::{index, length};
 use crate::units::format_size;
 
@@ -68,7 +70,7 @@ impl Default for Sizes {
 pub const READ_COST: u64 = 32 << 10;
 
 /// Bytes decoded to read one file, over all regular files, including empty ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Cost {
     /// The mean.
     pub mean: u64,
@@ -79,7 +81,7 @@ pub struct Cost {
 }
 
 /// The estimated cost of the same files in an image made for random reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImageEstimate {
     /// The read cost to request, bytes.
     pub read_cost: u64,

@@ -10,6 +10,11 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, NO_PAD};
+use percent_encoding::percent_decode;
+
 use super::header::{decimal, id_or_nobody};
 use super::sparse::SparseRecords;
 use crate::error::{Error, Result};
@@ -23,7 +28,7 @@ use crate::vfs::Timestamp;
 const SELINUX_CONTEXT: &[u8] = b"RHT.security.selinux";
 
 /// Values that replace those of a header.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Extensions {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
@@ -103,29 +108,7 @@ impl Extensions {
 
     /// Whether no values are set.
     pub(super) fn is_empty(&self) -> bool {
-        let Self {
-            path,
-            link,
-            long_name,
-            long_link,
-            size,
-            uid,
-            gid,
-            modified,
-            xattrs,
-            xattr_names_len: _,
-            sparse,
-        } = self;
-        path.is_none()
-            && link.is_none()
-            && long_name.is_none()
-            && long_link.is_none()
-            && size.is_none()
-            && uid.is_none()
-            && gid.is_none()
-            && modified.is_none()
-            && xattrs.is_empty()
-            && sparse.is_empty()
+        *self == Self { xattr_names_len: self.xattr_names_len, ..Self::default() }
     }
 
     /// Applies global records that make sense for all members: owners and times. Returns whether
@@ -269,41 +252,14 @@ pub(super) fn time(text: &[u8]) -> Option<Timestamp> {
 
 /// Decodes base 64, which libarchive uses for attributes. Padding is optional.
 pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
-    let digit = |byte: u8| {
-        let value = match byte {
-            b'A'..=b'Z' => byte.checked_sub(b'A')?,
-            b'a'..=b'z' => byte.checked_sub(b'a')?.checked_add(26)?,
-            b'0'..=b'9' => byte.checked_sub(b'0')?.checked_add(52)?,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        Some(u32::from(value))
-    };
+    const CONFIG: GeneralPurposeConfig = NO_PAD.with_decode_allow_trailing_bits(true);
     let end = text.iter().rposition(|&byte| byte != b'=').map_or(0, |at| at.saturating_add(1));
-    let mut bytes = Vec::with_capacity(text.len());
-    for group in text.get(..end)?.chunks(4) {
-        let bits = group.iter().try_fold(0_u32, |bits, &byte| Some(bits << 6 | digit(byte)?))?;
-        let missing = 4_usize.checked_sub(group.len())?;
-        let bits = bits << missing.checked_mul(6)?;
-        let [_, whole @ ..] = bits.to_be_bytes();
-        // Four digits are three bytes, three are two, and two are one.
-        bytes.extend(whole.get(..3_usize.checked_sub(missing).filter(|&count| count > 0)?)?);
-    }
-    Some(bytes)
+    GeneralPurpose::new(&STANDARD, CONFIG).decode(text.get(..end)?).ok()
 }
 
 /// Decodes `%XX`, which libarchive uses in the names of attributes.
 pub(super) fn unescaped(text: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&first, after_first)) = rest.split_first() {
-        let code = after_first.first_chunk::<2>().filter(|_| first == b'%');
-        let code = code.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
-        bytes.push(code.unwrap_or(first));
-        rest = if code.is_some() { after_first.get(2..).unwrap_or_default() } else { after_first };
-    }
-    bytes
+    percent_decode(text).collect()
 }
 
 #[cfg(test)]
@@ -380,7 +336,7 @@ mod tests {
             (keyword("n"), "1"),
         ]);
         assert_eq!(found.sparse.pieces, Some(vec![(0, 5), (9, 1)]));
-        assert!(!found.sparse.is_empty());
+        assert_ne!(found.sparse, SparseRecords::default());
     }
 
     #[test]

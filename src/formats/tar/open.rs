@@ -365,7 +365,8 @@ impl<'o> IndexSource<'o> {
         let key = saved.key(offsets)?;
         let is_slow_to_make = !finished.seek_points.is_empty() && key.len >= MIN_COMPRESSED_SAVED;
         let worthwhile = finished.len() >= MIN_MEMBERS_SAVED || is_slow_to_make;
-        let wanted = saved.can_be_identified() && (worthwhile || saved.is_named);
+        let is_missed = saved.is_named || saved.was_rejected.get();
+        let wanted = saved.can_be_identified() && (worthwhile || is_missed);
         if policy == IndexPolicy::SaveIfWorthwhile && !wanted {
             return Ok(None);
         }

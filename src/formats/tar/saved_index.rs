@@ -25,6 +25,7 @@
 //! Any number of processes on any number of nodes may do this at once. Each writes its own file and
 //! renames it, so a reader sees one complete index or another, and each is right.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::ErrorKind::NotFound;
@@ -58,6 +59,8 @@ pub(super) struct SavedIndex<'o> {
     locations: Vec<IndexLocation>,
     /// Whether the user gave the path of the index, and so expects it there.
     pub(super) is_named: bool,
+    /// Whether `load` has rejected an index, which is then to be replaced.
+    pub(super) was_rejected: Cell<bool>,
     recursive: bool,
     /// Memory for blocks of indexes.
     allowance: &'o Arc<Allowance>,
@@ -93,7 +96,8 @@ impl<'o> SavedIndex<'o> {
             Some(index) => vec![IndexLocation::named(index)],
             None => IndexLocation::usual(archive, recursive),
         };
-        Self { archive, locations, is_named: index.is_some(), recursive, allowance }
+        let (is_named, was_rejected) = (index.is_some(), Cell::new(false));
+        Self { archive, locations, is_named, was_rejected, recursive, allowance }
     }
 
     /// The first saved index that can be trusted and passes `check`, with what that returned, and
@@ -136,6 +140,7 @@ impl<'o> SavedIndex<'o> {
         for (location, error) in rejected {
             let error = crate::log::text_of(&error);
             log::warn!("{}: {error}; made again", location.path.display());
+            self.was_rejected.set(true);
         }
         None
     }

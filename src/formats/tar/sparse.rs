@@ -173,7 +173,7 @@ impl Preface {
 }
 
 /// The records of GNU tar for a sparse member.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct SparseRecords {
     /// The real path. The path in the header is artificial.
     pub(super) name: Option<Vec<u8>>,
@@ -188,16 +188,6 @@ pub(super) struct SparseRecords {
 }
 
 impl SparseRecords {
-    /// Whether no values are set.
-    pub(super) fn is_empty(&self) -> bool {
-        let Self { name, real_size, pieces, offset, has_preface } = self;
-        name.is_none()
-            && real_size.is_none()
-            && pieces.is_none()
-            && offset.is_none()
-            && !has_preface
-    }
-
     /// Applies the record `GNU.sparse.` followed by `suffix`.
     pub(super) fn apply(&mut self, suffix: &[u8], value: &[u8]) -> Result<()> {
         let number = || decimal(value);

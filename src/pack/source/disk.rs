@@ -167,10 +167,7 @@ impl Source for DiskDirectory<'_> {
                 let parent = OpenDirectory::new(opened.as_fd(), self.xattr_rule);
                 names.iter().map(|name| self.examine_one(&parent, directory, name)).collect()
             }
-            Err(error) => {
-                let again = |_: &Listed| Err(Error::new(error.kind(), error.to_string()));
-                names.iter().map(again).collect()
-            }
+            Err(error) => names.iter().map(|_| Err(error.copy())).collect(),
         }
     }
 

@@ -61,7 +61,7 @@ pub(super) struct CopiedArchive {
     /// versions then, because some network file systems learn of a change late.
     has_changed: AtomicBool,
     /// The text and the hint of the error then.
-    change: OnceLock<(String, Option<String>)>,
+    change: OnceLock<Error>,
 }
 
 /// The archives of a copy, and its size in bytes.
@@ -133,9 +133,8 @@ impl CopiedArchive {
 
     /// Notes that it was rewritten. Returns whether that is news.
     pub(super) fn note_change(&self, error: &Error) -> bool {
-        let (text, hint) = (error.to_string(), error.hint().map(str::to_owned));
         // First, because a reader that sees the flag returns this error.
-        let _ = self.change.set((text, hint));
+        let _ = self.change.set(error.copy());
         !self.has_changed.swap(true, Ordering::SeqCst)
     }
 
@@ -146,12 +145,9 @@ impl CopiedArchive {
 
     /// The error of reads after a change.
     pub(super) fn changed(&self) -> Error {
-        let (text, hint) = self.change.get().cloned().unwrap_or_default();
-        let error = Error::new(Kind::Changed, text).within(&self.name);
-        match hint {
-            Some(hint) => error.with_hint(hint),
-            None => error,
-        }
+        let error = self.change.get().map(Error::copy);
+        let error = error.unwrap_or_else(|| Error::new(Kind::Changed, "changed"));
+        error.with_kind(Kind::Changed).within(&self.name)
     }
 }
 
