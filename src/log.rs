@@ -106,7 +106,7 @@ impl Message {
 /// Set by the first `start`.
 static VERBOSITY: OnceLock<Verbosity> = OnceLock::new();
 static LOGGER: OnceLock<Logger> = OnceLock::new();
-static HAS_ERRORS: AtomicBool = AtomicBool::new(false);
+static HAS_LOSSES: AtomicBool = AtomicBool::new(false);
 
 /// Sends all further log messages to `file`, or to standard error.
 pub fn start(verbosity: Verbosity, file: Option<File>) {
@@ -243,9 +243,15 @@ pub fn print(label: Label, text: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Whether an error was logged, for a command that goes on after it.
-pub fn has_logged_errors() -> bool {
-    HAS_ERRORS.load(Ordering::Relaxed)
+/// Logs that a part of an archive is missing. A command that shows the rest asks `has_losses`.
+pub fn loss(message: fmt::Arguments<'_>) {
+    HAS_LOSSES.store(true, Ordering::Relaxed);
+    log::error!("{message}");
+}
+
+/// Whether a loss was logged.
+pub fn has_losses() -> bool {
+    HAS_LOSSES.load(Ordering::Relaxed)
 }
 
 /// Whether messages have color: <https://no-color.org>.
@@ -375,9 +381,6 @@ impl Log for Logger {
             (_, Level::Warn) => Label::Warning,
             _ => Label::Note,
         };
-        if label == Label::Error {
-            HAS_ERRORS.store(true, Ordering::Relaxed);
-        }
         if label != Label::Note
             && let Some(kept) = self.kept.lock().as_mut()
         {

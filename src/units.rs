@@ -75,6 +75,18 @@ pub fn processes(count: usize) -> &'static str {
     if count == 1 { "process" } else { "processes" }
 }
 
+/// Quotes a path for a shell, for a command that a user copies.
+pub fn quoted(path: impl fmt::Display) -> String {
+    let path = path.to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/+,:=@".contains(c);
+    let is_option = path.starts_with('-');
+    match !path.is_empty() && !is_option && path.chars().all(is_plain) {
+        true => path,
+        false if is_option => format!("'./{}'", path.replace('\'', "'\\''")),
+        false => format!("'{}'", path.replace('\'', "'\\''")),
+    }
+}
+
 /// Formats a part of a whole in percent: `0%`, `67%`, `100%`.
 pub fn format_percent(part: f64) -> String {
     format!("{:.0}%", part * 100.0)
@@ -128,6 +140,19 @@ impl fmt::Display for Size {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quotes_paths_for_a_shell() {
+        for (path, text) in [
+            ("/a/data-1.sqfs", "/a/data-1.sqfs"),
+            ("my data", "'my data'"),
+            ("it's", "'it'\\''s'"),
+            ("-x", "'./-x'"),
+            ("", "''"),
+        ] {
+            assert_eq!(quoted(path), text);
+        }
+    }
 
     #[test]
     fn parses_numbers_with_and_without_a_unit() {

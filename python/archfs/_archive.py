@@ -77,7 +77,7 @@ def ls(
         }
     )
     command = ["ls", *options, "--", path(archive), *(path(one) for one in paths)]
-    outcome = _command.run(command, needs=[archive], partial=True)
+    outcome = _command.run(command, needs=[archive])
     return [json.loads(line) for line in outcome.output.splitlines()]
 
 

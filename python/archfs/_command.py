@@ -38,6 +38,9 @@ _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What a progress bar prints before a line: a carriage return, and sequences that clear the line.
 _DRAWN = re.compile(rb".*(?:\r|\x1b\[[0-9;?]*[A-Za-z])", re.DOTALL)
 
+# The color of a word.
+_COLOR = re.compile(rb"\x1b\[[0-9;]*m")
+
 # A message of archfs: `archfs: error: TEXT`, in a batch job `archfs[NODE]: error: TEXT`.
 _MESSAGE = re.compile(r"archfs(?:\[[^]]*\])?: (error|warning|note|hint): (.*)", re.DOTALL)
 
@@ -64,18 +67,11 @@ class Outcome(NamedTuple):
 
 
 def run(
-    words: Sequence[str],
-    *,
-    needs: Sequence[PathLike] = (),
-    timeout: Optional[float] = None,
-    partial: bool = False,
+    words: Sequence[str], *, needs: Sequence[PathLike] = (), timeout: Optional[float] = None
 ) -> Outcome:
-    """Runs `archfs WORDS`. Raises Error if it fails, or MissingFile if one of `needs` does not exist. With `partial`,
-    the output for an archive that is cut off is no failure: the error is logged.
-    """
+    """Runs `archfs WORDS`. Raises Error if it fails, or MissingFile if one of `needs` does not exist."""
     outcome = execute(words, timeout)
-    is_partial = partial and outcome.status == 3 and outcome.output.strip() != b""
-    if outcome.status != 0 and not is_partial:
+    if outcome.status != 0:
         raise failure(outcome, needs)
     log(outcome.lines)
     return outcome
@@ -86,9 +82,9 @@ def version() -> str:
     return run(["--version"]).output.decode().split()[-1]
 
 
-def run_json(words: Sequence[str], *, needs: Sequence[PathLike] = (), partial: bool = False) -> Any:
+def run_json(words: Sequence[str], *, needs: Sequence[PathLike] = ()) -> Any:
     """Runs `archfs WORDS` and returns the JSON it prints. Raises the same errors as `run`."""
-    outcome = run(words, needs=needs, partial=partial)
+    outcome = run(words, needs=needs)
     if not outcome.output.strip():
         raise failure(outcome, needs)
     return json.loads(outcome.output)
@@ -171,12 +167,8 @@ def _executed(command: Sequence[str], deadline: Optional[float]) -> Outcome:
 
 
 def _start(process: subprocess.Popen[bytes], command: Sequence[str], output: int, error_output: int) -> None:
-    # Messages are read here, so they are to have no color.
-    variables = {**os.environb, b"NO_COLOR": b"1"}
     try:
-        subprocess.Popen.__init__(
-            process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output, env=variables
-        )
+        subprocess.Popen.__init__(process, command, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output)
     except OSError as error:
         if error.errno is None or error.errno in _SHORT_OF:
             raise
@@ -226,6 +218,7 @@ def _listen(
             except OSError:  # All ends of a pseudo terminal are closed.
                 part = b""
             messages += part
+            part = _COLOR.sub(b"", part)
             if terminal is not None:
                 _show(part, terminal)
             is_open = part != b""
@@ -298,7 +291,7 @@ def _drawing(line: bytes) -> bytes:
 def _lines(messages: bytes) -> list[Line]:
     """The messages, each with the hint on the line below."""
     lines: list[Line] = []
-    for raw in messages.split(b"\n")[:-1]:
+    for raw in _COLOR.sub(b"", messages).split(b"\n")[:-1]:
         text = _DRAWN.sub(b"", raw, count=1).decode(errors="replace").rstrip()
         message = _MESSAGE.fullmatch(text)
         if message and message[1] == "hint":

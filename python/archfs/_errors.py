@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import re
+import shlex
 from typing import Any, Callable, Optional, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -130,11 +131,12 @@ def of_status(status: int, message: str, hint: Optional[str], notes: tuple[str, 
 
 # Options in hints that are keywords here, perhaps with the name of their value, and commands that are functions.
 _OPTION = re.compile(
-    "--(allow-changes|cache|force|index|keep-going|lazy|nested|offset|overwrite|owner|partial|subdir|threads)\\b"
-    "(?:[ =]([A-Z:]+))?"
+    "--(allow-changes|cache|force|index|keep-going|lazy|nested|offset|only|overwrite|owner|partial|subdir|threads)"
+    "(?![\\w-])(?:[ =]([A-Z:]+)(?![\\w]))?"
 )
-_HAS_VALUE = ("cache", "index", "offset", "owner", "subdir", "threads")
-_FUNCTION = re.compile(r"archfs (ls|info|verify|list)((?: [^-`'\"();,\s][^`'\"();,\s]*)*)(?=[`;),]|$)")
+_HAS_VALUE = ("cache", "index", "offset", "only", "owner", "subdir", "threads")
+_WORD = r"(?:'[^']*'|[^-`'\"();,\s](?:[^`'\"();\s]*[^`'\"();,\s])?)"
+_FUNCTION = re.compile(rf"archfs (ls|info|verify|list)((?: {_WORD})*)(?=[`;),]|$)")
 _COMMAND = re.compile(r"archfs (doctor|gc|index|stats)\b")
 
 
@@ -146,7 +148,7 @@ def in_python(hint: str) -> str:
         return f"{found[1].replace('-', '_')}={value}"
 
     def call(found: re.Match[str]) -> str:
-        return f"archfs.{found[1]}({', '.join(map(repr, found[2].split()))})"
+        return f"archfs.{found[1]}({', '.join(map(repr, shlex.split(found[2])))})"
 
     hint = _FUNCTION.sub(call, hint)
     return _OPTION.sub(keyword, _COMMAND.sub(r"python -m archfs \1", hint))

@@ -52,5 +52,5 @@ def info(
 ) -> ArchiveInfo:
     """Describes `archive` from its tables, without mounting it; also the `top` largest files and directories."""
     options = words({"json": True, "top": top, **content})
-    found: ArchiveInfo = _command.run_json(["info", *options, "--", path(archive)], needs=[archive], partial=True)
+    found: ArchiveInfo = _command.run_json(["info", *options, "--", path(archive)], needs=[archive])
     return found

@@ -151,8 +151,9 @@ def mount(
         return Mount(mount_point, found, arguments, timeout)
     except (MissingFile, IsADirectory) as error:
         # As on the command line, where the mount point comes last.
-        if at is None and len(found) > 1 and error.filename == os.path.abspath(found[-1]) and error.hint is None:
-            error.hint = f"all of these are archives; to name the mount point: at={found[-1]!r}"
+        if at is None and len(found) > 1 and isinstance(error.filename, str):
+            if os.path.abspath(error.filename) == os.path.abspath(found[-1]):
+                error.hint = f"all of these are archives; to name the mount point: at={found[-1]!r}"
         raise
 
 

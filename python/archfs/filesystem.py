@@ -17,7 +17,7 @@ import fsspec
 
 from ._archive import Entry
 from ._errors import UsageError
-from ._options import URLS, PathLike, Size
+from ._options import URLS, PathLike, Size, is_url
 from ._reader import TO_END, Reader, check
 
 # How much of a file is read when it is opened, bytes. Most files of a dataset are complete then.
@@ -71,6 +71,9 @@ class ArchiveFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
             names = ", ".join(sorted(target_options))
             hint = "archfs takes credentials and certificates from the environment (docs/how-to/object-storage.md)"
             raise UsageError(f"archfs: options of {target_protocol}:// have no effect: {names}", hint)
+        # fsspec's own file systems for S3 leave out the scheme.
+        if target_protocol in URLS and isinstance(fo, str) and not is_url(fo):
+            fo = f"{target_protocol}://{fo}"
         archives = [fo] if isinstance(fo, (str, bytes, os.PathLike)) else list(fo)
         if not archives or archives == [""]:
             raise UsageError("archfs: no archive", 'add it to the URL: "archfs://PATH::data.sqfs"')

@@ -45,7 +45,11 @@ pub(super) fn run(args: &Args) -> Result<u8> {
                     tree,
                     &found.path,
                 ) {
-                    Err(error) if error.kind() == Kind::IsADirectory => Ok(false),
+                    Err(error)
+                        if [Kind::IsADirectory, Kind::InvalidInput].contains(&error.kind()) =>
+                    {
+                        Ok(false)
+                    }
                     file => cat(tree, open, &found.path, file, &progress).map(|()| true),
                 })?;
             }

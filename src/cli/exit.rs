@@ -60,10 +60,9 @@ pub(super) fn show(error: &Error) -> u8 {
     of(error)
 }
 
-/// The status of a command that looks into a damaged archive as far as it goes: the damage was
-/// logged.
-pub(super) fn of_listed() -> u8 {
-    if crate::log::has_logged_errors() { DAMAGED } else { 0 }
+/// The status of a command that has shown the readable part of an archive.
+pub(super) fn of_shown() -> u8 {
+    if crate::log::has_losses() { DAMAGED } else { 0 }
 }
 
 pub(super) fn of(error: &Error) -> u8 {

@@ -17,7 +17,7 @@ use crate::lifecycle::Interrupt;
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
-use crate::units::counted;
+use crate::units::{counted, quoted};
 use crate::vfs::{Finding, Location, Severity};
 
 /// Unpack archives into a directory, in parallel
@@ -91,12 +91,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
         Err(error) if error.kind() == Kind::NotFound => {
             let error = error.within(args.archive_names());
-            Err(match args.archives.as_slice() {
-                [archive] => {
-                    error.with_hint(format!("to see its paths: archfs ls {}", archive.display()))
-                }
-                _ => error,
-            })
+            let archive = args.archives.last().map(|archive| quoted(archive.display()));
+            Err(error
+                .with_hint(format!("to see its paths: archfs ls {}", archive.unwrap_or_default())))
         }
         Err(error) => Err(error.within(shown)),
         Ok(extracted) => Ok(args.report(&extracted, start)),

@@ -62,5 +62,5 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
     };
     written(std::io::stdout().write_all(&text))?;
-    Ok(exit::of_listed())
+    Ok(exit::of_shown())
 }

@@ -138,15 +138,22 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
                 ))
             })
         }
-        // An option of COMMAND.
-        ErrorKind::UnknownArgument if is_run && !arguments.iter().any(|word| word == "--") => {
-            let context = "no command: write -- before it";
-            let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
-            Some(Error::new(Kind::Usage, context).with_hint(usage))
-        }
         ErrorKind::UnknownArgument if arguments.iter().any(|word| word == "--read-only") => {
             let context = "unexpected argument '--read-only' found";
             Some(Error::new(Kind::Usage, context).with_hint("leave it out: mounts are read-only"))
+        }
+        // Perhaps an option of COMMAND, which may resemble one of archfs.
+        ErrorKind::UnknownArgument if is_run && !arguments.iter().any(|word| word == "--") => {
+            let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+                return None;
+            };
+            let context = format!("unexpected argument '{option}', and no -- before the command");
+            let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
+            let similar = match error.get(ContextKind::SuggestedArg) {
+                Some(ContextValue::String(similar)) => format!(" (a similar option: {similar})"),
+                _ => String::new(),
+            };
+            Some(Error::new(Kind::Usage, context).with_hint(usage.to_owned() + &similar))
         }
         ErrorKind::InvalidValue if arguments.iter().skip(1).any(|word| word.is_empty()) => {
             let context = "one of the words is empty";
@@ -165,15 +172,18 @@ pub(super) fn misplaced(archives: &[impl AsRef<Path>], mount_point: &Path) -> Op
         let context = format!("{}: a URL, not a mount point", mount_point.display());
         return Some(usage(context).with_hint("the last path is the mount point, a directory"));
     }
-    let name = mount_point.file_name().map(OsStr::as_bytes).unwrap_or_default();
-    if !ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes())) {
+    let ends_as_archive = |path: &Path| {
+        let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
+        ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes()))
+    };
+    if !ends_as_archive(mount_point) {
         return None;
     }
     let is_missing = |path: &Path| {
         path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
     };
     if archives.len() == 1
-        && (first.is_dir() || (is_missing(first) && !url::is_url(first)))
+        && (first.is_dir() || (is_missing(first) && !ends_as_archive(first) && !url::is_url(first)))
         && lifecycle::is_archive(mount_point)
     {
         let (directory, file) = (first.display(), mount_point.display());

@@ -12,6 +12,7 @@ use crate::formats::{self, OpenOptions};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
+use crate::units::quoted;
 use crate::vfs::Tree;
 
 /// What archives contain.
@@ -72,13 +73,12 @@ impl OpenArgs {
         if error.kind() == Kind::NotFound && error.hint().is_none() {
             return error
                 .within(&archive)
-                .with_hint(format!("to see its paths: archfs ls {archive}"));
+                .with_hint(format!("to see its paths: archfs ls {}", quoted(&archive)));
         }
         if error.kind() == Kind::IsADirectory {
             let path = String::from_utf8_lossy(path);
-            return error
-                .within(&archive)
-                .with_hint(format!("to list it: archfs ls {archive} {path}"));
+            let command = format!("archfs ls {} {}", quoted(&archive), quoted(path));
+            return error.within(&archive).with_hint(format!("to list it: {command}"));
         }
         if !error.is_damage() && error.kind() != Kind::Io {
             return error.within(&archive);
@@ -87,7 +87,8 @@ impl OpenArgs {
         let error = error.within_file(&archive, path);
         match error.hint() {
             None if error.is_damage() => {
-                let hint = format!("run `archfs verify {archive}` to list all damaged files");
+                let hint =
+                    format!("run `archfs verify {}` to list all damaged files", quoted(&archive));
                 error.with_hint(hint)
             }
             _ => error,

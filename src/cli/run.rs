@@ -57,7 +57,7 @@ const EXAMPLES: &str = "\
 Examples:
   archfs run data.sqfs -- python train.py --data {}
   srun archfs run data.sqfs -- python train.py --data {}  (tasks share a mount)
-  archfs run data.sqfs /data -- python train.py           (at a chosen place)
+  archfs run data.sqfs /data -- python train.py           (mounted on /data)
   archfs run --private data.sqfs -- python train.py {}    (without fusermount)
 
 Without MOUNTPOINT, archfs chooses a private directory in /dev/shm, $TMPDIR or /tmp, and writes it

@@ -7,7 +7,7 @@ use super::bar::Bar;
 use super::{exit, term};
 use crate::error::{Error, Result};
 use crate::lifecycle::{self, Detach, Task, Unmounted};
-use crate::log::Verbosity;
+use crate::log::{Label, Verbosity};
 
 /// Unmount; also clears stale mounts
 #[derive(Debug, clap::Args)]
@@ -95,8 +95,17 @@ fn unmount_all(args: &Args) -> u8 {
         };
         drop(bar);
         match outcome {
-            // The daemon that kept them has ended.
-            Ok(Unmounted::Gone) => messages.iter().for_each(crate::log::pass_on),
+            // No one can ask the daemon for them any more.
+            Ok(Unmounted::Gone) => {
+                let mut is_shown = false;
+                for message in &messages {
+                    is_shown =
+                        message.label == Label::Error || (is_shown && message.label == Label::Hint);
+                    if is_shown {
+                        crate::log::pass_on(message);
+                    }
+                }
+            }
             Ok(Unmounted::Stays) => term::print_note(&format!("{mount_point}: stays mounted")),
             Ok(Unmounted::HeldByOthers(others)) => {
                 term::print_note(&format!("{mount_point}: still held by {others}"));

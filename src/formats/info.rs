@@ -15,6 +15,7 @@ use super::opening::{Format, Memory, Opening, Part};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::storage::{self, Changes, FillScope};
+use crate::units::quoted;
 use crate::vfs::{Cookie, FileKind, Ino, Name, Tree};
 
 mod statistics;
@@ -250,7 +251,7 @@ fn part(part: &Part, progress: &Progress) -> Result<Info> {
 fn advised(path: &Path, error: Error) -> Error {
     match error.is_damage() && error.hint().is_none() {
         true => {
-            let hint = format!("run `archfs verify {}` to list all damage", path.display());
+            let hint = format!("run `archfs verify {}` to list all damage", quoted(path.display()));
             error.with_hint(hint)
         }
         false => error,

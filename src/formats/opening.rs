@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::storage::{FileRange, FileStorage, Metered, Storage};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::units::format_duration;
-use crate::vfs::{Finding, Layer, Location, Tree, View, list_root};
+use crate::vfs::{Finding, Layer, Location, Severity, Tree, View, list_root};
 
 #[cfg(test)]
 mod tests;
@@ -401,6 +401,9 @@ impl<'o> Opening<'o> {
         match self.options.findings {
             FindingSink::Return => self.memory.findings.lock().push(finding),
             // An error, because it is printed at every verbosity.
+            FindingSink::Log if finding.severity == Severity::Damage => {
+                crate::log::loss(format_args!("{}", finding.what));
+            }
             FindingSink::Log => log::error!("{}", finding.what),
         }
     }

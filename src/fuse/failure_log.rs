@@ -141,11 +141,16 @@ impl FailureLog {
         let named = |archive: &&String| {
             text.strip_prefix(archive.as_str()).is_some_and(|rest| rest.starts_with(": "))
         };
+        let archive = self.archives.iter().find(named).cloned();
+        let brief = error.brief();
+        // The line names the archive before the file.
+        let start = archive.as_ref().map(|archive| format!("{archive}: "));
+        let rest = start.and_then(|start| brief.strip_prefix(&start).map(str::to_owned));
         Failure {
             ino,
             operation,
-            archive: self.archives.iter().find(named).cloned(),
-            brief: error.brief(),
+            archive,
+            brief: rest.unwrap_or(brief),
             full: format!("{error:#}"),
             is_damage: error.is_damage(),
             hint: error.hint().map(str::to_owned),

@@ -147,7 +147,7 @@ impl Filesystem for ArchiveFilesystem {
         match found {
             Ok(Some(attr)) => {
                 reply.entry(&self.ttl, &file_attr(&attr), GENERATION);
-                self.stats.find_name();
+                self.stats.lookup_alarm.on_event();
             }
             Ok(None) => reply.entry(&self.ttl, &negative_attr(), GENERATION),
             Err(error) => reply.error(self.errno(&request, parent, &error)),

@@ -183,9 +183,10 @@ impl<'f> Outage<'f> {
         is_long && !self.failing.1.swap(true, Ordering::Relaxed)
     }
 
-    /// `why` the last request failed, and how long they were repeated.
+    /// `why` the last request failed, and since when all have failed. A read that begins late in an
+    /// outage may have asked only once.
     pub(super) fn describe(&self, why: &str) -> String {
-        format!("{why}; tried for {}", format_duration(self.began.elapsed()))
+        format!("{why}; failing for {}", format_duration(self.began.elapsed()))
     }
 }
 

@@ -138,7 +138,7 @@ fn check_passing(what: &str, fault: Fault) {
     let error = read(&file, 10..1000).unwrap_err();
     assert!((SHORT..10 * SHORT).contains(&start.elapsed()), "{what}: {:?}", start.elapsed());
     assert_eq!(error.kind(), Kind::Io, "{what}");
-    assert!(error.to_string().contains("; tried for "), "{what}: {error}");
+    assert!(error.to_string().contains("; failing for "), "{what}: {error}");
 }
 
 /// It sends nothing, or a byte at a time.

@@ -13,7 +13,8 @@ const NEVER: u64 = u64::MAX;
 /// The callback.
 type Call = Box<dyn Fn() + Send + Sync>;
 
-pub(super) struct Alarm {
+/// Runs a callback after a number of events.
+pub struct Alarm {
     /// The number of events after which the callback runs.
     limit: AtomicU64,
     /// Events since the alarm was set.
@@ -23,24 +24,24 @@ pub(super) struct Alarm {
 
 impl Alarm {
     /// Registers the callback. Only the first call counts.
-    pub(super) fn connect(&self, call: Call) {
+    pub fn connect(&self, call: Call) {
         let _ = self.call.set(call);
     }
 
     /// Makes the `events`-th event from now on run the callback. A concurrent event may be missed,
     /// so who waits for the next one must check afterward whether there was one.
-    pub(super) fn set(&self, events: u64) {
+    pub fn set(&self, events: u64) {
         self.count.store(0, Ordering::Relaxed);
         self.limit.store(events.clamp(1, NEVER - 1), Ordering::Relaxed);
     }
 
     /// Whether the callback has not run since the alarm was set.
-    pub(super) fn is_set(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.limit.load(Ordering::Relaxed) != NEVER
     }
 
     /// Called for each event.
-    pub(super) fn on_event(&self) {
+    pub fn on_event(&self) {
         let limit = self.limit.load(Ordering::Relaxed);
         if limit != NEVER && self.count.fetch_add(1, Ordering::Relaxed).saturating_add(1) >= limit {
             self.fire();

@@ -24,10 +24,10 @@ mod histogram;
 #[cfg(all(test, feature = "model"))]
 mod model;
 
+pub use alarm::Alarm;
 pub use caches::{CacheCounts, CacheKind, LoadClock};
 pub use histogram::Latencies;
 
-use alarm::Alarm;
 use caches::Caches;
 use histogram::Histogram;
 
@@ -105,12 +105,16 @@ pub struct Stats {
     releases: AtomicU64,
     /// The current budget of the caches, in bytes.
     budget: AtomicU64,
-    alarm: Alarm,
+    /// Counts requests.
+    pub alarm: Alarm,
     /// Counts lookups that found a name.
-    lookup_alarm: Alarm,
-    direct: Watched<DirectCounts>,
-    staged: Watched<StageCounts>,
-    readahead: Watched<ReadaheadCounts>,
+    pub lookup_alarm: Alarm,
+    /// Direct reads.
+    pub direct: Watched<DirectCounts>,
+    /// How much is copied to this node.
+    pub staged: Watched<StageCounts>,
+    /// What was fetched ahead.
+    pub readahead: Watched<ReadaheadCounts>,
 }
 
 /// Reads that processes did directly, without a request.
@@ -211,13 +215,20 @@ impl fmt::Display for ReadaheadCounts {
 }
 
 /// Returns the counts so far.
-type Source<C> = Box<dyn Fn() -> C + Send + Sync>;
+/// Returns counts.
+pub type Source<C> = Box<dyn Fn() -> C + Send + Sync>;
 
 /// Counts that are kept elsewhere, if there are any.
-struct Watched<C>(OnceLock<Source<C>>);
+pub struct Watched<C>(OnceLock<Source<C>>);
 
 impl<C> Watched<C> {
-    fn counts(&self) -> Option<C> {
+    /// Registers where they are. Call it once.
+    pub fn watch(&self, source: Source<C>) {
+        let _ = self.0.set(source);
+    }
+
+    /// The counts so far; `None` if nothing is counted.
+    pub fn counts(&self) -> Option<C> {
         self.0.get().map(|source| source())
     }
 }
@@ -358,68 +369,12 @@ impl Stats {
         self.budget.store(bytes, Ordering::Relaxed);
     }
 
-    /// Registers the callback that the next request runs after each `set_alarm`. Call it once.
-    pub fn connect_alarm(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.alarm.connect(call);
-    }
-
-    /// Makes the next request run the callback. A concurrent request may be missed, so the caller
-    /// must check `requests` afterward.
-    pub fn set_alarm(&self) {
-        self.alarm.set(1);
-    }
-
-    /// Registers the callback that runs after each `set_lookup_alarm`. Call it once.
-    pub fn connect_lookup_alarm(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.lookup_alarm.connect(call);
-    }
-
-    /// Makes the `lookups`-th `find_name` from now on run the callback.
-    pub fn set_lookup_alarm(&self, lookups: u64) {
-        self.lookup_alarm.set(lookups);
-    }
-
-    /// Whether the callback has not run yet.
-    pub fn lookup_alarm_is_set(&self) -> bool {
-        self.lookup_alarm.is_set()
-    }
-
-    /// Notes that a lookup found a name.
-    pub fn find_name(&self) {
-        self.lookup_alarm.on_event();
-    }
-
     /// The number of all requests so far; it grows with every request.
     pub fn requests(&self) -> u64 {
         let sum = |stripe: &Stripe| {
             stripe.requests.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>()
         };
         self.in_use().map(sum).sum()
-    }
-
-    /// Registers the counters of direct reads. Call it once.
-    pub fn watch_direct_reads(&self, source: Source<DirectCounts>) {
-        let _ = self.direct.0.set(source);
-    }
-
-    /// Registers the counters of the copy on this node. Call it once.
-    pub fn watch_staging(&self, source: Source<StageCounts>) {
-        let _ = self.staged.0.set(source);
-    }
-
-    /// Registers the counters of what is fetched ahead. Call it once.
-    pub fn watch_readahead(&self, source: Source<ReadaheadCounts>) {
-        let _ = self.readahead.0.set(source);
-    }
-
-    /// What was fetched ahead; `None` if nothing can be.
-    pub fn readahead(&self) -> Option<ReadaheadCounts> {
-        self.readahead.counts()
-    }
-
-    /// How much is copied to this node; `None` without a copy.
-    pub fn staged(&self) -> Option<StageCounts> {
-        self.staged.counts()
     }
 
     /// The number of direct reads so far.
@@ -454,8 +409,8 @@ impl Stats {
         totals.releases = self.releases.load(Ordering::Relaxed);
         totals.budget = self.budget.load(Ordering::Relaxed);
         totals.direct = self.direct.counts().unwrap_or_default();
-        totals.staged = self.staged();
-        totals.readahead = self.readahead();
+        totals.staged = self.staged.counts();
+        totals.readahead = self.readahead.counts();
         totals
     }
 
@@ -631,7 +586,7 @@ mod tests {
         let call = move || {
             counted.fetch_add(1, Ordering::Relaxed);
         };
-        stats.connect_alarm(Box::new(call));
+        stats.alarm.connect(Box::new(call));
         let request = |stats: &Stats| {
             drop(stats.begin(Operation::Read));
             stats.count(Operation::Other);
@@ -639,7 +594,7 @@ mod tests {
         request(&stats);
         assert_eq!(calls.load(Ordering::Relaxed), 0);
         for times in 1..4 {
-            stats.set_alarm();
+            stats.alarm.set(1);
             // Of all concurrent requests, one runs the callback.
             thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| request(&stats)))));
             assert_eq!(calls.load(Ordering::Relaxed), times);

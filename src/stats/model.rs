@@ -12,7 +12,7 @@ fn a_request_after_set_runs_the_callback_or_is_seen_in_the_count() {
         let stats = Arc::new(Stats::default());
         let calls = Arc::new(AtomicU64::new(0));
         let called = Arc::clone(&calls);
-        stats.connect_alarm(Box::new(move || {
+        stats.alarm.connect(Box::new(move || {
             calls.fetch_add(1, Ordering::Relaxed);
         }));
         let send_requests = |count: u64| {
@@ -20,7 +20,7 @@ fn a_request_after_set_runs_the_callback_or_is_seen_in_the_count() {
             thread::spawn(move || (0..count).for_each(|_| stats.count(Operation::Other)))
         };
         let (first, second) = (send_requests(2), send_requests(1));
-        stats.set_alarm();
+        stats.alarm.set(1);
         let seen = stats.requests();
         first.join().unwrap();
         second.join().unwrap();

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::error::{Error, Kind, Result};
 use crate::os::trust;
 use crate::remote::{self, RemoteFile, Version};
+use crate::units::quoted;
 use crate::url;
 
 /// Identifies one version of a file, and its owner.
@@ -149,8 +150,12 @@ pub(super) fn opened(path: &Path) -> Result<(File, Identity, Origin)> {
     let name = path.display();
     let failed = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => missing(path),
-        ErrorKind::PermissionDenied => Error::io(format!("{name}: cannot open"), error)
-            .with_hint(format!("to see which directory or file denies access: namei -l {name}")),
+        ErrorKind::PermissionDenied => {
+            Error::io(format!("{name}: cannot open"), error).with_hint(format!(
+                "to see which directory or file denies access: namei -l {}",
+                quoted(path.display())
+            ))
+        }
         _ => Error::io(format!("{name}: cannot open"), error),
     };
     // Checked before opening, because opening a character device can have side effects.

@@ -13,7 +13,7 @@ type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
-const MISTAKES: [Mistake; 44] = [
+const MISTAKES: [Mistake; 48] = [
     // Options that only change what another option does.
     (
         &["mount", "--stage-wait", "data.sqfs", "m"],
@@ -40,6 +40,19 @@ const MISTAKES: [Mistake; 44] = [
         "empty is a directory, and data.sqfs is a file: the archive comes first",
         "write data.sqfs empty",
     ),
+    (
+        &["mount", "new", "data.sqfs"],
+        2,
+        "new does not exist, and WORK/data.sqfs is a file: the archive comes first",
+        "write WORK/data.sqfs new",
+    ),
+    // Several archives of `run`, of which one is mistyped.
+    (
+        &["run", "date.sqfs", "data.sqfs", "--", "true"],
+        121,
+        "WORK/date.sqfs: no such file",
+        "a similar file exists: WORK/data.sqfs",
+    ),
     // No `--`, or nothing after it.
     (
         &["run", "data.sqfs", "m", "python", "a.py"],
@@ -48,6 +61,18 @@ const MISTAKES: [Mistake; 44] = [
         USAGE_OF_RUN,
     ),
     (&["run", "data.sqfs", "--"], 122, "no command after --", USAGE_OF_RUN),
+    (
+        &["run", "data.sqfs", "python", "a.py", "--epochs", "3"],
+        122,
+        "unexpected argument '--epochs', and no -- before the command",
+        USAGE_OF_RUN,
+    ),
+    (
+        &["run", "data.sqfs", "python", "a.py", "--stag", "x"],
+        122,
+        "unexpected argument '--stag', and no -- before the command",
+        "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]... (a similar option: --stage)",
+    ),
     // A variable that is not set.
     (&["mount", "data.sqfs", ""], 2, "one of the words is empty", "is a variable not set?"),
     (&["run", "", "--", "true"], 122, "one of the words is empty", "is a variable not set?"),

@@ -377,6 +377,9 @@ fn an_archive_that_is_replaced_is_not_mixed() {
         unmount(&mount_point);
         let logged = fs::read_to_string(&log).unwrap();
         assert!(logged.contains("replaced on the server"), "{logged}");
+        let failed = logged.lines().filter(|line| line.contains(": folder/1000000: "));
+        let times: Vec<_> = failed.map(|line| line.matches(&url).count()).collect();
+        assert!(!times.is_empty() && times.iter().all(|times| *times == 1), "{logged}");
         fs::remove_file(&log).unwrap();
     }
 }

@@ -759,7 +759,7 @@ fn a_later_pax_header_replaces_an_earlier_one() {
     let work = work_directory();
     let pax = |records: &str| member("x", b'x', "", records.as_bytes());
     let mut bytes = [
-        pax("13 path=first\n14 mtime=1000\n"),
+        pax("14 path=first\n14 mtime=1000\n"),
         pax("14 mtime=2000\n"),
         member("second", b'0', "", b"data"),
     ]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::formats::{Compressed, Image, Info, Layout, TarLayout};
 use crate::os::lustre;
-use crate::units::format_size;
+use crate::units::{format_size, quoted};
 
 /// Advise packing again if reads would then decompress at most this part: 2 of 3.
 const GAIN: (u64, u64) = (2, 3);
@@ -23,7 +23,7 @@ const STRIPED_FROM: u64 = 1 << 30;
 
 /// Advice for the archive at the path `archive`, one sentence each.
 pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
-    if crate::log::has_logged_errors() {
+    if crate::log::has_losses() {
         let archive = quoted(archive);
         return vec![format!(
             "copy the archive again; `archfs verify {archive}` reports all damage"
@@ -107,33 +107,4 @@ fn compressor(info: &Info) -> Option<String> {
     };
     SLOW.contains(name)
         .then(|| format!("`archfs pack` uses zstd, which decompresses faster than {name}"))
-}
-
-/// A path quoted for a shell.
-fn quoted(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/+,:=@".contains(c);
-    let is_option = path.starts_with('-');
-    match !path.is_empty() && !is_option && path.chars().all(is_plain) {
-        true => path.to_owned(),
-        false if is_option => format!("'./{}'", path.replace('\'', "'\\''")),
-        false => format!("'{}'", path.replace('\'', "'\\''")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quotes_paths_for_a_shell() {
-        for (path, text) in [
-            ("/a/data-1.sqfs", "/a/data-1.sqfs"),
-            ("my data", "'my data'"),
-            ("it's", "'it'\\''s'"),
-            ("-x", "'./-x'"),
-            ("", "''"),
-        ] {
-            assert_eq!(quoted(path), text);
-        }
-    }
 }

@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
     }
     written(listing.out.flush())?;
-    Ok(status.max(exit::of_listed()))
+    Ok(if status == 0 { exit::of_shown() } else { status })
 }
 
 struct Listing<'t> {

@@ -40,7 +40,7 @@ pub(in crate::cli) struct Args {
     #[arg(short, long)]
     force: bool,
 
-    /// zstd, gzip, xz, lz4 or none, perhaps with a level: zstd:19
+    /// Compressor: zstd, gzip, xz, lz4 or none; zstd:19 names a level
     #[arg(short, long, value_name = "NAME", value_parser = compressor)]
     compressor: Option<Compressor>,
 

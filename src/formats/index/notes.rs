@@ -205,7 +205,7 @@ pub(crate) fn report(name: &str, notes: &[String], partial: bool, logs_notes: bo
     for note in notes.iter().filter(|_| logs_notes) {
         let shown = shown_line(note);
         match is_loss(note) {
-            true => log::error!("{name}: {shown}"),
+            true => crate::log::loss(format_args!("{name}: {shown}")),
             false => log::warn!("{name}: {shown}"),
         }
     }

@@ -96,7 +96,7 @@ impl DirectReads {
                 let state = State::new().map_err(failed)?;
                 self.mount.end_with_it(&state);
                 let counts = Arc::clone(&state);
-                self.stats.watch_direct_reads(Box::new(move || counts.counts()));
+                self.stats.direct.watch(Box::new(move || counts.counts()));
                 Arc::clone(self.state.insert(state))
             }
         };

@@ -440,8 +440,8 @@ impl Responder for Answers<'_> {
     fn health(&self) -> Health {
         let (messages, are_printed) = crate::log::kept();
         Health {
-            staged: self.stats.staged(),
-            readahead: self.stats.readahead(),
+            staged: self.stats.staged.counts(),
+            readahead: self.stats.readahead.counts(),
             blocked: self.stats.blocked(),
             messages,
             are_printed,

@@ -99,7 +99,7 @@ impl NameReadahead {
         let is_possible = is_wanted && inodes > LOOKUPS_MIN && mount.is_attached();
         let mut readahead = Self { mount, stats, names: inodes, state: ReadaheadState::Off };
         if is_possible {
-            readahead.stats.connect_lookup_alarm(Box::new(wake));
+            readahead.stats.lookup_alarm.connect(Box::new(wake));
             readahead.watch();
         }
         readahead
@@ -131,7 +131,7 @@ impl NameReadahead {
     }
 
     fn watch(&mut self) {
-        self.stats.set_lookup_alarm(lookups_before(self.names));
+        self.stats.lookup_alarm.set(lookups_before(self.names));
         self.state = ReadaheadState::Watching;
     }
 
@@ -159,7 +159,7 @@ impl NameReadahead {
 impl Service for NameReadahead {
     fn update(&mut self, now: Instant) -> Option<Instant> {
         match &mut self.state {
-            ReadaheadState::Watching if !self.stats.lookup_alarm_is_set() => self.begin(now),
+            ReadaheadState::Watching if !self.stats.lookup_alarm.is_set() => self.begin(now),
             ReadaheadState::Listing(listing) => {
                 if let Poll::Ready(names) = listing.result() {
                     let took = listing.started.elapsed();

@@ -37,7 +37,7 @@ impl Release {
         idle: Option<Duration>,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        stats.connect_alarm(Box::new(wake));
+        stats.alarm.connect(Box::new(wake));
         let idle_time = IdleTime::new(idle, Instant::now());
         let is_running = Arc::default();
         Self { tree: Arc::downgrade(tree), stats: Arc::clone(stats), idle_time, is_running, idle }
@@ -69,7 +69,7 @@ impl Service for Release {
             IdleStep::Release => {
                 // Set first, and the requests are counted again afterward: a request during the
                 // release may fill a cache that was already emptied.
-                self.stats.set_alarm();
+                self.stats.alarm.set(1);
                 self.release();
                 self.update(Instant::now())
             }

@@ -388,8 +388,8 @@ mod tests {
     #[test]
     fn the_json_keys_match_the_document() {
         let stats = Stats::default();
-        stats.watch_staging(Box::new(|| StageCounts { copied: 1, total: 2 }));
-        stats.watch_readahead(Box::new(ReadaheadCounts::default));
+        stats.staged.watch(Box::new(|| StageCounts { copied: 1, total: 2 }));
+        stats.readahead.watch(Box::new(ReadaheadCounts::default));
         let json = Snapshot::take(&served(&["/a.sqfs"]), &stats).json();
         let mut found = Vec::new();
         keys(&serde_json::from_str(&json).unwrap(), "", &mut found);

@@ -53,7 +53,7 @@ impl Staging {
     /// Makes `stats` report how far the copy is.
     pub(in crate::lifecycle) fn count_in(&self, stats: &Stats) {
         let copy = Arc::clone(&self.copy);
-        stats.watch_staging(Box::new(move || copy.counts()));
+        stats.staged.watch(Box::new(move || copy.counts()));
     }
 }
 

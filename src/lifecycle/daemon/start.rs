@@ -321,7 +321,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let OpenOptions { cache_bytes, budget, .. } = options;
     let switch = Arc::new(ArchiveCache::default());
     let copies = storage::serve(&files, &switch, plan.fill_scope(), cache_bytes)?;
-    stats.watch_readahead(Box::new(move || copies.iter().map(|copy| copy.readahead()).sum()));
+    stats.readahead.watch(Box::new(move || copies.iter().map(|copy| copy.readahead()).sum()));
     let archive_cache = ArchiveCachePolicy::new(plan, &files, switch, copy, Arc::clone(&stats));
     Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, staging })
 }

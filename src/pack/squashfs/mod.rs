@@ -42,14 +42,14 @@ const PADDING: u64 = 4096;
 pub struct Layout {
     /// Names of regular files.
     pub files: u64,
-    /// Names of regular files among these that are not the first of their file.
+    /// Names that are not the first of their file.
     pub hard_links: u64,
     /// Directories, including the root.
     #[serde(rename = "folders")]
     pub directories: u64,
-    /// Symbolic links.
+    /// Names of symbolic links.
     pub symlinks: u64,
-    /// Devices, named pipes and sockets.
+    /// Names of devices, pipes and sockets.
     pub specials: u64,
     /// Files that were left out because they could not be read or stored.
     pub failed: u64,

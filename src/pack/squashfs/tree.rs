@@ -74,6 +74,7 @@ pub(super) fn write(
         newest: 0,
         changed_times: 0,
         decoded: 0.0,
+        inodes_of_files: 0,
     };
     for directory in directories_bottom_up(catalog) {
         job.check()?;
@@ -82,7 +83,7 @@ pub(super) fn write(
     // The root has no parent. mksquashfs stores a number that no inode has.
     let root = writer.inode(InodeId::ROOT, count + 1)?.reference();
     let Writer { layout, encoder, positions, inodes, directories, owners, xattrs, .. } = writer;
-    layout.mean_decoded = writer.decoded / ((layout.files - layout.hard_links).max(1) as f64);
+    layout.mean_decoded = writer.decoded / (writer.inodes_of_files.max(1) as f64);
     let references =
         positions.into_iter().map(|position| position.map_or(0, Position::reference)).collect();
     let (newest, changed_times) = (writer.newest, writer.changed_times);
@@ -179,6 +180,8 @@ struct Writer<'w> {
     changed_times: u64,
     /// Bytes decoded to read each file once.
     decoded: f64,
+    /// Regular files, each once.
+    inodes_of_files: u64,
 }
 
 impl Writer<'_> {
@@ -214,6 +217,10 @@ impl Writer<'_> {
         let inode = self.catalog.inode(id);
         let header = self.header(id, inode)?;
         let position = self.inodes.position();
+        let names = u64::from(header.links);
+        if !matches!(inode.kind, InodeKind::Directory(_)) {
+            self.layout.hard_links += names.saturating_sub(1);
+        }
         match &inode.kind {
             InodeKind::File { size, .. } => {
                 let FileState::Placed(placement) = self.data.states[id.index()] else {
@@ -226,15 +233,15 @@ impl Writer<'_> {
             }
             InodeKind::Directory(_) => self.directory_inode(header, id, parent)?,
             InodeKind::Symlink(target) => {
-                self.layout.symlinks += 1;
+                self.layout.symlinks += names;
                 self.inodes.put(self.encoder, &header.symlink(target))?;
             }
             InodeKind::Device { kind, number } => {
-                self.layout.specials += 1;
+                self.layout.specials += names;
                 self.inodes.put(self.encoder, &header.device(*kind, *number))?;
             }
             InodeKind::Fifo | InodeKind::Socket => {
-                self.layout.specials += 1;
+                self.layout.specials += names;
                 self.inodes.put(self.encoder, &header.special(inode.file_kind()))?;
             }
         }
@@ -279,8 +286,8 @@ impl Writer<'_> {
                 part.iter().flat_map(|size_field| size_field.to_le_bytes()).collect();
             self.inodes.put(self.encoder, &bytes)?;
         }
+        self.inodes_of_files += 1;
         self.layout.files += u64::from(header.links);
-        self.layout.hard_links += u64::from(header.links.saturating_sub(1));
         self.layout.bytes += size;
         self.layout.hole_bytes += sparse;
         let compressed = size_fields

@@ -40,11 +40,11 @@ pub struct Members {
     /// Directories, including the root.
     #[serde(rename = "folders")]
     pub directories: u64,
-    /// Symbolic links.
+    /// Names of symbolic links.
     pub symlinks: u64,
     /// Names that are not the first of their file.
     pub hard_links: u64,
-    /// Devices and fifos.
+    /// Names of devices and fifos.
     pub devices: u64,
     /// What was left out on purpose, one sentence for each kind.
     pub notes: Vec<String>,
@@ -207,7 +207,11 @@ impl Writer<'_> {
             }
             let count = match (self.first.get(&id), kind) {
                 (Some(first), _) => {
-                    self.members.files += u64::from(matches!(kind, InodeKind::File { .. }));
+                    match kind {
+                        InodeKind::File { .. } => self.members.files += 1,
+                        InodeKind::Symlink(_) => self.members.symlinks += 1,
+                        _ => self.members.devices += 1,
+                    }
                     header = Header { size: 0, xattrs: NO_XATTRS, target: first, ..header };
                     header.flag = Flag::HardLink;
                     &mut self.members.hard_links

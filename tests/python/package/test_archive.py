@@ -1,6 +1,5 @@
 """ls(), read(), open(), verify() and extract(), which need no mount, and list(), wait() and unmount()."""
 
-import logging
 import os
 import stat
 import subprocess
@@ -29,18 +28,13 @@ class ArchiveTest(Stage):
         with self.assertRaises(archfs.MissingFile):
             archfs.ls("none.sqfs")
 
-    def test_what_is_there_of_an_archive_that_is_cut_off_is_listed(self):
+    def test_an_archive_that_is_cut_off_is_damaged_for_all_functions(self):
         cut = os.path.join(self.work, "cut.tar")
         with open(self.tar, "rb") as whole, open(cut, "wb") as file:
             file.write(whole.read()[:-200_000])
-        with self.assertLogs("archfs", logging.ERROR) as told:
-            names = [entry["path"] for entry in archfs.ls(cut, descend=True)]
-            advice = archfs.info(cut)["advice"]
-        self.assertIn("cut off", told.output[0])
-        self.assertTrue({"folder"} <= set(names) < {"folder", "folder/data", "hello"}, names)
-        self.assertIn("copy the archive again", advice[0])
-        with self.assertRaises(archfs.DamagedArchive):
-            archfs.mount(cut)
+        for function in archfs.ls, archfs.info, archfs.mount:
+            with self.assertRaisesRegex(archfs.DamagedArchive, "cut off"):
+                function(cut)
 
     def test_names_that_begin_with_a_dot_or_are_not_utf_8(self):
         source = os.path.join(os.fsencode(self.work), b"odd")

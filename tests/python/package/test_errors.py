@@ -7,6 +7,7 @@ import pickle
 import shutil
 import signal
 import subprocess
+import tempfile
 import traceback
 import unittest.mock
 
@@ -32,6 +33,8 @@ class ErrorTest(Stage):
         error = self.failing(archfs.MissingFile, archfs.mount, self.image, "/nowhere.tar")
         self.assertEqual(error.filename, "/nowhere.tar")
         self.assertIn("to name the mount point: at='/nowhere.tar'", error.hint)
+        error = self.failing(archfs.IsADirectory, archfs.mount, self.image, os.path.relpath(self.source))
+        self.assertIn("to name the mount point: at=", error.hint)
         again = pickle.loads(pickle.dumps(error))
         self.assertEqual((again.filename, again.errno), ("/nowhere.tar", 2))
         self.failing(archfs.MissingFile, archfs.info, "/nowhere.tar")
@@ -107,7 +110,8 @@ class ErrorTest(Stage):
 
     def reachable(self):
         """An environment in which every user can run this package."""
-        package = os.path.join(self.work, "package")
+        package = tempfile.mkdtemp(dir=self.work)
+        os.chmod(package, 0o755)
         shutil.copytree(os.path.dirname(archfs.__file__), os.path.join(package, "archfs"))
         program = shutil.copy(archfs.executable(), os.path.join(package, "program"))
         return {"PYTHONPATH": package, "ARCHFS_EXECUTABLE": program, "PATH": os.environ["PATH"]}
@@ -153,7 +157,10 @@ class ErrorTest(Stage):
             ("in a container, add --device /dev/fuse", "in a container, add --device /dev/fuse"),
             ("run `archfs doctor` to see", "run `python -m archfs doctor` to see"),
             ("to list it: archfs ls a.sqfs train", "to list it: archfs.ls('a.sqfs', 'train')"),
-            ("to see its paths: archfs ls 'my data.sqfs'", "to see its paths: archfs ls 'my data.sqfs'"),
+            ("to see its paths: archfs ls 'my data.sqfs'", "to see its paths: archfs.ls('my data.sqfs')"),
+            ("to see its paths: archfs ls a,b.sqfs", "to see its paths: archfs.ls('a,b.sqfs')"),
+            ("lower --cache-idle", "lower --cache-idle"),
+            ("to extract a path of the archive, use --only PATH", "to extract a path of the archive, use only=PATH"),
             ("mounts that you no longer need (archfs list), or", "mounts that you no longer need (archfs.list()), or"),
         ]:
             self.assertEqual(archfs._errors.in_python(hint), here)

@@ -183,6 +183,11 @@ class FileSystemTest(Stage):
             # Options of the file system for https:// do not reach archfs.
             with self.assertRaisesRegex(archfs.UsageError, "options of http:// have no effect: cookies"):
                 fsspec.open(chain, http={"cookies": {}}).open()
+        with self.assertRaisesRegex(archfs.Error, "^s3://none/data.sqfs: ") as caught:
+            # Nothing listens there.
+            with unittest.mock.patch.dict(os.environ, AWS_ENDPOINT_URL="http://127.0.0.1:1", AWS_ACCESS_KEY_ID=""):
+                self.file_system("none/data.sqfs", target_protocol="s3")
+        self.assertIn("cannot connect", str(caught.exception))
         with self.assertRaisesRegex(archfs.UsageError, "cannot read an archive from memory://"):
             fsspec.open("archfs://hello::memory://data.sqfs").open()
 
