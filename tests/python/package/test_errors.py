@@ -33,8 +33,8 @@ class ErrorTest(Stage):
         error = self.failing(archfs.MissingFile, archfs.mount, self.image, "/nowhere.tar")
         self.assertEqual(error.filename, "/nowhere.tar")
         self.assertIn("to name the mount point: at='/nowhere.tar'", error.hint)
-        error = self.failing(archfs.IsADirectory, archfs.mount, self.image, os.path.relpath(self.source))
-        self.assertIn("to name the mount point: at=", error.hint)
+        directory = self.failing(archfs.IsADirectory, archfs.mount, self.image, os.path.relpath(self.source))
+        self.assertIn("to name the mount point: at=", directory.hint)
         again = pickle.loads(pickle.dumps(error))
         self.assertEqual((again.filename, again.errno), ("/nowhere.tar", 2))
         self.failing(archfs.MissingFile, archfs.info, "/nowhere.tar")
@@ -106,7 +106,7 @@ class ErrorTest(Stage):
             [os.path.realpath("/usr/bin/python3"), "-c", head + code], user=65534, group=65534,
             capture_output=True, text=True, check=False, env=self.reachable(),
         )
-        self.assertIn(other.stdout.strip(), {"CannotMount 4", "Error 1"}, other.stderr)
+        self.assertIn(other.stdout.strip(), {"CannotMount 4", "PermissionDenied 1"}, other.stderr)
 
     def reachable(self):
         """An environment in which every user can run this package."""
