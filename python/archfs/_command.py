@@ -218,9 +218,8 @@ def _listen(
             except OSError:  # All ends of a pseudo terminal are closed.
                 part = b""
             messages += part
-            part = _COLOR.sub(b"", part)
             if terminal is not None:
-                _show(part, terminal)
+                _show(_COLOR.sub(b"", part), terminal)
             is_open = part != b""
         elif has_ended:
             return messages

@@ -93,10 +93,17 @@ const OTHER_COMMANDS: [(&str, &str); 7] = [
     ("version", "--version"),
 ];
 
+const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
+
 /// Whether a word is the name of an archive.
 fn is_named(word: &Path) -> bool {
-    let name = word.as_os_str().as_bytes();
-    ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes())) || word.is_file()
+    ends_as_archive(word) || word.is_file()
+}
+
+/// Whether a path ends as the names of archives do.
+fn ends_as_archive(path: &Path) -> bool {
+    let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
+    ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes()))
 }
 
 /// The error for words that clap has rejected, if the mistake is a known one.
@@ -112,8 +119,7 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
                 true => "no command after --",
                 false => "no command: write -- before it",
             };
-            let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
-            Some(Error::new(Kind::Usage, context).with_hint(usage))
+            Some(Error::new(Kind::Usage, context).with_hint(USAGE_OF_RUN))
         }
         ErrorKind::MissingRequiredArgument
             if arguments.get(1).is_some_and(|word| word == "extract") && missing("<ARCHIVE>") =>
@@ -148,12 +154,11 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
                 return None;
             };
             let context = format!("unexpected argument '{option}', and no -- before the command");
-            let usage = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
             let similar = match error.get(ContextKind::SuggestedArg) {
                 Some(ContextValue::String(similar)) => format!(" (a similar option: {similar})"),
                 _ => String::new(),
             };
-            Some(Error::new(Kind::Usage, context).with_hint(usage.to_owned() + &similar))
+            Some(Error::new(Kind::Usage, context).with_hint(USAGE_OF_RUN.to_owned() + &similar))
         }
         ErrorKind::InvalidValue if arguments.iter().skip(1).any(|word| word.is_empty()) => {
             let context = "one of the words is empty";
@@ -172,10 +177,6 @@ pub(super) fn misplaced(archives: &[impl AsRef<Path>], mount_point: &Path) -> Op
         let context = format!("{}: a URL, not a mount point", mount_point.display());
         return Some(usage(context).with_hint("the last path is the mount point, a directory"));
     }
-    let ends_as_archive = |path: &Path| {
-        let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
-        ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes()))
-    };
     if !ends_as_archive(mount_point) {
         return None;
     }

@@ -217,7 +217,8 @@ fn for_one_screen(command: clap::Command) -> clap::Command {
 fn run_with(arguments: &[OsString]) -> ExitCode {
     // With an archive, -h asks for sizes that people can read, as in ls(1).
     if let [program, ls, option] = arguments
-        && (ls, option) == (&OsString::from("ls"), &OsString::from("-h"))
+        && ls == "ls"
+        && option == "-h"
     {
         return run_with(&[program.clone(), ls.clone(), "--help".into()]);
     }

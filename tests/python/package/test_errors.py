@@ -195,6 +195,12 @@ class ErrorTest(Stage):
         os.chmod(program, 0o755)
         return program
 
+    def test_messages_are_read_after_a_part_that_is_only_color(self):
+        line = r"printf '\033[0m' >&2; sleep 0.3; echo 'archfs: error: late' >&2; exit 1"
+        with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program(line)):
+            error = self.failing(archfs.Error, archfs.mount, self.image)
+        self.assertEqual(error.message, "late")
+
     def test_a_program_that_is_killed_or_says_nothing(self):
         with unittest.mock.patch.dict(os.environ, ARCHFS_EXECUTABLE=self.program("kill -9 $$")):
             error = self.failing(archfs.Error, archfs.mount, self.image)
