@@ -77,6 +77,8 @@ pub(super) struct Schedule {
     /// Bytes that may be fetched ahead and not be used yet, and how many there are.
     pub(super) unused_max: u64,
     pub(super) unused: u64,
+    /// Whether readers read a region that has no room in memory.
+    exceeds_memory: bool,
     /// Whether a piece may contain bytes that are there: reading on in a file costs less than a
     /// second read.
     pub(super) reads_on: bool,
@@ -125,6 +127,7 @@ impl Default for Schedule {
             demand: None,
             unused_max: u64::MAX,
             unused: 0,
+            exceeds_memory: false,
             reads_on: false,
             threads: Threads::default(),
             stage: Stage::Filling,
@@ -303,9 +306,9 @@ impl Schedule {
         if is_left { Next::Wait(None) } else { Next::End }
     }
 
-    /// Whether the unused bytes leave no room for another piece.
+    /// Whether memory has no room for another piece, or for what readers read.
     pub(super) fn is_full(&self) -> bool {
-        self.unused.saturating_add(PIECE) > self.unused_max
+        self.exceeds_memory || self.unused.saturating_add(PIECE) > self.unused_max
     }
 
     /// What to fetch ahead of readers. `None` if nothing, or not now.
@@ -318,6 +321,10 @@ impl Schedule {
         let mut demand = self.demand.take()?;
         if demand.is_look_due() {
             demand.look(granules);
+            // In a random order, most files of a larger region would be evicted before their use.
+            let regions = demand.regions.len();
+            demand.regions.retain(|Region { range, .. }| range.end - range.start <= self.unused_max);
+            self.exceeds_memory = demand.regions.len() < regions;
         }
         let next = demand.regions.iter_mut().find_map(|Region { range, left }| {
             while *left > 0 {
@@ -381,6 +388,7 @@ impl Schedule {
 mod tests {
 
     use super::*;
+    use crate::sync::Arc;
 
     /// Ends of archives in these tests.
     const PART: u64 = 40 * PIECE + 5;
@@ -474,6 +482,25 @@ mod tests {
         assert_eq!(first, Next::Fetch(range(1)));
         schedule.begin(range(1), Requester::Fill, now);
         assert_eq!(next(&mut schedule, &granules, now), Next::Fetch(range(3)));
+    }
+
+    #[test]
+    fn only_regions_that_memory_can_hold_are_fetched_ahead() {
+        let (granules, unused) = (Granules::new(PART).unwrap(), Granules::new(PART).unwrap());
+        let mut demand = Demand::new(Arc::new(unused), 1);
+        let read = |number: u64| number * PIECE..number * PIECE + GRANULE;
+        (0..9).for_each(|number| demand.note(read(number)));
+        let mut schedule = Schedule { demand: Some(demand), ..Schedule::default() };
+        let nothing = |_| ArchiveFill { is_filled: false, ..ARCHIVE };
+        let region = 8 * PIECE + GRANULE;
+        schedule.unused_max = region - 1;
+        assert_eq!(schedule.next(&granules, nothing, Instant::now()), Next::End);
+        assert!(schedule.is_full());
+        schedule.unused_max = region;
+        (0..9).for_each(|number| schedule.demand.as_mut().unwrap().note(read(number)));
+        let next = schedule.next(&granules, nothing, Instant::now());
+        assert_eq!(next, Next::Fetch(0..PIECE));
+        assert!(!schedule.is_full());
     }
 
     #[test]
