@@ -10,7 +10,7 @@ use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -358,6 +358,41 @@ pub(crate) fn base_directory(variable: &str, below_home: &str) -> Option<PathBuf
     let absolute =
         |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute(variable).or_else(|| Some(absolute("HOME")?.join(below_home)))
+}
+
+/// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.
+pub fn cache_directory() -> Option<PathBuf> {
+    base_directory("XDG_CACHE_HOME", ".cache").map(|parent| parent.join("archfs"))
+}
+
+/// Opens the user's cache directory of archfs. Creates it if needed, and denies others access.
+/// Rejects a directory that another user owns or that is reached through another user's directory,
+/// for example in /tmp or in the home of a user who ran sudo. Its owner could redirect it to any
+/// directory of this user.
+pub fn create_cache() -> io::Result<Directory> {
+    let path = cache_directory().ok_or_else(|| io::Error::other("HOME is not set"))?;
+    let rejected =
+        |part: &Path| io::Error::other(format!("{} belongs to another user", part.display()));
+    let check = |part: &Path, found: &Metadata| match is_trusted(found) {
+        true => Ok(()),
+        false => Err(rejected(part)),
+    };
+    // Checked before anything is created in the directory of another user.
+    let existing = path.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
+    if let Some((part, found)) = existing {
+        check(part, &found)?;
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+    for part in path.ancestors().take(2) {
+        check(part, &fs::symlink_metadata(part)?)?;
+    }
+    // It contains the names of archives.
+    let directory = Directory::open(&path)?;
+    directory.close_to_others()?;
+    match directory.is_written_only_by_us(None) {
+        true => Ok(directory),
+        false => Err(rejected(&path)),
+    }
 }
 
 #[cfg(test)]

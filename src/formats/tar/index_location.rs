@@ -5,16 +5,13 @@
 //! scan, the index still goes into the directory that was opened.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::os::directory::base_directory;
-use crate::os::directory::{Directory, parent_of};
-use crate::os::trust;
+use crate::os::directory::{Directory, cache_directory, create_cache, parent_of};
 use crate::storage::FileStorage;
 use crate::url;
 
@@ -101,7 +98,7 @@ impl IndexLocation {
     /// The directory to save the index in. Creates the user's cache directory; others must exist.
     pub(super) fn directory_to_write(&self) -> io::Result<Directory> {
         match (self.kind, &self.directory) {
-            (LocationKind::Cached, _) => create_cache(parent_of(&self.path)),
+            (LocationKind::Cached, _) => create_cache(),
             (_, Some(directory)) => Ok(directory.clone()),
             // For the reason.
             (_, None) => Directory::open(parent_of(&self.path)),
@@ -112,40 +109,6 @@ impl IndexLocation {
 /// What the name of an index ends with.
 fn suffix(recursive: bool) -> &'static str {
     if recursive { ".recursive.archfs-index" } else { ".archfs-index" }
-}
-
-/// `$XDG_CACHE_HOME/archfs`, or else `~/.cache/archfs`.
-fn cache_directory() -> Option<PathBuf> {
-    base_directory("XDG_CACHE_HOME", ".cache").map(|parent| parent.join("archfs"))
-}
-
-/// Opens the cache directory. Creates it if needed, and denies others access. Rejects a directory
-/// that another user owns or that is reached through another user's directory, for example in /tmp
-/// or in the home of a user who ran sudo. Its owner could redirect it to any directory of this
-/// user.
-fn create_cache(path: &Path) -> io::Result<Directory> {
-    let rejected =
-        |part: &Path| io::Error::other(format!("{} belongs to another user", part.display()));
-    let check = |part: &Path, found: &fs::Metadata| match trust::is_trusted(found) {
-        true => Ok(()),
-        false => Err(rejected(part)),
-    };
-    // Checked before anything is created in the directory of another user.
-    let existing = path.ancestors().find_map(|part| Some((part, fs::symlink_metadata(part).ok()?)));
-    if let Some((part, found)) = existing {
-        check(part, &found)?;
-    }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    for part in path.ancestors().take(2) {
-        check(part, &fs::symlink_metadata(part)?)?;
-    }
-    // It contains the names of archives.
-    let directory = Directory::open(path)?;
-    directory.close_to_others()?;
-    match directory.is_written_only_by_us(None) {
-        true => Ok(directory),
-        false => Err(rejected(path)),
-    }
 }
 
 /// The file name of the archive's index in the cache: a hash of what names the archive, then its
