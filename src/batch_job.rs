@@ -32,6 +32,22 @@ pub fn nodes() -> u64 {
     names.into_iter().find_map(number).unwrap_or(1).max(1)
 }
 
+/// Names the job of this process, and which of its runs this is if it was started again. `None`
+/// outside of a job.
+pub fn run_name() -> Option<String> {
+    let (scheduler, job) = current()?;
+    let restarts = env::var("SLURM_RESTART_COUNT").unwrap_or_default();
+    let name = format!("{scheduler:?}-{job}-{restarts}").to_ascii_lowercase();
+    // A job of PBS has a name like `12[3].server`.
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    Some(name.trim_end_matches('-').replace(|c| !is_plain(c), "_"))
+}
+
+/// Whether this process is a task of a Slurm step on several nodes.
+pub fn is_in_step_of_several_nodes() -> bool {
+    env::var("SLURM_STEP_NUM_NODES").is_ok_and(|nodes| nodes.parse().is_ok_and(|it: u64| it > 1))
+}
+
 /// The name of this node without its domain. Slurm may use another name than the kernel does.
 pub fn node_name() -> String {
     let name = env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty());

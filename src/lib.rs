@@ -28,6 +28,7 @@ pub mod spilled;
 pub mod stats;
 pub mod storage;
 pub mod sync;
+pub mod together;
 pub mod units;
 pub mod url;
 pub mod vfs;

@@ -117,6 +117,32 @@ pub(super) struct MountArgs {
     #[arg(help_heading = MEMORY, hide_short_help = true, long, env = "ARCHFS_PRELOAD", value_parser = FalseyValueParser::new())]
     pub(super) preload: bool,
 
+    /// Read archives once for all nodes of the job: auto, off or on [default: auto]
+    ///
+    /// The daemons of the job's nodes send each other what they have read. auto: where --all-nodes
+    /// or srun start archfs on several nodes, for archives on network storage.
+    #[arg(
+        help_heading = MEMORY,
+        hide_short_help = true,
+        long,
+        value_name = "HOW",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true,
+        env = "ARCHFS_TOGETHER"
+    )]
+    pub(super) together: TogetherName,
+
+    /// Directory that the nodes of the job share, for records of their addresses and certificates
+    /// [default: your cache directory]
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "DIR", env = "ARCHFS_TOGETHER_DIRECTORY")]
+    pub(super) together_directory: Option<PathBuf>,
+
+    /// Network interface by which other nodes of the job reach this one [default: all, InfiniBand
+    /// first]
+    #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "NAME", env = "ARCHFS_TOGETHER_INTERFACE")]
+    pub(super) together_interface: Option<String>,
+
     /// Whether what was served stays in the page cache of the archives as well [default: drop it
     /// where archives and served data do not both fit into the job's memory]
     #[arg(
@@ -204,6 +230,14 @@ pub(super) enum ReadaheadName {
     Auto,
     Off,
     All,
+}
+
+/// Whether the nodes of a job share what they read, as the user writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum TogetherName {
+    Auto,
+    Off,
+    On,
 }
 
 /// What happens with served pages of the archives, as the user writes it.

@@ -96,7 +96,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 
 /// Mounts in the mode that the arguments choose, and returns the exit status.
 fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
-    let plan = args.mount.plan()?;
+    let mut plan = args.mount.plan()?;
+    if args.all_nodes {
+        plan.together = args.mount.together(plan.nodes > 1)?;
+    }
     if args.mount.is_squashfuse && is_missing(&plan.mount_point) {
         let context = format!("{}: no such directory", plan.mount_point.display());
         return Err(Error::new(Kind::NotFound, context));

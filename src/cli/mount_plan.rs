@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::args::{ArchiveCacheName, MountArgs, ReadaheadName, Summary};
+use super::args::{ArchiveCacheName, MountArgs, ReadaheadName, Summary, TogetherName};
 use super::options::MountOptions;
 use super::{mistakes, term};
 use crate::batch_job;
@@ -15,6 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan, ReadaheadChoice};
 use crate::log::Verbosity;
 use crate::os::processors::{self, Cores};
+use crate::together::Settings;
 use crate::url;
 use crate::vfs::ViewOptions;
 
@@ -92,6 +93,7 @@ impl MountArgs {
                 ReadaheadName::All => ReadaheadChoice::All,
             },
             nodes: batch_job::nodes(),
+            together: self.together(batch_job::is_in_step_of_several_nodes())?,
             archive_cache: match self.archive_cache {
                 ArchiveCacheName::Auto => ArchiveCacheChoice::Auto,
                 ArchiveCacheName::Keep => ArchiveCacheChoice::Keep,
@@ -110,6 +112,30 @@ impl MountArgs {
                 (false, false) => Verbosity::Default,
             },
         })
+    }
+
+    /// How the nodes of the job share what they read, if archfs runs on several of them.
+    pub(super) fn together(&self, is_on_several: bool) -> Result<Option<Settings>> {
+        let is_required = match self.together {
+            TogetherName::Off => return Ok(None),
+            TogetherName::Auto if !is_on_several => return Ok(None),
+            TogetherName::Auto => false,
+            TogetherName::On => true,
+        };
+        let Some(job) = batch_job::run_name() else {
+            let context = "--together on: this is no batch job";
+            let hint = "set SLURM_JOB_ID to the same number on all nodes";
+            let error = Error::new(Kind::Usage, context).with_hint(hint);
+            return if is_required { Err(error) } else { Ok(None) };
+        };
+        let directory = self.together_directory.as_ref().map(absolute).transpose()?;
+        Ok(Some(Settings {
+            is_required,
+            directory: directory.map(OsString::from),
+            interface: self.together_interface.clone(),
+            job,
+            nodes: batch_job::nodes(),
+        }))
     }
 
     /// The mount point, and the archives before it.

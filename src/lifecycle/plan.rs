@@ -19,6 +19,7 @@ use crate::lifecycle::daemon::end_policy::Lifetime;
 use crate::log::Verbosity;
 use crate::os::processors::Cores;
 use crate::storage::FillScope;
+use crate::together;
 use crate::url;
 use crate::vfs::ViewOptions;
 
@@ -78,6 +79,8 @@ pub struct MountPlan {
     pub readahead: ReadaheadChoice,
     /// Nodes of the job.
     pub nodes: u64,
+    /// How they share what they read of the archives; `None` if they do not.
+    pub together: Option<together::Settings>,
     /// What happens with served pages of the archives.
     pub archive_cache: ArchiveCacheChoice,
     /// Whether all names are read ahead after some lookups.
@@ -142,6 +145,7 @@ impl MountPlan {
             stage_keep: None,
             readahead: ReadaheadChoice::Auto,
             nodes: 1,
+            together: None,
             archive_cache: ArchiveCacheChoice::Auto,
             name_readahead: true,
             allow_changes: false,
@@ -382,6 +386,13 @@ mod tests {
             stage_keep: Some(7),
             readahead: ReadaheadChoice::All,
             nodes: 16,
+            together: Some(together::Settings {
+                is_required: true,
+                directory: Some(OsString::from_vec(b"/d\xff".to_vec())),
+                interface: Some("ib0".into()),
+                job: "slurm-7".into(),
+                nodes: 16,
+            }),
             archive_cache: ArchiveCacheChoice::Drop,
             name_readahead: false,
             allow_changes: true,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::unversioned::resolver::Resolver;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, DefaultConnector, NextTimeout, Transport,
 };
@@ -65,7 +66,12 @@ impl Request {
 
     /// The answer, whatever its status.
     pub(super) fn send(&self) -> Result<Response<Body>, Failure> {
-        let mut request = agent(&self.url, self.certificates.as_ref())?.get(&self.url);
+        self.send_by(&agent(&self.url, self.certificates.as_ref())?)
+    }
+
+    /// The answer to this client.
+    pub(super) fn send_by(&self, agent: &Agent) -> Result<Response<Body>, Failure> {
+        let mut request = agent.get(&self.url);
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
@@ -129,14 +135,15 @@ fn agent(url: &str, certificates: Option<&PathBuf>) -> Result<Agent, Failure> {
     }
     let parsed = key.0.as_deref().map(Proxy::new).transpose();
     let parsed = parsed.map_err(|_| invalid("the URL of the proxy is not valid"))?;
-    let agent = new_agent(parsed, certificates);
+    let tls = TlsConfig::builder().root_certs(root_certificates(certificates)).build();
+    let agent = new_agent(parsed, tls, KnownNames::default());
     agents.insert(key, agent.clone());
     Ok(agent)
 }
 
 /// Almost all settings are those of the client: with settings of its own, a request sets up TLS
 /// again for each connection.
-fn new_agent(proxy: Option<Proxy>, certificates: Option<&PathBuf>) -> Agent {
+pub(super) fn new_agent(proxy: Option<Proxy>, tls: TlsConfig, names: impl Resolver) -> Agent {
     let config = Agent::config_builder()
         .http_status_as_error(false)
         .proxy(proxy)
@@ -152,9 +159,9 @@ fn new_agent(proxy: Option<Proxy>, certificates: Option<&PathBuf>) -> Agent {
         .max_idle_connections(REQUESTS_MAX)
         .max_idle_connections_per_host(REQUESTS_MAX)
         .max_idle_age(IDLE_MAX)
-        .tls_config(TlsConfig::builder().root_certs(root_certificates(certificates)).build())
+        .tls_config(tls)
         .build();
-    Agent::with_parts(config, LimitedConnector::default(), KnownNames::default())
+    Agent::with_parts(config, LimitedConnector::default(), names)
 }
 
 /// `timeout`, or the time until the deadline if that is less.

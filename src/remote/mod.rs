@@ -18,6 +18,7 @@ mod http;
 mod mirrors;
 mod names;
 mod outage;
+mod peer;
 mod s3;
 mod server;
 #[cfg(all(test, not(feature = "model")))]
@@ -29,6 +30,8 @@ use mirrors::{Mirrors, Others};
 use outage::{Deadline, Failing, Outage, Patience};
 use server::Server;
 
+pub use peer::{PEER_NAME, PeerFailure, PeerIdentity, PeerServer, PeerWanted};
+
 /// Who asks for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requester {
@@ -36,6 +39,8 @@ pub enum Requester {
     Reader,
     /// The fill of a copy, which tries again later.
     Fill,
+    /// Another node of the job, which can read them by itself.
+    Peer,
 }
 
 /// How long reads wait for a server.
@@ -247,9 +252,9 @@ impl RemoteFile {
         }
         let patience = match (requester, self.is_opened.load(Ordering::Relaxed)) {
             (Requester::Reader, false) => self.limits.opening,
-            (Requester::Fill, false) => self.limits.opening_in_background,
+            (Requester::Fill | Requester::Peer, false) => self.limits.opening_in_background,
             (Requester::Reader, true) => self.limits.reading,
-            (Requester::Fill, true) => self.limits.reading_in_background,
+            (Requester::Fill | Requester::Peer, true) => self.limits.reading_in_background,
         };
         let mut wanted = Wanted::new(offset, buffer);
         let range = wanted.missing();

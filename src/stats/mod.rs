@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, OnceLock, Ordering};
-use crate::units::{format_duration, format_size};
+use crate::units::{counted, format_duration, format_size};
 
 mod alarm;
 mod caches;
@@ -115,6 +115,36 @@ pub struct Stats {
     pub staged: Watched<StageCounts>,
     /// What was fetched ahead.
     pub readahead: Watched<ReadaheadCounts>,
+    /// What the nodes of a job read for each other.
+    pub together: Watched<TogetherCounts>,
+}
+
+/// Bytes of archives that the nodes of a job share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TogetherCounts {
+    /// Other nodes that this one reads from.
+    pub peers: u64,
+    /// Bytes that this node read from the storage.
+    #[serde(rename = "storage_bytes")]
+    pub storage: u64,
+    /// Bytes that others sent to it.
+    #[serde(rename = "from_peers_bytes")]
+    pub from_peers: u64,
+    /// Bytes that it sent to others.
+    #[serde(rename = "to_peers_bytes")]
+    pub to_peers: u64,
+}
+
+impl fmt::Display for TogetherCounts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peers, storage, from_peers, to_peers } = *self;
+        let [storage, from_peers, to_peers] = [storage, from_peers, to_peers].map(format_size);
+        let nodes = counted(peers, "other node");
+        write!(
+            formatter,
+            "{storage} read from storage, {from_peers} from {nodes}, {to_peers} sent to them"
+        )
+    }
 }
 
 /// Reads that processes did directly, without a request.
@@ -297,6 +327,8 @@ pub struct Totals {
     pub staged: Option<StageCounts>,
     /// What was fetched ahead; `None` if nothing can be.
     pub readahead: Option<ReadaheadCounts>,
+    /// What the nodes of the job read for each other; `None` if they do not.
+    pub together: Option<TogetherCounts>,
 }
 
 impl Totals {
@@ -411,6 +443,7 @@ impl Stats {
         totals.direct = self.direct.counts().unwrap_or_default();
         totals.staged = self.staged.counts();
         totals.readahead = self.readahead.counts();
+        totals.together = self.together.counts();
         totals
     }
 
@@ -440,6 +473,7 @@ impl Default for Stats {
             direct: Watched::default(),
             staged: Watched::default(),
             readahead: Watched::default(),
+            together: Watched::default(),
         }
     }
 }

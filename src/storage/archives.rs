@@ -18,6 +18,7 @@ use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
 use crate::sync::Arc;
+use crate::together::Group;
 use crate::url;
 
 /// The most archives of a mount for which the fill has files of its own: more take time to open.
@@ -41,6 +42,14 @@ pub fn open_files(
     scope: FillScope,
 ) -> Result<Vec<Arc<FileStorage>>> {
     through_copy(open_originals(paths, changes)?, scope)
+}
+
+/// Has the copies of `files` fetch bytes from the nodes of `group` as well: of those that other
+/// nodes see, or of all. Call it before there are copies.
+pub fn share(files: &[Arc<FileStorage>], group: &Arc<Group>, all: bool) {
+    files.iter().filter(|file| all || file.is_seen_by_other_nodes()).for_each(|file| {
+        file.share(group);
+    });
 }
 
 /// Like `open_files`, without a copy.
@@ -184,11 +193,12 @@ pub fn near_copy(
     Ok((copy, near))
 }
 
-/// `files`, those at URLs through one copy, which has what was read of them.
+/// `files`, those at URLs and those that the nodes of a job share through one copy, which has what
+/// was read of them.
 ///
 /// It is an unlinked file in $TMPDIR, /tmp or /dev/shm, so every byte is fetched once while it has
 /// room. It takes only a part of the free space or memory, because nobody has asked for it.
-fn through_copy(
+pub fn through_copy(
     mut files: Vec<Arc<FileStorage>>,
     scope: FillScope,
 ) -> Result<Vec<Arc<FileStorage>>> {
@@ -198,17 +208,20 @@ fn through_copy(
     let bypassing = local
         .filter(|file| scope != FillScope::Announced && file.bypasses_page_cache())
         .map(device);
-    let is_far = |file: &Arc<FileStorage>| file.is_remote() || bypassing == Some(device(file));
+    let is_far = |file: &Arc<FileStorage>| {
+        file.is_remote() || file.key_for_peers().is_some() || bypassing == Some(device(file))
+    };
     let far: Vec<_> = files.iter().filter(|file| is_far(file)).cloned().collect();
     if far.is_empty() {
         return Ok(files);
     }
     let (directory, target) = created()?;
     let target = Arc::new(target);
-    let room = room_on_demand(&target);
+    let (room, most) = room_on_demand(&target);
     let name = format!("copy in {}", directory.display());
     let kept = Target::File { file: Arc::clone(&target), kept: None };
     let copy = NearCopy::new(kept, name, originals(&far), room, scope)?;
+    copy.limit_to(most);
     let fill = Arc::new(match scope {
         FillScope::Everything => Fill::start(&copy)?,
         FillScope::Announced | FillScope::Demanded { .. } => Fill::on_demand(&copy),

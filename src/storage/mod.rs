@@ -22,7 +22,9 @@ mod near;
 mod pool;
 mod views;
 
-pub use archives::{CopyTarget, copied_len, near_copy, open_files, open_originals, serve};
+pub use archives::{
+    CopyTarget, copied_len, near_copy, open_files, open_originals, serve, share, through_copy,
+};
 pub use changes::Changes;
 #[cfg(test)]
 pub use faulty::{Faults, FaultyStorage};

@@ -31,4 +31,5 @@ mod squashfuse;
 mod stage;
 mod stage_keep;
 mod stale;
+mod together;
 mod waits;

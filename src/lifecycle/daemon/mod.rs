@@ -27,6 +27,7 @@ use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
 use crate::os::processors;
 use crate::stats::Stats;
 use crate::sync::Arc;
+use crate::together::Membership;
 use crate::url;
 
 pub(super) mod archive_cache;
@@ -46,6 +47,7 @@ pub(super) mod signals;
 pub(super) mod slurm_end;
 mod stage;
 mod start;
+mod together;
 
 use archive_cache::ArchiveCachePolicy;
 use budget_share::BudgetShare;
@@ -100,6 +102,8 @@ struct Services {
     detached: DetachedRecord,
     /// Goes on as long as the daemon serves.
     _staging: Option<Staging>,
+    /// Ends with a goodbye to the other nodes of the job.
+    _membership: Option<Membership>,
 }
 
 impl Services {
@@ -145,13 +149,15 @@ impl Daemon {
     /// Starts the threads that answer the kernel.
     fn start(
         plan: &MountPlan,
-        Opened { tree, stats, report, cache_bytes, budget, mut archive_cache, staging }: Opened,
+        opened: Opened,
         mount: Arc<Mounted>,
         connection: OwnedFd,
         listener: Option<UnixListener>,
         (wakes, session_end): (WakeSources, SessionEnd),
     ) -> Result<Self> {
         unmount_on_panic(Arc::downgrade(&mount));
+        let Opened { tree, stats, report, cache_bytes, budget, mut archive_cache, .. } = opened;
+        let (staging, membership) = (opened.staging, opened.membership);
         let shape = shape(plan.threads);
         // A budget that the user sets is not shared.
         let peers = match plan.cache_bytes {
@@ -195,6 +201,7 @@ impl Daemon {
             name_readahead,
             detached,
             _staging: staging,
+            _membership: membership,
         };
         Ok(Self {
             mount,

@@ -21,7 +21,7 @@ use crate::os::directory::{Directory, parent_of};
 use crate::os::kernel_file;
 use crate::os::new_file::{NewFile, Readers};
 use crate::stats::{
-    Blocked, CacheCounts, Latencies, Operation, ReadaheadCounts, StageCounts, Stats,
+    Blocked, CacheCounts, Latencies, Operation, ReadaheadCounts, StageCounts, Stats, TogetherCounts,
 };
 use crate::sync::Arc;
 use crate::units::{counted, format_duration, format_size};
@@ -175,6 +175,8 @@ pub struct Snapshot {
     pub staged: Option<StageCounts>,
     /// What was read ahead of programs in the background.
     pub readahead: Option<ReadaheadCounts>,
+    /// What the nodes of the job read for each other; `None` if they do not.
+    pub together: Option<TogetherCounts>,
     /// Reads from the archives, including those of opening.
     pub archive_reads: u64,
     pub archive_bytes: u64,
@@ -227,6 +229,7 @@ impl Snapshot {
             direct_bytes: totals.direct.bytes,
             staged: totals.staged,
             readahead: totals.readahead,
+            together: totals.together,
             archive_reads: totals.archive_reads,
             archive_bytes: totals.archive_bytes,
             archive_read_ns: totals.archive_read_ns,
@@ -278,6 +281,7 @@ impl Snapshot {
             parts.push(format!("{} of {} staged", format_size(copied), format_size(total)));
         }
         parts.extend(self.readahead.map(|counts| counts.to_string()));
+        parts.extend(self.together.map(|counts| counts.to_string()));
         if let Some(hits) = self.data_cache.hits_per_thousand() {
             let (whole, tenths) = (hits / 10, hits % 10);
             parts.push(format!("{whole}.{tenths}% of blocks found in the cache"));

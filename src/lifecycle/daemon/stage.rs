@@ -23,6 +23,7 @@ use crate::storage::{
     self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Room,
 };
 use crate::sync::Arc;
+use crate::together::Group;
 use crate::units::{Size, format_size};
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
@@ -58,7 +59,8 @@ impl Staging {
 }
 
 /// The archives of `plan`, opened. If the plan asks for a copy, it is being filled, or complete if
-/// the plan waits for it. A cache of `cache_bytes` must fit next to a copy in memory.
+/// the plan waits for it. A cache of `cache_bytes` must fit next to a copy in memory. The nodes of
+/// `group` share the archives.
 ///
 /// Fails with `Io` if they cannot be read, do not fit, or cannot be copied; else as
 /// `storage::open_files`.
@@ -66,6 +68,7 @@ pub(in crate::lifecycle) fn archives(
     plan: &MountPlan,
     cache_bytes: u64,
     progress: &Progress,
+    group: Option<&Arc<Group>>,
 ) -> Result<Archives> {
     let changes = match (&plan.stage, plan.allow_changes) {
         // A copy must be of one version, so a change is an error.
@@ -75,10 +78,11 @@ pub(in crate::lifecycle) fn archives(
         (None, false) => Changes::Reported,
     };
     let Some(directory) = &plan.stage else {
-        let files = storage::open_files(&plan.archives, changes, plan.fill_scope())?;
+        let files = opened(plan, changes, group)?;
+        let files = storage::through_copy(files, plan.fill_scope())?;
         return Ok(Archives { files, staging: None });
     };
-    let files = storage::open_originals(&plan.archives, changes)?;
+    let files = opened(plan, changes, group)?;
     let name = format!("--stage {}", directory.display());
     let begun = begin(files, directory, plan.stage_keep, name.clone(), cache_bytes);
     let (files, staging) = begun.map_err(|error| error.within(&name))?;
@@ -86,6 +90,19 @@ pub(in crate::lifecycle) fn archives(
         wait(&staging.copy, directory, progress).map_err(|error| error.within(&name))?;
     }
     Ok(Archives { files, staging: Some(staging) })
+}
+
+/// The archives of `plan`, whose bytes come from the nodes of `group` as well, if there is one.
+fn opened(
+    plan: &MountPlan,
+    changes: Changes,
+    group: Option<&Arc<Group>>,
+) -> Result<Vec<Arc<FileStorage>>> {
+    let files = storage::open_originals(&plan.archives, changes)?;
+    if let (Some(group), Some(settings)) = (group, &plan.together) {
+        storage::share(&files, group, settings.is_required);
+    }
+    Ok(files)
 }
 
 /// Warns if the user wants all of `files` read into the page cache, and the memory that is left

@@ -25,6 +25,7 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{self, ArchiveCache};
 use crate::sync::Arc;
+use crate::together::Membership;
 use crate::vfs::Tree;
 
 use super::archive_cache::ArchiveCachePolicy;
@@ -36,6 +37,7 @@ use super::session;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
 use super::stage::{self, Archives, Staging};
+use super::together;
 use super::{Daemon, wait};
 
 /// Serves in the background of a launcher, with a FUSE connection from `source`. `progress` shows
@@ -290,6 +292,8 @@ pub(super) struct Opened {
     pub(super) archive_cache: ArchiveCachePolicy,
     /// The copy that is filled while they are served.
     pub(super) staging: Option<Staging>,
+    /// The part that it takes among the nodes of the job.
+    pub(super) membership: Option<Membership>,
 }
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
@@ -307,7 +311,11 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         notes_slow_reads: true,
         ..opening::options(plan)
     };
-    let Archives { files, staging } = stage::archives(plan, options.cache_bytes, progress)?;
+    let group = together::group(plan)?;
+    let Archives { files, staging } =
+        stage::archives(plan, options.cache_bytes, progress, group.as_ref())?;
+    // Before the archives are read, because all nodes read their tables at the same time.
+    let membership = group.map(|group| together::join(plan, &group, &files, &stats)).transpose()?;
     if let Some(staging) = &staging {
         staging.count_in(&stats);
     }
@@ -323,7 +331,8 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let copies = storage::serve(&files, &switch, plan.fill_scope(), cache_bytes)?;
     stats.readahead.watch(Box::new(move || copies.iter().map(|copy| copy.readahead()).sum()));
     let archive_cache = ArchiveCachePolicy::new(plan, &files, switch, copy, Arc::clone(&stats));
-    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, staging })
+    let membership = membership.flatten();
+    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, staging, membership })
 }
 
 /// Inner archives that are looked into to tell whether there is nothing else.

@@ -30,13 +30,16 @@ use crate::os::trust;
 use crate::os::unlinked::is_in_memory;
 use crate::remote::{self, RemoteFile, Requester};
 use crate::sync::{Arc, AtomicBool, OnceLock, Ordering};
+use crate::together::SharedArchive;
 use crate::url;
 
 mod background;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 pub(super) use background::{BackgroundReads, CachedReads, CachedSource};
+use shared::SharedSource;
 
 /// A file opened for reading.
 #[derive(Debug)]
@@ -50,6 +53,8 @@ pub struct FileStorage {
     bytes: Bytes,
     /// The pool of open files it belongs to, even if it is read from a copy.
     pool: Option<Arc<FilePool>>,
+    /// Set before there is a copy of it, if the nodes of the job share it.
+    shared: OnceLock<Arc<SharedArchive>>,
     serving: OnceLock<Serving>,
 }
 
@@ -208,16 +213,23 @@ impl FileStorage {
         let (copy, file) = (Arc::clone(copy), Arc::clone(file));
         let bytes = Bytes::Near { copy, file, number, fill };
         let near = Self::new(self.path.clone(), (self.identity, self.origin), bytes);
-        Self { pool: self.pool.clone(), ..near }
+        Self { pool: self.pool.clone(), shared: self.shared.clone(), ..near }
     }
 
     fn new(path: PathBuf, (identity, origin): (Identity, Origin), bytes: Bytes) -> Self {
-        let serving = OnceLock::new();
-        Self { path, identity, origin, version: None, bytes, pool: None, serving }
+        let (shared, serving) = (OnceLock::new(), OnceLock::new());
+        Self { path, identity, origin, version: None, bytes, pool: None, shared, serving }
     }
 
     /// Where a copy fetches the bytes of this archive from.
     pub(super) fn source(self: &Arc<Self>) -> Arc<dyn Source> {
+        match self.shared.get() {
+            Some(shared) => Arc::new(SharedSource::new(self.own_source(), shared)),
+            None => self.own_source(),
+        }
+    }
+
+    fn own_source(self: &Arc<Self>) -> Arc<dyn Source> {
         match &self.bytes {
             Bytes::Remote(file) => Arc::clone(file) as _,
             _ => Arc::clone(self) as _,

@@ -22,6 +22,7 @@ use std::ops::Range;
 
 use super::granules::Granules;
 use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::together::Run;
 
 /// Reads that form regions: enough to tell 40 classes from reads all over the archive.
 const RECENT: usize = 512;
@@ -134,7 +135,10 @@ impl Demand {
 
     /// Finds the regions, and how much may be fetched of each. `granules` are those that were asked
     /// for or fetched.
-    pub(super) fn look(&mut self, granules: &Granules) {
+    ///
+    /// `run` says which bytes this node owns, if others read the rest. Then only its own may be
+    /// fetched, and they are fetched for all nodes, whose reads of them it sees.
+    pub(super) fn look(&mut self, granules: &Granules, run: impl Fn(u64) -> Run) {
         self.new = 0;
         let mut reads: Vec<_> = self.recent.iter().cloned().collect();
         reads.sort_unstable_by_key(|read| read.start);
@@ -147,27 +151,66 @@ impl Demand {
                 parts.extend([after, before]);
             } else if part.len() >= READS_MIN {
                 let range = widened(hull(part), part.len() as u64, granules.len());
-                let left = self.allowed(&range, granules, small);
+                let left = self.allowed(&own_runs(&range, &run), granules, small);
                 small = small.saturating_sub(left);
                 self.regions.push(Region { range, left });
             }
         }
     }
 
-    /// Bytes that may be fetched of `range`, of which `small` need no evidence.
-    fn allowed(&self, range: &Range<u64>, granules: &Granules, small: u64) -> u64 {
-        let len = (range.end - range.start) as f64;
-        let unused = self.unused.share(range);
-        let asked = (granules.share(range) - unused).max(0.0);
-        if self.nodes == 1 && asked >= ENOUGH {
-            return u64::MAX;
-        }
+    /// Bytes that may be fetched of a region, of which `small` need no evidence.
+    fn allowed(&self, region: &OwnRuns, granules: &Granules, small: u64) -> u64 {
+        let len = region.len;
+        let unused = region.share(&self.unused);
+        let asked = (region.share(granules) - unused).max(0.0);
         // Each node of a job reads another part of an epoch, so the more nodes there are, the less
         // of what is fetched ahead do its own readers use.
-        let factor = FACTOR / self.nodes as f64;
+        let nodes = if region.is_shared { 1 } else { self.nodes };
+        if nodes == 1 && asked >= ENOUGH {
+            return u64::MAX;
+        }
+        let factor = FACTOR / nodes as f64;
         let most = (asked * factor * len).max(small as f64);
         (most - unused * len).max(0.0) as u64
     }
+}
+
+/// The bytes of a region that this node owns.
+struct OwnRuns {
+    /// Some of them.
+    runs: Vec<Range<u64>>,
+    /// About how many bytes they all have.
+    len: f64,
+    /// Whether other nodes own the rest.
+    is_shared: bool,
+}
+
+impl OwnRuns {
+    /// The share of them that is in `set`, from 0 to 1.
+    fn share(&self, set: &Granules) -> f64 {
+        let len = |run: &Range<u64>| (run.end - run.start) as f64;
+        let all: f64 = self.runs.iter().map(len).sum();
+        self.runs.iter().map(|run| set.share(run) * len(run)).sum::<f64>() / all.max(1.0)
+    }
+}
+
+fn own_runs(range: &Range<u64>, run: impl Fn(u64) -> Run) -> OwnRuns {
+    /// Runs that are looked at in a region.
+    const SAMPLE: u64 = 1024;
+    let whole = range.end - range.start;
+    let (mut runs, mut own, mut seen) = (Vec::new(), 0, 0);
+    let mut next = range.start;
+    while next < range.end {
+        let Run { end, is_own } = run(next);
+        let end = end.clamp(next + 1, range.end);
+        seen += end - next;
+        if is_own {
+            own += end - next;
+            runs.push(next..end);
+        }
+        next = end.max(next.saturating_add(whole / SAMPLE));
+    }
+    OwnRuns { runs, len: whole as f64 * own as f64 / seen.max(1) as f64, is_shared: own < seen }
 }
 
 /// The index of the read behind the widest gap of `reads`, if it is too wide to be chance.
@@ -201,6 +244,10 @@ mod tests {
     use super::super::granules::GRANULE;
     use super::*;
 
+    fn alone(_: u64) -> Run {
+        Run { end: u64::MAX, is_own: true }
+    }
+
     /// Bytes of a file, with those around it that share its granules.
     const FILE: u64 = 7 * GRANULE;
 
@@ -213,6 +260,8 @@ mod tests {
         ahead: u64,
         waits: u64,
         reads: u64,
+        /// What this node owns, if it does not read alone.
+        run: Option<fn(u64) -> Run>,
     }
 
     impl Simulation {
@@ -225,6 +274,7 @@ mod tests {
                 ahead: 0,
                 waits: 0,
                 reads: 0,
+                run: None,
             }
         }
 
@@ -238,7 +288,7 @@ mod tests {
                 self.demand.note(range);
             }
             if self.demand.is_look_due() {
-                self.demand.look(&self.granules);
+                self.demand.look(&self.granules, self.run.unwrap_or(alone));
                 self.fetch();
             }
         }
@@ -252,6 +302,11 @@ mod tests {
                 {
                     if start >= range.end {
                         break;
+                    }
+                    let run = self.run.unwrap_or(alone)(start);
+                    if !run.is_own {
+                        next = run.end;
+                        continue;
                     }
                     let one = start..start + GRANULE;
                     self.granules.add(&one);
@@ -349,6 +404,32 @@ mod tests {
         assert!(job.fetched() <= 1.15, "{}", job.fetched());
     }
 
+    /// Sixteen nodes that share what they read: one owns each sixteenth part, and sees all reads of
+    /// it.
+    #[test]
+    fn simulation_of_nodes_that_read_together() {
+        const PART: u64 = 4 << 20;
+        let own = |offset: u64| {
+            let part = offset / PART;
+            Run { end: (part + 1) * PART, is_own: part.is_multiple_of(16) }
+        };
+        let mut job = Simulation::new(FILES, 16);
+        let (mut own_reads, mut reads) = (0, 0);
+        for file in shuffled(0..FILES) {
+            let is_own = own(file * FILE).is_own;
+            reads += 1;
+            // Its own readers read a sixteenth of the rest.
+            if !is_own && reads % 16 != 0 {
+                continue;
+            }
+            own_reads += u64::from(is_own);
+            job.run = Some(own);
+            job.read(file);
+        }
+        let fetched_own = job.ahead as f64 / (own_reads * FILE / GRANULE) as f64;
+        assert!((0.7..=1.0).contains(&fetched_own), "{fetched_own}");
+    }
+
     #[test]
     fn simulation_of_two_passes_over_a_part() {
         let part = shuffled(FILES / 2..FILES * 3 / 4);
@@ -396,16 +477,16 @@ mod tests {
         for nth in 0..READS_MIN as u64 - 1 {
             demand.note(read(nth << 30));
         }
-        demand.look(&Granules::new(1 << 40).unwrap());
+        demand.look(&Granules::new(1 << 40).unwrap(), alone);
         assert_eq!(demand.regions, []);
         demand.note(read(7 << 30));
-        demand.look(&Granules::new(1 << 40).unwrap());
+        demand.look(&Granules::new(1 << 40).unwrap(), alone);
         assert_eq!(demand.regions.len(), 1);
         let mut demand = Demand::new(Arc::new(Granules::new(1 << 40).unwrap()), 1);
         for start in [1_u64 << 30, 500 << 30] {
             (0..40).for_each(|nth| demand.note(read(start + nth * 1_000_000)));
         }
-        demand.look(&Granules::new(1 << 40).unwrap());
+        demand.look(&Granules::new(1 << 40).unwrap(), alone);
         let found: Vec<_> = demand.regions.iter().map(|region| region.range.clone()).collect();
         let region = |start: u64| start..start + 39_001_000;
         assert_eq!(found, [region(1 << 30), region(500 << 30)]);

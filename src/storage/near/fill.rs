@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::remote::Requester;
 use crate::stats::StageCounts;
 use crate::sync::{Arc, thread};
+use crate::together::Run;
 use crate::units::{Size, format_duration};
 
 /// Threads. More than there are streams of whole pieces, for what is left between bytes that
@@ -19,6 +20,9 @@ const THREADS: usize = 20;
 
 /// How long a thread waits for readers.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// The time between two looks for other nodes of the job.
+const GATHERING_STEP: Duration = Duration::from_millis(20);
 
 /// The fill of a copy, which goes on until this is dropped.
 #[derive(Debug)]
@@ -114,7 +118,7 @@ fn resize(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
 
 /// Notes that `range` could not be fetched.
 fn fail(copy: &NearCopy, part: &CopiedArchive, range: &Range<u64>, error: Error) {
-    if copy.schedule.lock().fail(range, part.extent(), Instant::now()) {
+    if copy.schedule.lock().fail(range, part.extent(range.start), Instant::now()) {
         let StageCounts { copied, total } = copy.counts();
         let (copied, total) = (Size(copied), Size(total));
         let name = &copy.name;
@@ -146,8 +150,19 @@ fn next_flight<'c>(
             schedule = copy.look_for_room(schedule);
             continue;
         }
-        let nothing = ArchiveFill { end: u64::MAX, is_wanted: false, is_filled: false };
-        let extent = |offset| copy.part(offset).map_or(nothing, CopiedArchive::extent);
+        // Readers do not wait for that.
+        let shared = copy.parts.first().and_then(|part| part.shared.as_ref());
+        if shared.is_some_and(|shared| shared.is_gathering()) {
+            copy.progressed.wait_for(&mut schedule, GATHERING_STEP);
+            continue;
+        }
+        let nothing = ArchiveFill {
+            end: u64::MAX,
+            run: Run { end: u64::MAX, is_own: true },
+            is_wanted: false,
+            is_filled: false,
+        };
+        let extent = |offset| copy.part(offset).map_or(nothing, |part| part.extent(offset));
         schedule.unused = copy.unused_bytes();
         let until = match schedule.next(&copy.granules, extent, now) {
             Next::Fetch(range) => {

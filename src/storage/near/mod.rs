@@ -28,7 +28,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::Filled;
 use crate::os::unlinked;
-use crate::remote::Requester;
+use crate::remote::{PeerWanted, Requester};
 use crate::stats::StageCounts;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::units::Size;
@@ -83,6 +83,8 @@ pub struct NearCopy {
     /// Bytes that were fetched ahead of readers, and those of them that readers used then.
     ahead: AtomicU64,
     used: AtomicU64,
+    /// Whether it has no room for what other nodes of the job own.
+    keeps_own_only: AtomicBool,
     /// Whether the archives are open, and reads are those of programs.
     is_served: AtomicBool,
     /// Whether readers have waited for an archive since the start.
@@ -193,6 +195,7 @@ impl NearCopy {
             copied: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             used: AtomicU64::new(0),
+            keeps_own_only: AtomicBool::new(false),
             is_served: AtomicBool::new(false),
             has_waited: AtomicBool::new(false),
             first_waits: FirstWaits::default(),
@@ -205,6 +208,11 @@ impl NearCopy {
             landed: Condvar::new(),
             progressed: Condvar::new(),
         }))
+    }
+
+    /// Keeps only what this node owns from now on: the copy has room for `most` bytes.
+    pub(super) fn limit_to(&self, most: u64) {
+        self.keeps_own_only.store(self.len > most, Ordering::Relaxed);
     }
 
     /// The offset of the archive with this number in the file.
@@ -266,11 +274,44 @@ impl NearCopy {
         if is_there {
             self.read_present(file, buffer, start)?;
         } else {
-            self.read_missing(part, file, buffer, start, what)?;
+            self.read_missing(part, file, buffer, start, (what, Requester::Reader))?;
         }
         if what == Wanted::Contents {
             self.note_read(range, !is_there, !is_there);
         }
+        part.check()
+    }
+
+    /// Like `read_exact_at`, for another node of the job. What this node does not have is fetched
+    /// from the storage, and kept if this node owns it. `Unsupported` if it is not wanted then.
+    pub(super) fn read_for_peer(
+        self: &Arc<Self>,
+        number: usize,
+        buffer: &mut [u8],
+        offset: u64,
+        file: &File,
+        wanted: PeerWanted,
+    ) -> Result<()> {
+        let part = self.parts.get(number).ok_or_else(|| closed(&self.name))?;
+        let start = part.start + offset;
+        let range = start..start + buffer.len() as u64;
+        let is_there = self.granules.has(&range);
+        if !is_there && wanted == PeerWanted::IfThere {
+            return Err(Error::new(Kind::Unsupported, "not there"));
+        }
+        // A flight of other bytes may wait for the node that asks.
+        let run = part.run(start);
+        if is_there {
+            self.read_present(file, buffer, start)?;
+        } else if run.is_own && run.end >= range.end {
+            let what = (Wanted::Contents, Requester::Peer);
+            self.read_missing(part, file, buffer, start, what)?;
+        } else if let Some(source) = part.source()? {
+            self.fetch_from(part, &*source, buffer, start, Requester::Peer)?;
+        } else {
+            self.read_present(file, buffer, start)?;
+        }
+        self.note_read(range, !is_there, !is_there);
         part.check()
     }
 
@@ -303,13 +344,13 @@ impl NearCopy {
         file: &File,
         buffer: &mut [u8],
         start: u64,
-        what: Wanted,
+        (what, requester): (Wanted, Requester),
     ) -> Result<()> {
         let end = start + buffer.len() as u64;
         let mut next = start;
         let mut fetched = Vec::new();
         while next < end {
-            let claim = self.claim(part, &(next..end), what);
+            let claim = self.claim(part, &(next..end), (what, requester));
             let until = match &claim {
                 Claim::Read(range) | Claim::ReadThrough(range) => range.end,
                 Claim::Fetch(flight) => flight.range.end.min(end),
@@ -319,7 +360,10 @@ impl NearCopy {
             match claim {
                 Claim::Read(_) => self.read_present(file, wanted, next)?,
                 Claim::ReadThrough(_) => match part.source()? {
-                    Some(source) => self.read_through(part, &source, wanted, next, what)?,
+                    Some(source) => {
+                        let what = (what, requester);
+                        self.read_through(part, &source, wanted, next, what)?;
+                    }
                     // It was closed in the meantime, so the bytes are there.
                     None => continue,
                 },
@@ -337,7 +381,7 @@ impl NearCopy {
                         // Perhaps only bytes around the wanted ones cannot be read.
                         Err(error) if wanted.len() < fetched.len() && !part.is_remote() => {
                             let source = part.source()?.ok_or(error)?;
-                            self.fetch_from(part, &*source, wanted, next, Requester::Reader)?;
+                            self.fetch_from(part, &*source, wanted, next, requester)?;
                         }
                         Err(error) => return Err(error),
                     }
@@ -348,7 +392,12 @@ impl NearCopy {
         Ok(())
     }
 
-    fn claim(&self, part: &CopiedArchive, wanted: &Range<u64>, what: Wanted) -> Claim<'_> {
+    fn claim(
+        &self,
+        part: &CopiedArchive,
+        wanted: &Range<u64>,
+        (what, requester): (Wanted, Requester),
+    ) -> Claim<'_> {
         let mut schedule = self.schedule.lock();
         loop {
             let (run, is_there) = self.granules.first_run(wanted);
@@ -360,8 +409,11 @@ impl NearCopy {
                 schedule = self.look_for_room(schedule);
                 continue;
             }
-            if !schedule.keeps(now) {
-                return Claim::ReadThrough(run);
+            let owned = part.run(run.start);
+            let leaves_room = !owned.is_own && self.keeps_own_only.load(Ordering::Relaxed);
+            if !schedule.keeps(now) || leaves_room {
+                let end = if leaves_room { run.end.min(owned.end) } else { run.end };
+                return Claim::ReadThrough(run.start..end);
             }
             let run = match what {
                 Wanted::Tables => {
@@ -373,13 +425,11 @@ impl NearCopy {
             };
             match schedule.free(&part.whole_granules(&run)) {
                 Some(range) => {
-                    let range = range.start..range.end.min(range.start + streams::PIECE);
-                    schedule.begin(range.clone(), Requester::Reader, now);
-                    return Claim::Fetch(Flight {
-                        copy: self,
-                        range,
-                        requester: Requester::Reader,
-                    });
+                    // Bytes of two owners could make two nodes wait for each other.
+                    let end = range.end.min(range.start + streams::PIECE).min(owned.end);
+                    let range = range.start..end;
+                    schedule.begin(range.clone(), requester, now);
+                    return Claim::Fetch(Flight { copy: self, range, requester });
                 }
                 None => self.landed.wait(&mut schedule),
             }
@@ -463,18 +513,18 @@ impl NearCopy {
         source: &Arc<dyn Source>,
         wanted: &mut [u8],
         offset: u64,
-        what: Wanted,
+        (what, requester): (Wanted, Requester),
     ) -> Result<()> {
         let end = part.end().min(offset.saturating_add(part.tables_at_once));
         let len = (end - offset.min(end)) as usize;
         if what == Wanted::Contents || len <= wanted.len() {
-            return self.fetch_from(part, &**source, wanted, offset, Requester::Reader);
+            return self.fetch_from(part, &**source, wanted, offset, requester);
         }
         if self.recent_tables.copy_to(wanted, offset) {
             return Ok(());
         }
         let mut block = vec![0; len];
-        self.fetch_from(part, &**source, &mut block, offset, Requester::Reader)?;
+        self.fetch_from(part, &**source, &mut block, offset, requester)?;
         wanted.copy_from_slice(&block[..wanted.len()]);
         self.recent_tables.add(offset, block);
         Ok(())

@@ -10,6 +10,7 @@ use super::{FillScope, NearCopy};
 use crate::error::{Error, Kind, Result};
 use crate::remote::Requester;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, OnceLock, Ordering};
+use crate::together::{Run, SharedArchive};
 
 /// Bytes that are far away. Reads may run from any number of threads at once.
 pub(in crate::storage) trait Source: Send + Sync {
@@ -35,6 +36,11 @@ pub(in crate::storage) trait Source: Send + Sync {
     /// longer for errors to pass.
     fn note_opened(&self) {}
 
+    /// The archive that the nodes of a job share, if its bytes come from them as well.
+    fn shared(&self) -> Option<&Arc<SharedArchive>> {
+        None
+    }
+
     /// Bytes of tables that are fetched with one read, because those after the wanted ones will be
     /// read soon. 0 if a read costs little.
     fn tables_at_once(&self) -> u64 {
@@ -55,6 +61,8 @@ pub(super) struct CopiedArchive {
     pub(super) source: Mutex<Option<Arc<dyn Source>>>,
     /// `Source::tables_at_once`.
     pub(super) tables_at_once: u64,
+    /// `Source::shared`.
+    pub(super) shared: Option<Arc<SharedArchive>>,
     /// How many want the fill to fetch all of it.
     fills: AtomicU64,
     /// Whether it was rewritten before all of it was there. What is there may be of several
@@ -73,6 +81,7 @@ pub(super) fn laid_out(originals: Vec<Original>, scope: FillScope) -> (Vec<Copie
         start,
         len,
         tables_at_once: source.tables_at_once(),
+        shared: source.shared().cloned(),
         fills: AtomicU64::new((scope == FillScope::Everything).into()),
         source: Mutex::new(Some(source)),
         has_changed: AtomicBool::new(false),
@@ -87,10 +96,21 @@ impl CopiedArchive {
         self.start.saturating_add(self.len)
     }
 
-    /// What the fill needs to know of it.
-    pub(super) fn extent(&self) -> ArchiveFill {
+    /// The bytes from `offset` on that belong all to this node, or all to others. Both offsets are
+    /// in the copy.
+    pub(super) fn run(&self, offset: u64) -> Run {
+        let Some(shared) = &self.shared else {
+            return Run { end: self.end(), is_own: true };
+        };
+        let run = shared.run(offset.saturating_sub(self.start));
+        Run { end: self.start.saturating_add(run.end), ..run }
+    }
+
+    /// What the fill needs to know of it at `offset`.
+    pub(super) fn extent(&self, offset: u64) -> ArchiveFill {
         ArchiveFill {
             end: self.end(),
+            run: self.run(offset),
             is_wanted: !self.has_changed.load(Ordering::SeqCst),
             is_filled: self.is_filled(),
         }

@@ -37,14 +37,15 @@ pub fn room_in_memory(len: u64, left: Option<Headroom>) -> Room {
     Box::new(move || lack_of_memory(reserve))
 }
 
-/// The room of a copy in `file` for which the user has not asked.
-pub(in crate::storage) fn room_on_demand(file: &Arc<File>) -> Room {
+/// The room of a copy in `file` for which the user has not asked, and about how many bytes that is.
+pub(in crate::storage) fn room_on_demand(file: &Arc<File>) -> (Room, u64) {
     let is_in_memory = unlinked::is_in_memory(file);
     let most = match is_in_memory {
         true => memory::limit().map(|limit| limit / UNASKED_IN_MEMORY),
         false => unlinked::free_bytes(file).ok().flatten().map(|free| free / UNASKED_ON_DISK),
     };
-    room_below(file, most.unwrap_or(u64::MAX), if is_in_memory { reserve() } else { 0 })
+    let most = most.unwrap_or(u64::MAX);
+    (room_below(file, most, if is_in_memory { reserve() } else { 0 }), most)
 }
 
 /// The room of a copy in `file` of at most this many bytes, which leaves `reserve` bytes of memory.
@@ -188,7 +189,7 @@ mod tests {
         assert!(room().unwrap().contains("which is enough without --stage"), "{:?}", room());
         assert!(room_below(&file, u64::MAX, u64::MAX)().is_some(), "memory is short");
         assert_eq!((UNASKED_IN_MEMORY, UNASKED_ON_DISK), (16, 4));
-        assert_eq!(room_on_demand(&file)(), None);
+        assert_eq!(room_on_demand(&file).0(), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::demand::{Demand, Region};
 use super::granules::{GRANULE, Granules};
 use super::streams::{PIECE, STREAMS_ALONE, Streams};
 use crate::remote::Requester;
+use crate::together::Run;
 
 /// How long after its last miss a reader is expected to miss again.
 const READER_PAUSE: Duration = Duration::from_millis(100);
@@ -43,6 +44,8 @@ pub(super) enum Next {
 pub(super) struct ArchiveFill {
     /// Where it ends in the copy.
     pub(super) end: u64,
+    /// The bytes around this one that belong all to this node, or all to others.
+    pub(super) run: Run,
     /// Whether it is still to be copied.
     pub(super) is_wanted: bool,
     /// Whether all of it is, and not only what was announced.
@@ -58,6 +61,9 @@ pub(super) struct Schedule {
     last_reader: Option<Instant>,
     /// Where the fill looks for missing bytes.
     cursor: u64,
+    /// Whether the fill also fetches what other nodes own. First each node fetches its own bytes,
+    /// so that all bytes are soon on some node.
+    fills_others: bool,
     streams: Streams,
     announced: VecDeque<Range<u64>>,
     /// Largest number of bytes that the fill fetches with one read: few after a failure, to find
@@ -116,6 +122,7 @@ impl Default for Schedule {
             flights: Vec::new(),
             last_reader: Some(Instant::now()),
             cursor: 0,
+            fills_others: false,
             streams: Streams::default(),
             announced: VecDeque::new(),
             piece: PIECE,
@@ -162,7 +169,7 @@ impl Schedule {
         };
         let (_, requester, began) = self.flights.swap_remove(index);
         match requester {
-            Requester::Reader => self.note_reader(now),
+            Requester::Reader | Requester::Peer => self.note_reader(now),
             Requester::Fill => self.streams.note_piece(range.end - range.start, now - began),
         }
     }
@@ -250,7 +257,8 @@ impl Schedule {
         self.room_at = None;
         let (most, reads_on) = (self.piece, self.reads_on);
         let piece = |start: u64, end: u64| {
-            let end = end.min(extent(start).end).min(start.saturating_add(most));
+            let ArchiveFill { end: archive, run, .. } = extent(start);
+            let end = end.min(archive).min(run.end).min(start.saturating_add(most));
             if reads_on { start..end } else { granules.first_run(&(start..end)).0 }
         };
         let waits = self.retry_at.filter(|&retry_at| now < retry_at);
@@ -275,18 +283,23 @@ impl Schedule {
             }
         }
         if waits.is_none()
-            && let Some(next) = self.next_in_demand(granules, piece, now)
+            && let Some(next) = self.next_in_demand(granules, piece, &extent, now)
         {
             return next;
         }
         // What failed is tried again after the rest, so that one bad place does not hold it up.
-        let mut is_left = false;
-        for _ in 0..2 {
+        let (mut is_left, mut passes) = (false, 0);
+        while passes < 2 {
+            let mut is_others_left = false;
             while let Some(start) = granules.first_missing(self.cursor) {
-                let ArchiveFill { end, is_wanted, is_filled } = extent(start);
+                let ArchiveFill { end, run, is_wanted, is_filled } = extent(start);
                 let found = piece(start, u64::MAX);
                 match self.free(&found) {
                     _ if !is_wanted || !is_filled => self.cursor = end.max(start + 1),
+                    _ if !run.is_own && !self.fills_others => {
+                        is_others_left = true;
+                        self.cursor = run.end.max(start + 1);
+                    }
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => {
                         let next = self.admit(free, now);
@@ -302,6 +315,10 @@ impl Schedule {
                 }
             }
             self.cursor = 0;
+            passes += 1;
+            if passes == 2 && is_others_left && !is_left {
+                (self.fills_others, passes) = (true, 0);
+            }
         }
         if is_left { Next::Wait(None) } else { Next::End }
     }
@@ -316,14 +333,17 @@ impl Schedule {
         &mut self,
         granules: &Granules,
         piece: impl Fn(u64, u64) -> Range<u64>,
+        extent: &impl Fn(u64) -> ArchiveFill,
         now: Instant,
     ) -> Option<Next> {
         let mut demand = self.demand.take()?;
         if demand.is_look_due() {
-            demand.look(granules);
+            demand.look(granules, |offset| extent(offset).run);
             // In a random order, most files of a larger region would be evicted before their use.
             let regions = demand.regions.len();
-            demand.regions.retain(|Region { range, .. }| range.end - range.start <= self.unused_max);
+            demand
+                .regions
+                .retain(|Region { range, .. }| range.end - range.start <= self.unused_max);
             self.exceeds_memory = demand.regions.len() < regions;
         }
         let next = demand.regions.iter_mut().find_map(|Region { range, left }| {
@@ -332,6 +352,11 @@ impl Schedule {
                 if start >= range.end {
                     *left = 0;
                     break;
+                }
+                let run = extent(start).run;
+                if !run.is_own {
+                    range.start = run.end.max(start + 1);
+                    continue;
                 }
                 let Some(free) = self.free(&piece(start, range.end)) else {
                     range.start = self.end_of_flight(start);
@@ -358,7 +383,8 @@ impl Schedule {
             return Next::Wait(None);
         }
         let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
-        let has_readers = self.bytes(Requester::Reader) > 0 || quiet_at.is_some();
+        let asked = self.bytes(Requester::Reader) + self.bytes(Requester::Peer);
+        let has_readers = asked > 0 || quiet_at.is_some();
         let streams = if has_readers { self.streams.beside_readers() } else { STREAMS_ALONE };
         match self.has_room_for(&range, streams) {
             true => Next::Fetch(range),
@@ -392,7 +418,9 @@ mod tests {
 
     /// Ends of archives in these tests.
     const PART: u64 = 40 * PIECE + 5;
-    const ARCHIVE: ArchiveFill = ArchiveFill { end: PART, is_wanted: true, is_filled: true };
+    const ALL: Run = Run { end: u64::MAX, is_own: true };
+    const ARCHIVE: ArchiveFill =
+        ArchiveFill { end: PART, run: ALL, is_wanted: true, is_filled: true };
 
     fn next(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Next {
         schedule.next(granules, |_| ARCHIVE, now)
@@ -436,6 +464,27 @@ mod tests {
         assert_eq!(next(&mut schedule, &granules, now), Next::Wait(Some(quiet)));
         let left = fetched(&mut schedule, &granules, quiet);
         assert_eq!(left, pieces(alone + beside..2 * alone));
+    }
+
+    #[test]
+    fn what_this_node_owns_is_fetched_before_what_others_own() {
+        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let shared = |offset: u64| {
+            let number = offset / (4 * PIECE);
+            let run = Run { end: (number + 1) * 4 * PIECE, is_own: number % 2 == 1 };
+            ArchiveFill { run, ..ARCHIVE }
+        };
+        let later = Instant::now() + READER_PAUSE;
+        let mut order = Vec::new();
+        while let Next::Fetch(range) = schedule.next(&granules, shared, later) {
+            let is_own = shared(range.start).run.is_own;
+            assert!(range.end <= shared(range.start).run.end, "one owner");
+            granules.add(&range);
+            order.push(is_own);
+        }
+        assert!(granules.is_full());
+        assert!(order.is_sorted_by(|one, next| one >= next), "{order:?}");
+        assert_eq!(order.iter().filter(|own| **own).count(), 20);
     }
 
     #[test]
@@ -560,6 +609,7 @@ mod tests {
         let middle = 40 * PIECE;
         let extent = |offset| ArchiveFill {
             end: if offset < middle { middle } else { 2 * middle },
+            run: ALL,
             is_wanted: true,
             is_filled: true,
         };

@@ -1,0 +1,138 @@
+//! Another daemon of the job, which is asked for bytes of an archive.
+//!
+//! Both ends prove that they are who the record of the job says: each has a certificate of its own,
+//! and accepts only that of the other. The name in the certificates means nothing.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use ureq::Agent;
+use ureq::config::Config;
+use ureq::http::{StatusCode, Uri};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::NextTimeout;
+
+use super::Version;
+use super::answer::{self, Wanted};
+use super::failure::Failure;
+use super::http::{Request, new_agent};
+use super::outage::{Deadline, Failing, Outage, Patience};
+use crate::sync::Arc;
+
+/// The name in the certificate of each daemon. It is not that of a host.
+pub const PEER_NAME: &str = "daemon.archfs.invalid";
+
+/// A certificate and its private key, in DER.
+pub struct PeerIdentity {
+    /// The certificate (X.509).
+    pub certificate: Vec<u8>,
+    /// The key (PKCS #8).
+    pub key: Vec<u8>,
+    /// The same in PEM.
+    pub key_text: String,
+}
+
+/// A daemon at an address.
+#[derive(Debug)]
+pub struct PeerServer {
+    url: String,
+    agent: Agent,
+}
+
+/// Which bytes a daemon is to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerWanted {
+    /// All, even if it has to read its storage for them.
+    Always,
+    /// Those that it has already (`only-if-cached`: RFC 9111, section 5.2.1.7).
+    IfThere,
+}
+
+/// Why a daemon did not send what it was asked for.
+#[derive(Debug)]
+pub enum PeerFailure {
+    /// It serves no longer.
+    Gone,
+    /// It does not send the bytes: it has no such archive, or cannot read it now.
+    Refused,
+    /// It did not answer in time.
+    Late,
+    /// It cannot be reached, or is another one.
+    Unreachable(String),
+}
+
+impl PeerServer {
+    /// The daemon at `address` that has `certificate`. It gets to know `own`.
+    pub fn new(address: SocketAddr, certificate: &[u8], own: &PeerIdentity) -> Self {
+        let owned = |der: &[u8]| Certificate::from_der(der).to_owned();
+        let key = PrivateKey::from_pem(own.key_text.as_bytes()).ok();
+        let client = key.map(|key| ClientCert::new_with_certs(&[owned(&own.certificate)], key));
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::Specific(Arc::new(vec![owned(certificate)])))
+            .client_cert(client)
+            .build();
+        Self {
+            url: format!("https://{PEER_NAME}:{}", address.port()),
+            agent: new_agent(None, tls, At(address)),
+        }
+    }
+
+    /// Fills `buffer` with the bytes at `offset` of the archive with this key, which has `len`
+    /// bytes, unless that takes longer than `limit`.
+    pub fn read_exact_at(
+        &self,
+        (archive, len): (&str, u64),
+        buffer: &mut [u8],
+        offset: u64,
+        (what, limit): (PeerWanted, Duration),
+    ) -> Result<(), PeerFailure> {
+        let version = Version { etag: Some(format!("\"{archive}\"")), modified: None };
+        let failing = Failing::default();
+        let mut outage = Outage::new(Patience::of(limit), &failing);
+        let mut wanted = Wanted::new(offset, buffer);
+        let url = format!("{}/{archive}", self.url);
+        let mut request = Request::new(url, &wanted.missing(), Some(&version));
+        if what == PeerWanted::IfThere {
+            request.headers.push(("cache-control", "only-if-cached".to_owned()));
+        }
+        let _deadline = Deadline::set(outage.ask());
+        let response = request.send_by(&self.agent).map_err(|failure| failed(&failure, &outage))?;
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {}
+            StatusCode::GONE => return Err(PeerFailure::Gone),
+            _ => return Err(PeerFailure::Refused),
+        }
+        let opened = Some((&version, len));
+        let read = answer::read(response, &request, &mut wanted, opened, &mut outage);
+        read.map_err(|failure| failed(&failure, &outage))?;
+        if wanted.missing().is_empty() { Ok(()) } else { Err(PeerFailure::Refused) }
+    }
+}
+
+fn failed(failure: &Failure, outage: &Outage<'_>) -> PeerFailure {
+    let is_late = outage.until() <= Instant::now();
+    match failure {
+        _ if is_late => PeerFailure::Late,
+        Failure::Passing { why, .. } => PeerFailure::Unreachable(why.clone()),
+        Failure::Final(error) => PeerFailure::Unreachable(error.to_string()),
+        Failure::Denied(_) | Failure::Other(_) => PeerFailure::Refused,
+    }
+}
+
+/// Leads to one address, whatever the name.
+#[derive(Debug)]
+struct At(SocketAddr);
+
+impl Resolver for At {
+    fn resolve(
+        &self,
+        _: &Uri,
+        _: &Config,
+        _: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let mut found = self.empty();
+        found.push(self.0);
+        Ok(found)
+    }
+}

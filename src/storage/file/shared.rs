@@ -1,0 +1,111 @@
+//! An archive that the nodes of a job share: what identifies it on all of them, and where its bytes
+//! come from.
+
+use super::{Bytes, FileStorage, NETWORK_FILE_SYSTEMS};
+use crate::error::{Error, Kind, Result};
+use crate::remote::{self, Requester};
+use crate::storage::identity::{Identity, Origin, Validator};
+use crate::storage::near::Source;
+use crate::sync::Arc;
+use crate::together::{Group, SharedArchive, Wanted};
+use crate::url;
+
+/// The type of NFS (statfs(2), f_type).
+const NFS: u64 = 0x6969;
+
+impl FileStorage {
+    /// Whether other nodes can see the same file: it is at a URL, or on a network file system.
+    pub(in crate::storage) fn is_seen_by_other_nodes(&self) -> bool {
+        let file_system = self.origin.file_system;
+        self.is_remote() || file_system == NFS || NETWORK_FILE_SYSTEMS.contains(&file_system)
+    }
+
+    /// Has copies of it fetch its bytes from the nodes of `group`. No effect if nothing identifies
+    /// its version, or if there is a copy already.
+    pub(in crate::storage) fn share(self: &Arc<Self>, group: &Arc<Group>) {
+        let Some(key) = self.shared_key() else { return };
+        let source = self.own_source();
+        let storage =
+            move |buffer: &mut [u8], offset: u64| source.fetch(buffer, offset, Requester::Peer);
+        let shared = group.share(key, self.identity.len, Box::new(storage));
+        let _ = self.shared.set(shared);
+    }
+
+    /// The same version of the same file has the same key on all nodes, whatever its path. The
+    /// device number differs from node to node.
+    fn shared_key(&self) -> Option<String> {
+        let Identity { len, modified, inode: (_, inode), .. } = self.identity;
+        let Origin { file_system, changed, validator, .. } = self.origin;
+        let version = match &self.bytes {
+            Bytes::Remote(file) if validator != Validator::None => {
+                let name = remote::lasting_identity(&url::text(&self.path));
+                format!("{len} {:?} {name:?}", file.version())
+            }
+            Bytes::Local(_) | Bytes::Pooled(..) if self.identity.is_regular() => {
+                format!("{len} {inode} {modified:?} {changed:?} {file_system}")
+            }
+            _ => return None,
+        };
+        Some(blake3::hash(version.as_bytes()).to_hex()[..32].to_owned())
+    }
+
+    /// Its key, if the nodes of the job share it.
+    pub fn key_for_peers(&self) -> Option<&str> {
+        self.shared.get().map(|shared| shared.key())
+    }
+
+    /// Fills `buffer` with the bytes at `offset` for another node of the job.
+    ///
+    /// # Errors
+    /// As `Storage::read_exact_at`; `Unsupported` if only bytes that are there are wanted, and
+    /// these are not.
+    pub fn read_for_peer(&self, buffer: &mut [u8], offset: u64, wanted: Wanted) -> Result<()> {
+        match &self.bytes {
+            Bytes::Near { copy, file, number, .. } => {
+                copy.read_for_peer(*number, buffer, offset, file, wanted)
+            }
+            Bytes::Local(_) | Bytes::Pooled(..) | Bytes::Remote(_) => {
+                Err(Error::new(Kind::Unsupported, "there is no copy to read"))
+            }
+        }
+    }
+}
+
+/// An archive whose bytes come from peers as well as from its own source.
+pub(super) struct SharedSource {
+    own: Arc<dyn Source>,
+    archive: Arc<SharedArchive>,
+}
+
+impl SharedSource {
+    pub(super) fn new(own: Arc<dyn Source>, archive: &Arc<SharedArchive>) -> Self {
+        Self { own, archive: Arc::clone(archive) }
+    }
+}
+
+impl Source for SharedSource {
+    fn fetch(&self, buffer: &mut [u8], offset: u64, requester: Requester) -> Result<()> {
+        let own = |buffer: &mut [u8], offset| self.own.fetch(buffer, offset, requester);
+        match requester {
+            // It would not ask if this node did not have to read the storage.
+            Requester::Peer => self.archive.read_storage(buffer, offset, own),
+            Requester::Reader | Requester::Fill => self.archive.read(buffer, offset, own),
+        }
+    }
+
+    fn check_version(&self) -> Result<()> {
+        self.own.check_version()
+    }
+
+    fn note_opened(&self) {
+        self.own.note_opened();
+    }
+
+    fn shared(&self) -> Option<&Arc<SharedArchive>> {
+        Some(&self.archive)
+    }
+
+    fn tables_at_once(&self) -> u64 {
+        self.own.tables_at_once()
+    }
+}

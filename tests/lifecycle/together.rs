@@ -1,0 +1,356 @@
+//! `--together`: the nodes of a job read an archive once. Each daemon here is a node of its own.
+
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fuser::FopenFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::faulty::Faulty;
+use crate::support::mount::Mounted;
+use crate::support::page_cache::IdlePagesStay;
+use crate::support::{archfs, run, skip_without_mounts, tar, wait_until, work_directory};
+
+/// Bytes of a file, and of its part of the tar.
+const FILE: u64 = 100_000;
+const MEMBER: u64 = 512 + FILE.next_multiple_of(512);
+const FILES: u64 = 800;
+
+/// A tar of files that each have their number in all of their bytes.
+fn archive(directory: &Path) -> PathBuf {
+    let path = directory.join("data.tar");
+    let out = File::create(&path).unwrap();
+    for number in 0..FILES {
+        let at = number * MEMBER;
+        out.write_all_at(&tar::header(&number.to_string(), b'0', "", FILE), at).unwrap();
+        out.write_all_at(&contents(number), at + 512).unwrap();
+    }
+    out.set_len(FILES * MEMBER + 1024).unwrap();
+    run(archfs().args(["index", "--quiet"]).arg(&path));
+    path
+}
+
+fn contents(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(FILE as usize / 8)
+}
+
+fn shuffled(seed: u64) -> Vec<u64> {
+    let mut numbers: Vec<_> = (0..FILES).collect();
+    numbers.sort_unstable_by_key(|number| (number + seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    numbers
+}
+
+/// Reads these files from four threads.
+fn read(mount_point: &Path, numbers: &[u64]) {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        while let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = fs::read(mount_point.join(number.to_string())).unwrap();
+            assert!(found == contents(*number), "{number}");
+        }
+    };
+    thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(worker))));
+}
+
+/// A job whose nodes mount the same archive, which is far away.
+struct Job {
+    work: tempfile::TempDir,
+    index: String,
+    storage: Faulty,
+    nodes: Vec<Mounted>,
+}
+
+impl Job {
+    fn new(nodes: usize, options: &[&str]) -> Self {
+        let mut job = Self::without_nodes();
+        (0..nodes).for_each(|_| job.add_node(nodes, options));
+        job
+    }
+
+    fn without_nodes() -> Self {
+        let work = work_directory();
+        let archive = archive(work.path());
+        let flags = FopenFlags::FOPEN_DIRECT_IO;
+        let storage =
+            Faulty::distant(&archive, &work.path().join("far"), Duration::from_millis(1), flags);
+        let index = format!("--index={}.archfs-index", archive.display());
+        Self { work, index, storage, nodes: Vec::new() }
+    }
+
+    fn add_node(&mut self, nodes: usize, options: &[&str]) {
+        let archive = self.storage.file().to_owned();
+        self.add_node_of(&archive, nodes, options);
+    }
+
+    fn add_node_of(&mut self, archive: &Path, nodes: usize, options: &[&str]) {
+        let number = self.nodes.len();
+        let variables = [
+            format!("XDG_CACHE_HOME={}", self.cache().display()),
+            format!("SLURM_JOB_ID={}", self.number()),
+            format!("SLURM_STEP_NUM_NODES={nodes}"),
+            format!("SLURMD_NODENAME=node{number}"),
+        ];
+        let before: Vec<_> =
+            ["env"].into_iter().chain(variables.iter().map(String::as_str)).collect();
+        let options = [&[self.index.as_str(), "--no-name-readahead"], options].concat();
+        let mount_point = self.work.path().join(format!("mount{number}"));
+        let archives = [archive.to_owned()];
+        self.nodes.push(Mounted::several(&before, &archives, &mount_point, &options));
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.work.path().join("cache")
+    }
+
+    /// Unique, because other tests have jobs at the same time.
+    fn number(&self) -> String {
+        self.work
+            .path()
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .replace(|c: char| !c.is_ascii_alphanumeric(), "")
+    }
+
+    fn records(&self) -> PathBuf {
+        self.cache().join(format!("archfs/jobs/slurm-{}", self.number().to_lowercase()))
+    }
+
+    /// Where the daemons listen.
+    fn addresses(&self) -> Vec<String> {
+        let records = fs::read_dir(self.records()).unwrap();
+        let addresses = records.map(|record| {
+            let record = fs::read(record.unwrap().path()).unwrap();
+            let record: Value = serde_json::from_slice(&record).unwrap();
+            record["addresses"][0].as_str().unwrap().to_owned()
+        });
+        addresses.collect()
+    }
+
+    /// What a node has read from where.
+    fn counts(&self, node: usize) -> Value {
+        let output = run(archfs().args(["stats", "--json"]).arg(self.nodes[node].path()));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["together"].clone()
+    }
+
+    /// Waits until each node knows the others.
+    fn gather(&self) {
+        for node in 0..self.nodes.len() {
+            self.wait_for_peers(node, self.nodes.len() - 1);
+        }
+    }
+
+    fn wait_for_peers(&self, node: usize, count: usize) {
+        let known = || self.counts(node)["peers"].as_u64().unwrap() as usize;
+        wait_until("a node knows the others", || known() == count);
+    }
+
+    /// Reads an epoch in which each node reads its part of a shuffled order.
+    fn epoch(&self, seed: u64) {
+        let order = shuffled(seed);
+        let part = order.len().div_ceil(self.nodes.len());
+        thread::scope(|scope| {
+            for (node, numbers) in self.nodes.iter().zip(order.chunks(part)) {
+                scope.spawn(move || read(node.path(), numbers));
+            }
+        });
+    }
+
+    /// How many times the archive was read from the storage.
+    fn times_read(&self) -> f64 {
+        self.storage.bytes() as f64 / (FILES * MEMBER) as f64
+    }
+}
+
+/// > No process and no port outlives the mount.
+#[test]
+fn nodes_read_an_archive_once_in_all_epochs() {
+    if skip_without_mounts() {
+        return;
+    }
+    let _idle_pages_stay = IdlePagesStay::new();
+    for options in [&[][..], &["--stage=/dev/shm"]] {
+        let job = Job::new(4, options);
+        job.gather();
+        for epoch in 0..3 {
+            job.epoch(epoch);
+        }
+        // To check the index, each node reads two hundred headers before it knows the others, and
+        // 16 KiB with each.
+        let headers = 4.0 * 0.05;
+        let times = job.times_read();
+        assert!((0.95..=1.05 + headers).contains(&times), "{options:?}: {times}");
+        let counts: Vec<_> = (0..4).map(|node| job.counts(node)).collect();
+        let of = |counts: &Value, key: &str| counts[key].as_u64().unwrap();
+        assert!(counts.iter().all(|node| of(node, "from_peers_bytes") > 10 * FILE), "{counts:?}");
+        // By chance, a node may own no part.
+        let owns = |node: &&Value| of(node, "storage_bytes") > 10 * FILE;
+        assert!(counts.iter().filter(owns).count() >= 2, "{counts:?}");
+        let sum = |key: &str| counts.iter().map(|node| of(node, key)).sum::<u64>();
+        // Some were read to compare them.
+        let [sent, received] = ["to_peers_bytes", "from_peers_bytes"].map(sum);
+        assert!((received..received + FILE).contains(&sent), "{counts:?}");
+        assert!(job.records().is_dir());
+        assert_eq!(fs::metadata(job.records()).unwrap().permissions().mode() & 0o777, 0o700);
+        let addresses = job.addresses();
+        assert!(addresses.iter().any(|address| TcpStream::connect(address).is_ok()));
+        let (records, Job { nodes, .. }) = (job.records(), job);
+        drop(nodes);
+        assert!(!records.exists(), "nothing is left");
+        assert!(addresses.iter().all(|address| TcpStream::connect(address).is_err()));
+    }
+}
+
+/// > A read never fails because of another node, and never waits for one longer than the larger of
+/// > one second and twice the usual time of the storage. It then reads the storage.
+///
+/// > If it was killed, the other nodes notice that its port is closed. In both cases they share its
+/// > part among themselves.
+#[test]
+fn a_node_that_is_killed_costs_its_part_once_more() {
+    if skip_without_mounts() {
+        return;
+    }
+    let _idle_pages_stay = IdlePagesStay::new();
+    let mut job = Job::new(4, &[]);
+    let opening = job.times_read();
+    job.gather();
+    job.epoch(1);
+    let killed = job.nodes.pop().unwrap();
+    let daemon = Pid::from_raw(killed.daemon().cast_signed()).unwrap();
+    let order = shuffled(2);
+    thread::scope(|scope| {
+        for (node, numbers) in job.nodes.iter().zip(order.chunks(order.len().div_ceil(3))) {
+            scope.spawn(move || read(node.path(), numbers));
+        }
+        kill_process(daemon, Signal::KILL).unwrap();
+    });
+    let times = job.times_read() - opening;
+    assert!(times <= 1.35, "{times}");
+}
+
+/// > Nodes share an archive only if it is the same version on all of them: size, inode and times of
+/// > a file, or URL, size and ETag or time. The path may differ.
+///
+/// > A daemon that unmounts removes its record and closes its port.
+#[test]
+fn nodes_share_one_version_of_an_archive_at_any_path() {
+    if skip_without_mounts() {
+        return;
+    }
+    let mut job = Job::without_nodes();
+    let [original, link, copy] =
+        ["data.tar", "link.tar", "copy.tar"].map(|name| job.work.path().join(name));
+    symlink(&original, &link).unwrap();
+    fs::copy(&original, &copy).unwrap();
+    let time = fs::metadata(&original).unwrap().modified().unwrap();
+    File::options().write(true).open(&copy).unwrap().set_modified(time).unwrap();
+    let options = ["--together=on"];
+    for archive in [&original, &link, &copy] {
+        job.add_node_of(archive, 3, &options);
+    }
+    job.nodes[..2].iter().enumerate().for_each(|(node, _)| job.wait_for_peers(node, 1));
+    // Both files say the same, but could be different.
+    assert_eq!(job.counts(2)["peers"], 0);
+    job.epoch(1);
+    assert!(job.counts(1)["from_peers_bytes"].as_u64().unwrap() > FILE);
+    assert_eq!(job.counts(2)["from_peers_bytes"], 0);
+    job.nodes.remove(0);
+    job.epoch(2);
+    job.wait_for_peers(0, 0);
+    assert_eq!(job.addresses().len(), 2);
+}
+
+#[test]
+fn a_job_without_other_nodes_reads_by_itself() {
+    if skip_without_mounts() {
+        return;
+    }
+    let mut job = Job::without_nodes();
+    job.add_node(2, &[]);
+    job.epoch(1);
+    let counts = job.counts(0);
+    assert_eq!((counts["peers"].as_u64(), counts["from_peers_bytes"].as_u64()), (Some(0), Some(0)));
+    // Nothing is shared where the user does not want it.
+    let mut job = Job::without_nodes();
+    job.add_node(2, &["--together=off"]);
+    assert_eq!(job.counts(0), Value::Null);
+    assert!(!job.records().exists());
+}
+
+/// > A daemon answers only those whose certificates are in records of the job, in TLS 1.3.
+#[test]
+fn strangers_get_no_byte() {
+    if skip_without_mounts() {
+        return;
+    }
+    let job = Job::new(2, &[]);
+    job.gather();
+    let record = fs::read_dir(job.records()).unwrap().next().unwrap().unwrap();
+    assert_eq!(record.metadata().unwrap().permissions().mode() & 0o077, 0);
+    let record: Value = serde_json::from_slice(&fs::read(record.path()).unwrap()).unwrap();
+    let key = record["archives"][0].as_str().unwrap();
+    let script = "\
+        cd \"$1\" && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes \
+            -subj /CN=x -addext subjectAltName=DNS:daemon.archfs.invalid -keyout key.pem -out cert.pem 2> /dev/null
+        for identity in '' '--cert cert.pem --key key.pem'; do
+            curl --silent --insecure $identity --max-time 20 --range 0-99 \"https://$2/$3\" && exit 1
+        done
+        curl --silent --max-time 20 --range 0-99 \"http://$2/$3\" && exit 1
+        exit 0";
+    let address = record["addresses"][0].as_str().unwrap();
+    let mut attack = Command::new("bash");
+    attack.args(["-c", script, "attack"]).arg(job.work.path()).args([address, key]);
+    let output = run(&mut attack);
+    assert!(output.stdout.is_empty(), "{output:?}");
+    job.epoch(1);
+    assert_eq!(job.counts(0)["peers"], 1);
+}
+
+/// > A node is asked only after some of its bytes were compared with those of the storage. If they
+/// > differ, archfs logs a warning, and never asks that node.
+#[test]
+fn a_peer_that_lies_is_found_out_before_a_reader_depends_on_it() {
+    reads_beside_a_liar(&[], "asked");
+}
+
+#[test]
+fn another_daemon_at_the_port_of_a_peer_is_not_believed() {
+    reads_beside_a_liar(&["squat"], "connected");
+}
+
+/// Reads two epochs after a lying peer with these options has made this file.
+fn reads_beside_a_liar(options: &[&str], after: &str) {
+    if skip_without_mounts() {
+        return;
+    }
+    let mut job = Job::without_nodes();
+    job.add_node(2, &[]);
+    let own = fs::read_dir(job.records()).unwrap().next().unwrap().unwrap().path();
+    let own: Value = serde_json::from_slice(&fs::read(own).unwrap()).unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lifecycle/lying-peer");
+    let mut liar = Command::new("python3")
+        .arg(script)
+        .arg(job.records())
+        .arg(own["archives"][0].as_str().unwrap())
+        .arg((FILES * MEMBER + 1024).to_string())
+        .args(options)
+        .spawn()
+        .unwrap();
+    let file = job.records().join(after);
+    wait_until("the liar is asked", || file.exists());
+    job.epoch(1);
+    job.epoch(2);
+    let counts = job.counts(0);
+    assert_eq!(job.records().join("asked").exists(), after == "asked");
+    liar.kill().unwrap();
+    liar.wait().unwrap();
+    assert_eq!((counts["peers"].as_u64(), counts["from_peers_bytes"].as_u64()), (Some(0), Some(0)));
+}
