@@ -3,10 +3,10 @@
 //! The benchmarks use it as the location of archives. It sends files of a directory and parts of
 //! them (Range), with an ETag. Concurrent answers share the bandwidth, if there is a limit.
 //!
-//! Usage: slow-http DIRECTORY PORT MILLISECONDS [MEGABYTES_PER_SECOND]
+//! Usage: slow-http DIRECTORY PORT|ADDRESS:PORT MILLISECONDS [MEGABYTES_PER_SECOND]
 //!
-//! It prints a line when it listens on PORT of 127.0.0.1. When its standard input ends, it prints
-//! how many requests there were and how many bytes it sent, and exits.
+//! It prints a line when it listens on ADDRESS, by default 127.0.0.1. When its standard input ends,
+//! it prints how many requests there were and how many bytes it sent, and exits.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -32,7 +32,7 @@ struct Server {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [directory, port, latency, rate @ ..] = arguments.as_slice() else {
-        panic!("usage: slow-http DIRECTORY PORT MILLISECONDS [MEGABYTES_PER_SECOND]");
+        panic!("usage: slow-http DIRECTORY PORT|ADDRESS:PORT MILLISECONDS [MEGABYTES_PER_SECOND]");
     };
     let rate = rate.first().map(|rate| rate.parse().unwrap());
     let server = Arc::new(Server {
@@ -41,7 +41,8 @@ fn main() {
         requests: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
     });
-    let listener = TcpListener::bind(("127.0.0.1", port.parse().unwrap())).unwrap();
+    let address = if port.contains(':') { port.clone() } else { format!("127.0.0.1:{port}") };
+    let listener = TcpListener::bind(address).unwrap();
     println!("listening");
     let serving = Arc::clone(&server);
     thread::spawn(move || {

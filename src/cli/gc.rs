@@ -6,7 +6,7 @@ use super::bar::Bar;
 use super::{exit, term};
 use crate::error::Result;
 use crate::lifecycle::{self, Cleared, Removed};
-use crate::units::format_size;
+use crate::units::{counted, format_size};
 
 /// Clear your stale mounts, and other remains of killed daemons
 #[derive(Debug, clap::Args)]
@@ -44,6 +44,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     for directory in cleared.extracted.iter().filter(|_| !args.quiet) {
         term::print_note(&format!("{}: removed extracted files", directory.display()));
     }
+    if cleared.jobs > 0 && !args.quiet {
+        let jobs = counted(cleared.jobs as u64, "job");
+        term::print_note(&format!("removed records of {jobs} that ended without removing them"));
+    }
     let mut status = 0;
     if let Some(directory) = &args.stage {
         match lifecycle::remove_kept_copies(directory) {
@@ -55,8 +59,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             }
         }
     }
-    let Cleared { mounts, directories, extracted, errors } = &cleared;
-    let is_clear = mounts.is_empty() && directories.is_empty() && extracted.is_empty();
+    let Cleared { mounts, directories, jobs, extracted, errors } = &cleared;
+    let is_clear =
+        mounts.is_empty() && directories.is_empty() && extracted.is_empty() && *jobs == 0;
     if is_clear && errors.is_empty() && !args.quiet && args.stage.is_none() {
         term::print_note("nothing to clear on this node");
     }

@@ -34,6 +34,22 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Idle connections are closed after this time. Many servers keep them for only a minute.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
+/// Idle connections to one of the daemons of a job, of which there may be hundreds.
+const CONNECTIONS_TO_PEER: usize = 8;
+
+/// Bytes of a buffer for requests: the client's own size, and one for many connections.
+const BUFFER: usize = 128 << 10;
+const SMALL_BUFFER: usize = 4 << 10;
+
+/// How many connections a client keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Connections {
+    /// As many as there are requests at once.
+    Many,
+    /// A few, with small buffers.
+    Few,
+}
+
 /// A request for a range of a file.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -136,14 +152,23 @@ fn agent(url: &str, certificates: Option<&PathBuf>) -> Result<Agent, Failure> {
     let parsed = key.0.as_deref().map(Proxy::new).transpose();
     let parsed = parsed.map_err(|_| invalid("the URL of the proxy is not valid"))?;
     let tls = TlsConfig::builder().root_certs(root_certificates(certificates)).build();
-    let agent = new_agent(parsed, tls, KnownNames::default());
+    let agent = new_agent(parsed, tls, KnownNames::default(), Connections::Many);
     agents.insert(key, agent.clone());
     Ok(agent)
 }
 
 /// Almost all settings are those of the client: with settings of its own, a request sets up TLS
 /// again for each connection.
-pub(super) fn new_agent(proxy: Option<Proxy>, tls: TlsConfig, names: impl Resolver) -> Agent {
+pub(super) fn new_agent(
+    proxy: Option<Proxy>,
+    tls: TlsConfig,
+    names: impl Resolver,
+    connections: Connections,
+) -> Agent {
+    let (most, sent) = match connections {
+        Connections::Many => (REQUESTS_MAX, BUFFER),
+        Connections::Few => (CONNECTIONS_TO_PEER, SMALL_BUFFER),
+    };
     let config = Agent::config_builder()
         .http_status_as_error(false)
         .proxy(proxy)
@@ -156,8 +181,9 @@ pub(super) fn new_agent(proxy: Option<Proxy>, tls: TlsConfig, names: impl Resolv
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_recv_response(Some(ANSWER_TIMEOUT))
         .timeout_per_read(Some(SILENCE_MAX))
-        .max_idle_connections(REQUESTS_MAX)
-        .max_idle_connections_per_host(REQUESTS_MAX)
+        .max_idle_connections(most)
+        .max_idle_connections_per_host(most)
+        .output_buffer_size(sent)
         .max_idle_age(IDLE_MAX)
         .tls_config(tls)
         .build();

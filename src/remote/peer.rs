@@ -3,6 +3,7 @@
 //! Both ends prove that they are who the record of the job says: each has a certificate of its own,
 //! and accepts only that of the other. The name in the certificates means nothing.
 
+use std::io::Read;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,10 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
 use super::Version;
-use super::answer::{self, Wanted};
 use super::failure::Failure;
-use super::http::{Request, new_agent};
-use super::outage::{Deadline, Failing, Outage, Patience};
+use super::http::{Connections, Request, new_agent};
+use super::outage::Deadline;
+use crate::error::reason;
 use crate::sync::Arc;
 
 /// The name in the certificate of each daemon. It is not that of a host.
@@ -74,12 +75,12 @@ impl PeerServer {
             .build();
         Self {
             url: format!("https://{PEER_NAME}:{}", address.port()),
-            agent: new_agent(None, tls, At(address)),
+            agent: new_agent(None, tls, At(address), Connections::Few),
         }
     }
 
-    /// Fills `buffer` with the bytes at `offset` of the archive with this key, which has `len`
-    /// bytes, unless that takes longer than `limit`.
+    /// Fills `buffer`, which is not empty, with the bytes at `offset` of the archive with this key,
+    /// which has `len` bytes, unless that takes longer than `limit`.
     pub fn read_exact_at(
         &self,
         (archive, len): (&str, u64),
@@ -87,36 +88,44 @@ impl PeerServer {
         offset: u64,
         (what, limit): (PeerWanted, Duration),
     ) -> Result<(), PeerFailure> {
-        let version = Version { etag: Some(format!("\"{archive}\"")), modified: None };
-        let failing = Failing::default();
-        let mut outage = Outage::new(Patience::of(limit), &failing);
-        let mut wanted = Wanted::new(offset, buffer);
-        let url = format!("{}/{archive}", self.url);
-        let mut request = Request::new(url, &wanted.missing(), Some(&version));
+        let etag = format!("\"{archive}\"");
+        let version = Version { etag: Some(etag.clone()), modified: None };
+        let end = offset.saturating_add(buffer.len() as u64);
+        let mut request =
+            Request::new(format!("{}/{archive}", self.url), &(offset..end), Some(&version));
         if what == PeerWanted::IfThere {
             request.headers.push(("cache-control", "only-if-cached".to_owned()));
         }
-        let _deadline = Deadline::set(outage.ask());
-        let response = request.send_by(&self.agent).map_err(|failure| failed(&failure, &outage))?;
+        // Bytes that arrive slowly do not extend it, as they do for other servers.
+        let until = Instant::now() + limit;
+        let _deadline = Deadline::set(until);
+        let is_late = || Instant::now() >= until;
+        let response = request.send_by(&self.agent).map_err(|failure| match failure {
+            _ if is_late() => PeerFailure::Late,
+            Failure::Passing { why, .. } => PeerFailure::Unreachable(why),
+            Failure::Final(error) => PeerFailure::Unreachable(error.to_string()),
+            Failure::Denied(_) | Failure::Other(_) => PeerFailure::Refused,
+        })?;
+        let header = |name| response.headers().get(name).map(|value| value.as_bytes().to_owned());
+        let range = format!("bytes {offset}-{}/{len}", end.saturating_sub(1));
         match response.status() {
-            StatusCode::PARTIAL_CONTENT => {}
+            StatusCode::PARTIAL_CONTENT if header("content-range") == Some(range.into_bytes()) => {}
             StatusCode::GONE => return Err(PeerFailure::Gone),
             _ => return Err(PeerFailure::Refused),
         }
-        let opened = Some((&version, len));
-        let read = answer::read(response, &request, &mut wanted, opened, &mut outage);
-        read.map_err(|failure| failed(&failure, &outage))?;
-        if wanted.missing().is_empty() { Ok(()) } else { Err(PeerFailure::Refused) }
-    }
-}
-
-fn failed(failure: &Failure, outage: &Outage<'_>) -> PeerFailure {
-    let is_late = outage.until() <= Instant::now();
-    match failure {
-        _ if is_late => PeerFailure::Late,
-        Failure::Passing { why, .. } => PeerFailure::Unreachable(why.clone()),
-        Failure::Final(error) => PeerFailure::Unreachable(error.to_string()),
-        Failure::Denied(_) | Failure::Other(_) => PeerFailure::Refused,
+        if header("etag") != Some(etag.into_bytes()) {
+            return Err(PeerFailure::Refused);
+        }
+        let mut body = response.into_body().into_reader();
+        body.read_exact(buffer).map_err(|error| match is_late() {
+            true => PeerFailure::Late,
+            false => PeerFailure::Unreachable(reason(&error)),
+        })?;
+        // The end as well, so that the connection can be used again.
+        match body.read(&mut [0]) {
+            Ok(0) => Ok(()),
+            _ => Err(PeerFailure::Refused),
+        }
     }
 }
 

@@ -41,15 +41,27 @@ pub fn open_files(
     changes: Changes,
     scope: FillScope,
 ) -> Result<Vec<Arc<FileStorage>>> {
-    through_copy(open_originals(paths, changes)?, scope)
+    through_copy(open_originals(paths, changes)?, scope, None)
 }
 
-/// Has the copies of `files` fetch bytes from the nodes of `group` as well: of those that other
-/// nodes see, or of all. Call it before there are copies.
-pub fn share(files: &[Arc<FileStorage>], group: &Arc<Group>, all: bool) {
-    files.iter().filter(|file| all || file.is_seen_by_other_nodes()).for_each(|file| {
-        file.share(group);
-    });
+/// Which archives the nodes of a job share.
+#[derive(Clone, Copy)]
+pub struct Sharing<'g> {
+    /// The nodes.
+    pub group: &'g Arc<Group>,
+    /// Whether to share also what other nodes may not see, or has no room on them.
+    pub is_required: bool,
+}
+
+impl Sharing<'_> {
+    fn has(&self, file: &FileStorage) -> bool {
+        self.is_required || file.is_seen_by_other_nodes()
+    }
+
+    /// Has copies of `files` fetch bytes from other nodes as well.
+    pub fn begin<'f>(&self, files: impl IntoIterator<Item = &'f Arc<FileStorage>>) {
+        files.into_iter().filter(|file| self.has(file)).for_each(|file| file.share(self.group));
+    }
 }
 
 /// Like `open_files`, without a copy.
@@ -193,14 +205,19 @@ pub fn near_copy(
     Ok((copy, near))
 }
 
-/// `files`, those at URLs and those that the nodes of a job share through one copy, which has what
-/// was read of them.
+/// `files`, those at URLs through one copy, which has what was read of them. So are those that the
+/// nodes of a job share by `sharing`.
 ///
 /// It is an unlinked file in $TMPDIR, /tmp or /dev/shm, so every byte is fetched once while it has
-/// room. It takes only a part of the free space or memory, because nobody has asked for it.
+/// room. It takes only a part of the free space or memory, because nobody has asked for it. If all
+/// nodes together have no room for what they would share, the page cache of each is better.
+///
+/// # Errors
+/// `Io` if there is no directory for a copy that is needed.
 pub fn through_copy(
     mut files: Vec<Arc<FileStorage>>,
     scope: FillScope,
+    sharing: Option<Sharing<'_>>,
 ) -> Result<Vec<Arc<FileStorage>>> {
     // The device number stands for the file system, so that only one of many shards is asked.
     let device = |file: &Arc<FileStorage>| file.identity().inode.0;
@@ -208,20 +225,39 @@ pub fn through_copy(
     let bypassing = local
         .filter(|file| scope != FillScope::Announced && file.bypasses_page_cache())
         .map(device);
-    let is_far = |file: &Arc<FileStorage>| {
-        file.is_remote() || file.key_for_peers().is_some() || bypassing == Some(device(file))
+    let needs_copy = |file: &Arc<FileStorage>| file.is_remote() || bypassing == Some(device(file));
+    let is_shared = |file: &Arc<FileStorage>| sharing.is_some_and(|sharing| sharing.has(file));
+    if !files.iter().any(|file| needs_copy(file) || is_shared(file)) {
+        return Ok(files);
+    }
+    let is_needed = files.iter().any(needs_copy);
+    let (directory, target) = match created() {
+        Err(error) if !is_needed && sharing.is_some_and(|sharing| !sharing.is_required) => {
+            log::info!("--together: {error}");
+            return Ok(files);
+        }
+        created => created?,
     };
+    let target = Arc::new(target);
+    let (room, most) = room_on_demand(&target);
+    let shared: Vec<_> = files.iter().filter(|file| is_shared(file)).cloned().collect();
+    let has_room = sharing.is_some_and(|sharing| {
+        let nodes = if scope == FillScope::Everything { 1 } else { sharing.group.nodes() };
+        sharing.is_required || copied_len(&shared) <= most.saturating_mul(nodes)
+    });
+    let is_shared = |file: &Arc<FileStorage>| has_room && is_shared(file);
+    let is_far = |file: &Arc<FileStorage>| needs_copy(file) || is_shared(file);
     let far: Vec<_> = files.iter().filter(|file| is_far(file)).cloned().collect();
     if far.is_empty() {
         return Ok(files);
     }
-    let (directory, target) = created()?;
-    let target = Arc::new(target);
-    let (room, most) = room_on_demand(&target);
+    if let Some(sharing) = sharing {
+        sharing.begin(far.iter().filter(|file| has_room || file.is_remote()));
+    }
     let name = format!("copy in {}", directory.display());
     let kept = Target::File { file: Arc::clone(&target), kept: None };
     let copy = NearCopy::new(kept, name, originals(&far), room, scope)?;
-    copy.limit_to(most);
+    copy.limit_to(if sharing.is_some() { most } else { u64::MAX });
     let fill = Arc::new(match scope {
         FillScope::Everything => Fill::start(&copy)?,
         FillScope::Announced | FillScope::Demanded { .. } => Fill::on_demand(&copy),

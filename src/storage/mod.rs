@@ -23,7 +23,7 @@ mod pool;
 mod views;
 
 pub use archives::{
-    CopyTarget, copied_len, near_copy, open_files, open_originals, serve, share, through_copy,
+    CopyTarget, Sharing, copied_len, near_copy, open_files, open_originals, serve, through_copy,
 };
 pub use changes::Changes;
 #[cfg(test)]

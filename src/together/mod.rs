@@ -3,39 +3,41 @@
 //! Sixteen nodes that train on one archive would read it sixteen times from the file system that
 //! all users share. So each daemon fetches its own parts of the archive from there, and asks the
 //! others for theirs. Which node owns a part is computed, by rendezvous hashing of the archive, the
-//! part and the node, so no daemon has to say who has what. If a node goes, only its parts move.
+//! part and the node, so daemons need not tell each other. If a node ends, only its parts move.
 //!
 //! Daemons find each other by records in a directory of the job (`record`), and speak HTTP over TLS
 //! (`server`, `remote::PeerServer`). A thread looks for new records, and tries each new peer before
 //! any reader depends on it: its bytes must equal those of the storage.
 //!
-//! A peer is a hint. If it does not answer in a multiple of its usual time, the reader reads the
-//! storage. A read never fails because of a peer.
+//! If a peer does not answer in a multiple of its usual time, the reader reads the storage. A read
+//! never fails because of a peer.
 
 use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
+use std::hash::BuildHasher;
 use std::io;
 use std::ops::ControlFlow;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::error::{Error, Result};
+use crate::ordered::ordered;
 pub use crate::remote::PeerWanted as Wanted;
 use crate::remote::{PEER_NAME, PeerIdentity};
 use crate::stats::TogetherCounts;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, Ordering, Weak, thread};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering, Weak, thread};
+use crate::units::counted;
 
 mod addresses;
 mod peer;
 mod record;
 mod server;
 
-use peer::{Peer, State};
+use peer::{Peer, State, Times};
 use record::{JobDirectory, Record};
 use server::Server;
 
@@ -45,28 +47,26 @@ pub use record::remove_old_records;
 /// of the fill.
 pub const PART: u64 = 4 << 20;
 
-/// Times between looks for new records: the first, and the longest while nodes are missing and
-/// afterward.
+/// Times between looks for new records: the first, the longest, and the shortest if strangers ask.
 const LOOK_FIRST: Duration = Duration::from_millis(100);
-const LOOK_MISSING: Duration = Duration::from_secs(10);
-const LOOK_LATER: Duration = Duration::from_secs(60);
+const LOOK_LAST: Duration = Duration::from_secs(60);
+const LOOK_ASKED: Duration = Duration::from_millis(500);
 
-/// How long a node asks others for its own parts after a change: they may have read them before it
-/// appeared.
+/// The shortest time between two rounds of the thread that looks for peers.
+const ROUND_MIN: Duration = Duration::from_millis(20);
+
+/// How long a new node asks others for its own parts: they may have read them before it appeared.
 const INHERITING: Duration = Duration::from_secs(30);
 
 /// How long the fill of a copy waits for other nodes, so that not each node begins to fetch all.
 const GATHERING: Duration = Duration::from_secs(5);
-
-/// The shortest time between looks that strangers cause.
-const LOOK_ASKED: Duration = Duration::from_millis(50);
 
 /// How daemons find each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Whether it is an error if they cannot, and archives are shared that only this node may see.
     pub is_required: bool,
-    /// The directory of all jobs, which the nodes share; `None` for the user's cache directory.
+    /// A directory that the nodes share; `None` for the user's cache directory.
     pub directory: Option<OsString>,
     /// The network interface that peers reach this node by; `None` for all.
     pub interface: Option<String>,
@@ -79,27 +79,42 @@ pub struct Settings {
 /// Reads bytes of an archive at an offset from the storage.
 pub type Read = Box<dyn Fn(&mut [u8], u64) -> Result<()> + Send + Sync>;
 
-/// Reads bytes of an archive at an offset for a peer.
-pub type Serve = Box<dyn Fn(&mut [u8], u64, Wanted) -> Result<()> + Send + Sync>;
+/// An archive for peers.
+pub trait Served: Send + Sync {
+    /// What identifies this version of it on all nodes.
+    fn key(&self) -> &str;
+
+    /// Size in bytes.
+    fn size(&self) -> u64;
+
+    /// Whether these bytes can be read without the storage.
+    fn has(&self, range: &Range<u64>) -> bool;
+
+    /// Fills `buffer` with the bytes at `offset`, from the storage if need be.
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
+}
 
 /// The daemons of a job that this one knows.
 pub struct Group {
     settings: Settings,
-    created: Instant,
     identity: PeerIdentity,
     /// A hash of the certificate.
     id: u64,
     archives: Mutex<Vec<Weak<SharedArchive>>>,
     /// Held for a look or a change, not while a peer is asked.
-    peers: Mutex<Known>,
-    /// There is something to do for the thread.
+    known: Mutex<Known>,
+    /// There is something to do for the thread that looks for peers.
     changed: Condvar,
+    joined: OnceLock<Instant>,
+    /// When the first peer was found.
+    found: OnceLock<Instant>,
+    has_gathered: AtomicBool,
     is_leaving: AtomicBool,
     from_storage: AtomicU64,
     from_peers: AtomicU64,
     to_peers: AtomicU64,
     /// How long the storage takes for a read.
-    storage_times: peer::Times,
+    storage_times: Times,
 }
 
 #[derive(Default)]
@@ -118,7 +133,10 @@ pub struct SharedArchive {
     key: String,
     hash: u64,
     len: u64,
-    storage: Read,
+    /// Until a sample was read. Held for that.
+    storage: Mutex<Option<Read>>,
+    /// A few bytes of the storage, to compare them with those of peers.
+    sample: OnceLock<(u64, Vec<u8>)>,
     /// Held for a copy or an exchange.
     owners: Mutex<Arc<Owners>>,
 }
@@ -132,8 +150,8 @@ struct Owners {
     /// The same without this node. If it appeared after others, they may have its parts.
     without_this: Vec<u16>,
     peers: Vec<Arc<Peer>>,
-    /// When they were computed.
-    since: Option<Instant>,
+    /// Until when others are asked for what this node owns.
+    inherits_until: Option<Instant>,
 }
 
 /// Bytes of an archive that belong all to this node, or all to others.
@@ -145,7 +163,8 @@ pub struct Run {
     pub is_own: bool,
 }
 
-/// The part that a daemon takes in a group. It says goodbye when this is dropped.
+/// The part that a daemon takes in a group. When this is dropped, other nodes do not find it any
+/// more.
 pub struct Membership {
     group: Arc<Group>,
     record: Option<record::Published>,
@@ -153,18 +172,26 @@ pub struct Membership {
 }
 
 impl Group {
-    /// A group with this daemon alone, which has a new key.
+    /// A group with this daemon alone, which has a new key, and can be found after `join`.
     ///
     /// # Errors
-    /// `Io` if no key can be made.
-    pub fn new(settings: Settings) -> Result<Arc<Self>> {
+    /// `Io` if there is no directory for records, or no port; `Usage` if there is no such network
+    /// interface.
+    pub fn new(settings: Settings) -> Result<(Arc<Self>, Entrance)> {
+        let entrance = Entrance {
+            directory: JobDirectory::open(&settings)?,
+            port: addresses::listen(settings.interface.as_deref())?,
+        };
+        Ok((Self::alone(settings)?, entrance))
+    }
+
+    fn alone(settings: Settings) -> Result<Arc<Self>> {
         let made = rcgen::generate_simple_self_signed([PEER_NAME.to_owned()]);
         let made = made.map_err(|error| Error::io("cannot make a key", io::Error::other(error)))?;
         let certificate = made.cert.der().to_vec();
         let id = xxh3_64(&certificate);
         Ok(Arc::new(Self {
             settings,
-            created: Instant::now(),
             identity: PeerIdentity {
                 certificate,
                 key: made.signing_key.serialize_der(),
@@ -172,63 +199,84 @@ impl Group {
             },
             id,
             archives: Mutex::default(),
-            peers: Mutex::default(),
+            known: Mutex::default(),
             changed: Condvar::new(),
+            joined: OnceLock::new(),
+            found: OnceLock::new(),
+            has_gathered: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
             from_storage: AtomicU64::new(0),
             from_peers: AtomicU64::new(0),
             to_peers: AtomicU64::new(0),
-            storage_times: peer::Times::default(),
+            storage_times: Times::default(),
         }))
+    }
+
+    /// Nodes of the job.
+    pub fn nodes(&self) -> u64 {
+        self.settings.nodes
     }
 
     /// Adds an archive of `len` bytes. `key` identifies its version on all nodes; `storage` reads
     /// it without peers.
     pub fn share(self: &Arc<Self>, key: String, len: u64, storage: Read) -> Arc<SharedArchive> {
         let hash = xxh3_64(key.as_bytes());
-        let group = Arc::clone(self);
-        let owners = Mutex::default();
-        let archive = Arc::new(SharedArchive { group, key, hash, len, storage, owners });
+        let archive = Arc::new(SharedArchive {
+            group: Arc::clone(self),
+            key,
+            hash,
+            len,
+            storage: Mutex::new(Some(storage)),
+            sample: OnceLock::new(),
+            owners: Mutex::default(),
+        });
         self.archives.lock().push(Arc::downgrade(&archive));
         archive
     }
 
-    /// Lets peers read the archives by `served`, their keys, sizes and readers, and looks for peers
-    /// from now on.
+    /// Lets peers read `served`, and looks for peers from now on.
     ///
     /// # Errors
-    /// `Io` if there is no directory for records, no port, or no thread.
-    pub fn join(self: &Arc<Self>, served: Vec<(String, u64, Serve)>) -> Result<Membership> {
-        let directory = JobDirectory::open(&self.settings)?;
-        let archives = served.iter().map(|(key, ..)| key.clone()).collect();
-        let server = Server::start(self, served)?;
-        let addresses = addresses::of_node(self.settings.interface.as_deref(), server.port)?;
-        let record = Record::new(addresses, &self.identity.certificate, archives);
-        let published = directory.publish(&record)?;
+    /// `Io` if no record can be written, or no thread started.
+    pub fn join(
+        self: &Arc<Self>,
+        Entrance { mut directory, port }: Entrance,
+        served: Vec<Box<dyn Served>>,
+    ) -> Result<Membership> {
+        let archives = served.iter().map(|archive| archive.key().to_owned()).collect();
+        let record = Record::new(port.addresses, &self.identity.certificate, archives);
+        let server = Server::start(self, port.listener, served)?;
+        let published = directory.publish(&record, &self.settings)?;
         let failed = |error| Error::io("cannot start a thread", error);
         let group = Arc::clone(self);
         let looking = thread::Builder::new().name("peers".into());
         looking.spawn(move || group.look_for_peers(&directory)).map_err(failed)?;
+        let _ = self.joined.set(Instant::now());
         Ok(Membership { group: Arc::clone(self), record: Some(published), server: Some(server) })
     }
 
     /// Looks for no other nodes any more, and refuses to serve them.
     pub fn leave(&self) {
+        let _known = self.known.lock();
         self.is_leaving.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
     /// Whether other nodes are still expected to appear.
     fn is_gathering(&self) -> bool {
-        if self.created.elapsed() >= GATHERING || self.is_leaving.load(Ordering::Relaxed) {
+        if self.has_gathered.load(Ordering::Relaxed) || self.is_leaving.load(Ordering::Relaxed) {
             return false;
         }
-        self.counts().peers + 1 < self.settings.nodes
+        let is_over = self.joined.get().is_some_and(|joined| joined.elapsed() >= GATHERING);
+        if is_over {
+            self.has_gathered.store(true, Ordering::Relaxed);
+        }
+        !is_over
     }
 
-    /// What was read from where.
+    /// How many bytes came from where.
     pub fn counts(&self) -> TogetherCounts {
-        let known = self.peers.lock();
+        let known = self.known.lock();
         let peers = known.peers.iter().filter(|peer| peer.state() == State::Proven).count() as u64;
         let [storage, from_peers, to_peers] =
             [&self.from_storage, &self.from_peers, &self.to_peers]
@@ -238,7 +286,7 @@ impl Group {
 
     /// Whether a daemon of the job has this certificate. If not, a new record may say so soon.
     fn knows(&self, certificate: &[u8]) -> bool {
-        let mut known = self.peers.lock();
+        let mut known = self.known.lock();
         let is_known = known.peers.iter().any(|peer| peer.certificate == certificate);
         if !is_known {
             known.is_look_asked = true;
@@ -249,102 +297,133 @@ impl Group {
 
     /// Has the owners computed again, because a peer is not what it was.
     fn note_change(&self) {
-        self.peers.lock().is_changed = true;
+        self.known.lock().is_changed = true;
         self.changed.notify_one();
     }
 
     fn look_for_peers(&self, directory: &JobDirectory) {
         let mut interval = LOOK_FIRST;
-        let mut looked = None;
+        let mut looked: Option<Instant> = None;
+        let mut has_cleared = false;
         while !self.is_leaving.load(Ordering::Relaxed) {
             let now = Instant::now();
-            let (is_asked, is_changed) = {
-                let mut known = self.peers.lock();
-                let asked = std::mem::take(&mut known.is_look_asked);
-                (asked, std::mem::take(&mut known.is_changed))
-            };
+            let is_asked = self.known.lock().is_look_asked;
             let is_due = looked.is_none_or(|last| now >= last + interval);
-            if is_due || is_asked {
+            let may_look = looked.is_none_or(|last| now >= last + LOOK_ASKED.min(interval));
+            if is_due || (is_asked && may_look) {
+                self.known.lock().is_look_asked = false;
                 self.read_records(directory);
                 looked = Some(now);
-                let is_complete = self.peers.lock().peers.len() as u64 + 1 >= self.settings.nodes;
-                let most = if is_complete { LOOK_LATER } else { LOOK_MISSING };
-                interval = if is_due { (interval * 2).min(most) } else { interval };
+                interval = if is_due { (interval * 2).min(LOOK_LAST) } else { interval };
             }
-            if self.try_peers() || is_changed {
+            self.try_peers();
+            if std::mem::take(&mut self.known.lock().is_changed) {
                 self.compute_owners();
             }
-            let mut known = self.peers.lock();
-            if known.is_changed {
-                continue;
+            if !has_cleared && interval > LOOK_ASKED {
+                has_cleared = true;
+                remove_old_records(self.settings.directory.as_deref());
             }
-            let next_try = known.peers.iter().filter_map(|peer| peer.next_try()).min();
-            let until = looked.map(|last| last + interval).into_iter().chain(next_try).min();
-            let until = until.unwrap_or(now + interval).max(now + LOOK_ASKED);
-            let wait = until.saturating_duration_since(Instant::now());
-            self.changed.wait_for(&mut known, wait);
-            drop(known);
-            // A stranger must not keep this thread busy.
-            let earliest = now + LOOK_ASKED;
+            let earliest = now + ROUND_MIN;
             thread::sleep(earliest.saturating_duration_since(Instant::now()));
+            let mut known = self.known.lock();
+            let asked = known.is_look_asked.then_some(LOOK_ASKED.min(interval));
+            let next_look = looked.map(|last| last + asked.unwrap_or(interval));
+            let next_try = known.peers.iter().filter_map(|peer| peer.next_try()).min();
+            let until = next_look.into_iter().chain(next_try).min().unwrap_or(now + interval);
+            let wait = until.saturating_duration_since(Instant::now());
+            // All of them are set with the lock.
+            if !known.is_changed && !self.is_leaving.load(Ordering::Relaxed) && !wait.is_zero() {
+                self.changed.wait_for(&mut known, wait);
+            }
         }
     }
 
     /// Adds the peers with a new record, and removes those without one.
     fn read_records(&self, directory: &JobDirectory) {
-        let found = match directory.records(&self.identity.certificate) {
-            Ok(found) => found,
+        let names = match directory.names() {
+            Ok(names) => names,
             Err(error) => {
                 log::info!("--together: cannot look for other nodes: {error}");
                 return;
             }
         };
-        let mut known = self.peers.lock();
-        let before = known.peers.len();
-        known.peers.retain(|peer| found.iter().any(|record| record.is_of(&peer.certificate)));
-        let is_removed = known.peers.len() < before;
-        known.is_changed |= is_removed;
-        for record in found {
-            if !known.peers.iter().any(|peer| record.is_of(&peer.certificate))
-                && let Some(peer) = Peer::new(record)
+        let is_known = |name: &OsString, known: &Known| {
+            known.peers.iter().any(|peer| peer.record_name == *name)
+        };
+        let new: Vec<_> = {
+            let mut known = self.known.lock();
+            let before = known.peers.len();
+            known.peers.retain(|peer| names.contains(&peer.record_name));
+            known.is_changed |= known.peers.len() < before;
+            names.into_iter().filter(|name| !is_known(name, &known)).collect()
+        };
+        for name in new {
+            // A record that cannot be read now is read at the next look.
+            if let Ok(record) = directory.read(&name)
+                && let Some(peer) = Peer::new(name, record)
+                && peer.certificate != self.identity.certificate
             {
-                known.peers.push(Arc::new(peer));
+                self.known.lock().peers.push(Arc::new(peer));
             }
         }
     }
 
-    /// Tries all peers that are due. Returns whether one is proven now.
-    fn try_peers(&self) -> bool {
+    /// Tries all peers that are due.
+    fn try_peers(&self) {
         /// Peers that are tried at once.
-        const AT_ONCE: usize = 8;
+        const AT_ONCE: usize = 32;
+        /// Time between two computations of owners while peers are tried.
+        const STEP: Duration = Duration::from_millis(100);
         let now = Instant::now();
         let due = |peer: &&Arc<Peer>| peer.next_try().is_some_and(|at| at <= now);
-        let due: Vec<_> = self.peers.lock().peers.iter().filter(due).cloned().collect();
-        let archives: Vec<_> = self.archives.lock().iter().filter_map(Weak::upgrade).collect();
-        let mut is_changed = false;
-        crate::ordered::ordered(
+        let due: Vec<_> = self.known.lock().peers.iter().filter(due).cloned().collect();
+        let archives = self.shared_archives();
+        let mut computed = now;
+        ordered(
             due.len(),
             AT_ONCE,
             |nth| due[nth].prove(&self.identity, &archives),
             |_, is_proven| {
-                is_changed |= is_proven;
+                if is_proven {
+                    self.known.lock().is_changed = true;
+                }
+                if is_proven && computed.elapsed() >= STEP {
+                    self.known.lock().is_changed = false;
+                    self.compute_owners();
+                    computed = Instant::now();
+                }
                 ControlFlow::Continue(())
             },
         );
-        is_changed
     }
 
     fn compute_owners(&self) {
         let proven = |peer: &&Arc<Peer>| peer.state() == State::Proven;
-        let peers: Vec<_> = self.peers.lock().peers.iter().filter(proven).cloned().collect();
-        for archive in self.archives.lock().iter().filter_map(Weak::upgrade) {
+        let peers: Vec<_> = self.known.lock().peers.iter().filter(proven).cloned().collect();
+        let found = (!peers.is_empty()).then(|| *self.found.get_or_init(Instant::now));
+        for archive in self.shared_archives() {
             let having = peers.iter().filter(|peer| peer.has(&archive.key));
             let having = having.take(usize::from(u16::MAX)).cloned().collect();
-            let owners = Owners::of(&archive, self.id, having);
+            let mut owners = Owners::of(&archive, self.id, having);
+            owners.inherits_until = found.map(|found| found + INHERITING);
             *archive.owners.lock() = Arc::new(owners);
         }
-        log::info!("--together: {} other nodes", peers.len());
+        if peers.len() as u64 + 1 >= self.settings.nodes {
+            self.has_gathered.store(true, Ordering::Relaxed);
+        }
+        log::info!("--together: reading with {}", counted(peers.len() as u64, "other node"));
     }
+
+    fn shared_archives(&self) -> Vec<Arc<SharedArchive>> {
+        self.archives.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// What a group needs before it can be found.
+pub struct Entrance {
+    directory: JobDirectory,
+    port: addresses::Port,
 }
 
 impl Owners {
@@ -353,10 +432,10 @@ impl Owners {
             return Self::default();
         }
         let weight = |part: u64, node: u64| {
-            let mut hash = Xxh3::with_seed(archive.hash);
-            hash.write_u64(part);
-            hash.write_u64(node);
-            (hash.finish(), node)
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&part.to_le_bytes());
+            bytes[8..].copy_from_slice(&node.to_le_bytes());
+            (xxh3_64_with_seed(&bytes, archive.hash), node)
         };
         let best_other = |part: u64| {
             let others = (1_u16..).zip(peers.iter().map(|peer| peer.id));
@@ -370,14 +449,14 @@ impl Owners {
             if is_own { 0 } else { other }
         };
         let parts = parts.zip(&without_this).map(owner).collect();
-        Self { parts, without_this, peers, since: Some(Instant::now()) }
+        Self { parts, without_this, peers, inherits_until: None }
     }
 
     /// The peer that owns the byte at `offset`, or may have it if this node owns it.
     fn peer(&self, offset: u64) -> Option<(&Arc<Peer>, Wanted)> {
         let part = usize::try_from(offset / PART).ok()?;
         let (index, wanted) = match self.parts.get(part)? {
-            0 if self.since.is_some_and(|since| since.elapsed() < INHERITING) => {
+            0 if self.inherits_until.is_some_and(|until| Instant::now() < until) => {
                 (self.without_this.get(part)?, Wanted::IfThere)
             }
             owner => (owner, Wanted::Always),
@@ -453,34 +532,46 @@ impl SharedArchive {
     ) -> Result<()> {
         let start = Instant::now();
         storage(buffer, offset)?;
-        self.group.storage_times.note(start.elapsed());
+        self.group.storage_times.note_any(start.elapsed());
         self.group.from_storage.fetch_add(buffer.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
     fn read_from(&self, peer: &Peer, buffer: &mut [u8], offset: u64, wanted: Wanted) -> bool {
-        let limit = peer.limit(self.group.storage_times.median());
+        let limit = peer.limit(buffer.len(), self.group.storage_times.percentile(90));
         let was_proven = peer.state() == State::Proven;
         let archive = (self.key.as_str(), self.len);
         let is_read = was_proven && peer.read(archive, buffer, offset, (wanted, limit));
         if is_read {
             self.group.from_peers.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-        } else if was_proven && peer.state() != State::Proven {
+        }
+        if was_proven {
+            peer.compare(&self.group.storage_times);
+        }
+        if was_proven && peer.state() != State::Proven {
             self.group.note_change();
         }
         is_read
     }
 
-    /// Whether `read`, of a peer, gets what the storage has, in a few bytes that the peer cannot
-    /// know before. `None` if one of them cannot be read.
+    /// Whether `read`, of a peer, gets what the storage has, in a few bytes that were chosen at
+    /// random. `None` if one of them cannot be read.
     fn agrees_with(&self, read: impl FnOnce(&mut [u8], u64) -> bool) -> Option<bool> {
-        /// Bytes of a sample.
+        /// Bytes of a sample. A copy is read in larger units, which shows a sample.
         const SAMPLE: u64 = 4096;
-        let range = sample(self.len, SAMPLE);
-        let len = usize::try_from(range.end - range.start).unwrap_or(0);
-        let (mut expected, mut found) = (vec![0; len], vec![0; len]);
-        (self.storage)(&mut expected, range.start).ok()?;
-        read(&mut found, range.start).then(|| found == expected)
+        if self.sample.get().is_none()
+            && let Some(storage) = self.storage.lock().take_if(|_| true)
+        {
+            let range = sample(self.len, SAMPLE);
+            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+            match storage(&mut bytes, range.start) {
+                Ok(()) => drop(self.sample.set((range.start, bytes))),
+                Err(_) => *self.storage.lock() = Some(storage),
+            }
+        }
+        let (offset, expected) = self.sample.get()?;
+        let mut found = vec![0; expected.len()];
+        read(&mut found, *offset).then(|| found == *expected)
     }
 
     fn owners(&self) -> Arc<Owners> {
@@ -524,7 +615,7 @@ mod tests {
             job: "test-1".into(),
             nodes: 4,
         };
-        Group::new(settings).unwrap()
+        Group::alone(settings).unwrap()
     }
 
     fn archive(group: &Arc<Group>) -> Arc<SharedArchive> {
@@ -541,7 +632,7 @@ mod tests {
 
     fn peer(number: u64) -> Arc<Peer> {
         let record = Record::new(Vec::new(), &number.to_le_bytes(), vec!["key".into()]);
-        Arc::new(Peer::new(record).unwrap())
+        Arc::new(Peer::new(number.to_string().into(), record).unwrap())
     }
 
     /// The owner of each part among `nodes`, the first of which has the number 0.
@@ -592,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_peer_sends_is_read_from_the_storage() {
+    fn bytes_that_peers_do_not_send_are_read_from_the_storage() {
         let group = group();
         let archive = archive(&group);
         // Peers that were never tried, and so are not asked.

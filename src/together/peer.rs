@@ -1,5 +1,7 @@
 //! Another daemon of the job: its state, and how long it may take to answer.
 
+use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -9,24 +11,38 @@ use super::record::Record;
 use crate::remote::{PeerFailure, PeerIdentity, PeerServer, PeerWanted};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
-/// A peer may take this many times as long as usual, and how long at least and at most. If the
-/// storage itself is slower, it may take twice as long as that.
+/// A peer may take this many times as long as usual, and how long at least and at most. But it may
+/// have to read the storage, which is slow for some reads if many wait for it. So it may take twice
+/// the time of nine in ten reads of the storage.
 const TIMES_USUAL: u32 = 4;
 const LIMIT_MIN: Duration = Duration::from_millis(250);
 const LIMIT_MAX: Duration = Duration::from_secs(1);
 
-/// What a peer is expected to take that has not answered yet.
+/// More time for each byte: 20 MB/s.
+const BYTES_PER_SECOND: u64 = 20_000_000;
+
+/// Time that a peer is expected to take before it has answered for the first time.
 const UNKNOWN: Duration = Duration::from_millis(250);
 
 /// Late answers in a row until a peer is not asked any more.
 const LATE_MAX: u64 = 3;
 
-/// What is asked of each address of a peer when it is tried, and how long it has.
-const TRY: (PeerWanted, Duration) = (PeerWanted::Always, Duration::from_secs(1));
+/// A peer is not asked if its usual time is at least this, and this many times that of the storage.
+const SLOW_MIN: Duration = Duration::from_millis(50);
+const SLOW_TIMES: u32 = 8;
 
-/// Times until a peer that does not answer is tried again.
+/// How long each address of a peer has when it is tried: the first time, and at most.
+const TRY_FIRST: Duration = Duration::from_millis(500);
+const TRY_MAX: Duration = Duration::from_secs(2);
+
+/// Times until a peer is tried again: if it was not reached yet, if it did not answer later, and at
+/// most.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(30);
+const RETRY_LATER: Duration = Duration::from_secs(2);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Answers in a row after which earlier failures do not count any more.
+const GOOD: u64 = 100;
 
 /// Archives that are compared when a peer is tried.
 const COMPARED: usize = 4;
@@ -34,14 +50,17 @@ const COMPARED: usize = 4;
 /// A daemon with a record.
 #[derive(Debug)]
 pub(super) struct Peer {
+    /// The file of its record.
+    pub(super) record_name: OsString,
     pub(super) id: u64,
     pub(super) certificate: Vec<u8>,
     record: Record,
     /// Held for a copy or a change.
     connection: Mutex<Connection>,
     times: Times,
-    /// Late answers in a row.
+    /// Late answers in a row, and good ones.
     late: AtomicU64,
+    good: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -59,16 +78,17 @@ pub(super) enum State {
     Untried,
     /// It has sent what the storage has.
     Proven,
-    /// It has said goodbye, or sends other bytes than the storage.
+    /// It serves no longer, or has other bytes than the storage.
     Ended,
 }
 
 impl Peer {
     /// The daemon of `record`. `None` if the record is not valid.
-    pub(super) fn new(record: Record) -> Option<Self> {
+    pub(super) fn new(record_name: OsString, record: Record) -> Option<Self> {
         let certificate = record.certificate()?;
         let now = Instant::now();
         Some(Self {
+            record_name,
             id: xxh3_64(&certificate),
             certificate,
             record,
@@ -80,6 +100,7 @@ impl Peer {
             }),
             times: Times::default(),
             late: AtomicU64::new(0),
+            good: AtomicU64::new(0),
         })
     }
 
@@ -101,6 +122,9 @@ impl Peer {
     pub(super) fn prove(&self, own: &PeerIdentity, archives: &[Arc<SharedArchive>]) -> bool {
         let common: Vec<_> =
             archives.iter().filter(|archive| self.has(&archive.key)).take(COMPARED).collect();
+        let tries = self.connection.lock().tries;
+        let limit = TRY_FIRST.saturating_mul(1 << tries.min(4)).min(TRY_MAX);
+        let asked = (PeerWanted::Always, limit);
         let mut found = None;
         for &address in self.record.addresses.iter().filter(|_| !common.is_empty()) {
             let server = PeerServer::new(address, &self.certificate, own);
@@ -108,7 +132,7 @@ impl Peer {
             let agrees = common.iter().try_fold(true, |agrees, archive| {
                 let found = archive.agrees_with(|buffer, offset| {
                     let archive = (archive.key(), archive.len);
-                    failure = server.read_exact_at(archive, buffer, offset, TRY).err();
+                    failure = server.read_exact_at(archive, buffer, offset, asked).err();
                     failure.is_none()
                 })?;
                 Some(agrees && found)
@@ -119,8 +143,11 @@ impl Peer {
                     break;
                 }
                 (Some(false), _) => {
-                    let node = &self.record.node;
-                    log::warn!("--together: {node} sends other bytes than the storage has");
+                    log::warn!(
+                        "--together: node {} has other bytes than the storage; archfs does not \
+                         read from it",
+                        self.record.node
+                    );
                     self.connection.lock().state = State::Ended;
                     return false;
                 }
@@ -139,24 +166,25 @@ impl Peer {
         match found {
             Some(server) => {
                 connection.server = Some(Arc::new(server));
-                (connection.state, connection.tries) = (State::Proven, 0);
+                connection.state = State::Proven;
                 self.late.store(0, Ordering::Relaxed);
+                self.good.store(0, Ordering::Relaxed);
                 true
             }
             None => {
-                let wait = RETRY_FIRST.saturating_mul(1 << connection.tries.min(12));
-                connection.tries += 1;
-                connection.try_at = Instant::now() + wait.min(RETRY_MAX);
+                connection.wait(RETRY_FIRST);
                 false
             }
         }
     }
 
-    /// How long it may take for an answer, if the storage takes `storage`.
-    pub(super) fn limit(&self, storage: Option<Duration>) -> Duration {
+    /// How long it may take for an answer of `len` bytes, if nine in ten reads of the storage take
+    /// `storage` at most.
+    pub(super) fn limit(&self, len: usize, storage: Option<Duration>) -> Duration {
         let usual = self.times.median().unwrap_or(UNKNOWN);
         let limit = (usual * TIMES_USUAL).clamp(LIMIT_MIN, LIMIT_MAX);
-        limit.max(storage.unwrap_or_default() * 2)
+        let transfer = Duration::from_micros(len as u64 * 1_000_000 / BYTES_PER_SECOND);
+        limit.max(storage.unwrap_or_default() * 2) + transfer
     }
 
     /// Fills `buffer` with the bytes at `offset`. Returns whether it did.
@@ -171,8 +199,11 @@ impl Peer {
         let start = Instant::now();
         let failure = match server.read_exact_at(archive, buffer, offset, (wanted, limit)) {
             Ok(()) => {
-                self.times.note(start.elapsed());
+                self.times.note(buffer.len(), start.elapsed());
                 self.late.store(0, Ordering::Relaxed);
+                if self.good.fetch_add(1, Ordering::Relaxed) == GOOD {
+                    self.connection.lock().tries = 0;
+                }
                 return true;
             }
             Err(failure) => failure,
@@ -180,7 +211,7 @@ impl Peer {
         let state = match failure {
             PeerFailure::Refused => return false,
             PeerFailure::Late => {
-                self.times.note(start.elapsed());
+                self.times.note(buffer.len(), start.elapsed());
                 if self.late.fetch_add(1, Ordering::Relaxed) + 1 < LATE_MAX {
                     return false;
                 }
@@ -193,27 +224,61 @@ impl Peer {
                 State::Untried
             }
         };
+        self.suspend(state);
+        false
+    }
+
+    /// Does not ask it for some time if it is much slower than the storage.
+    pub(super) fn compare(&self, storage: &Times) {
+        let (Some(own), Some(storage)) = (self.times.settled(), storage.settled()) else { return };
+        if own >= SLOW_MIN && own > storage * SLOW_TIMES {
+            log::info!("--together: {} is slower than the storage", self.record.node);
+            self.times.clear();
+            self.suspend(State::Untried);
+        }
+    }
+
+    fn suspend(&self, state: State) {
         let mut connection = self.connection.lock();
         if connection.state == State::Proven {
             connection.state = state;
-            connection.try_at = Instant::now() + RETRY_MAX.min(RETRY_FIRST * 10);
+            connection.wait(RETRY_LATER);
         }
-        false
     }
 }
 
-/// The times that reads took, of which the median counts.
+impl Connection {
+    /// Has it tried again after `first`, and ever later if that fails again.
+    fn wait(&mut self, first: Duration) {
+        let wait = first.saturating_mul(1 << self.tries.min(12)).min(RETRY_MAX);
+        self.tries += 1;
+        self.try_at = Instant::now() + wait;
+    }
+}
+
+/// The times of recent reads, of which the median counts. Reads of readers, not of the fill, which
+/// are larger.
 #[derive(Debug, Default)]
 pub(super) struct Times {
-    /// The most recent ones, the oldest first. Held for a change or a copy.
-    recent: Mutex<std::collections::VecDeque<Duration>>,
+    /// The oldest first. Held for a change or a copy.
+    recent: Mutex<VecDeque<Duration>>,
 }
 
 impl Times {
     /// How many count.
     const MOST: usize = 31;
 
-    pub(super) fn note(&self, time: Duration) {
+    /// The largest read that counts, in bytes.
+    const LEN_MAX: usize = 256 << 10;
+
+    pub(super) fn note(&self, len: usize, time: Duration) {
+        if len <= Self::LEN_MAX {
+            self.note_any(time);
+        }
+    }
+
+    /// Notes a read of any size.
+    pub(super) fn note_any(&self, time: Duration) {
         let mut recent = self.recent.lock();
         if recent.len() == Self::MOST {
             recent.pop_front();
@@ -222,10 +287,25 @@ impl Times {
     }
 
     /// `None` if nothing was noted.
-    pub(super) fn median(&self) -> Option<Duration> {
+    fn median(&self) -> Option<Duration> {
+        self.percentile(50)
+    }
+
+    /// The time that this part of all takes at most, in percent. `None` if nothing was noted.
+    pub(super) fn percentile(&self, part: usize) -> Option<Duration> {
         let mut sorted: Vec<_> = self.recent.lock().iter().copied().collect();
         sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied()
+        sorted.get(sorted.len() * part / 100).copied()
+    }
+
+    /// The median, if enough was noted.
+    fn settled(&self) -> Option<Duration> {
+        let is_settled = self.recent.lock().len() == Self::MOST;
+        if is_settled { self.median() } else { None }
+    }
+
+    fn clear(&self) {
+        self.recent.lock().clear();
     }
 }
 
@@ -233,20 +313,61 @@ impl Times {
 mod tests {
     use super::*;
 
+    fn peer() -> Peer {
+        let record = Record::new(Vec::new(), b"certificate", Vec::new());
+        Peer::new("record".into(), record).unwrap()
+    }
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    fn noted(times: &Times, milliseconds: u32) {
+        (0..Times::MOST).for_each(|_| times.note(1000, milliseconds * MILLISECOND));
+    }
+
     #[test]
     fn a_peer_may_take_a_multiple_of_its_usual_time() {
-        let record = Record::new(Vec::new(), b"certificate", Vec::new());
-        let peer = Peer::new(record).unwrap();
-        assert_eq!(peer.limit(None), LIMIT_MAX, "nothing is known");
-        let milliseconds = Duration::from_millis;
-        [1, 2, 90].into_iter().for_each(|time| peer.times.note(milliseconds(time)));
-        assert_eq!(peer.limit(None), LIMIT_MIN);
-        (0..Times::MOST).for_each(|_| peer.times.note(milliseconds(100)));
-        assert_eq!(peer.limit(None), milliseconds(400));
-        assert_eq!(peer.limit(Some(milliseconds(300))), milliseconds(600));
-        assert_eq!(peer.limit(Some(Duration::from_secs(9))), Duration::from_secs(18));
-        (0..Times::MOST).for_each(|_| peer.times.note(Duration::from_secs(7)));
-        assert_eq!(peer.limit(None), LIMIT_MAX);
+        let peer = peer();
+        let limit = |storage: Option<u32>| peer.limit(0, storage.map(|time| time * MILLISECOND));
+        assert_eq!(limit(None), LIMIT_MAX, "nothing is known");
+        [1, 2, 90].into_iter().for_each(|time| peer.times.note(1000, time * MILLISECOND));
+        assert_eq!(limit(None), LIMIT_MIN);
+        noted(&peer.times, 100);
+        assert_eq!(limit(None), 400 * MILLISECOND);
+        assert_eq!(limit(Some(300)), 600 * MILLISECOND);
+        assert_eq!(limit(Some(9000)), 18_000 * MILLISECOND);
+        assert_eq!(peer.limit(2_000_000, None), 500 * MILLISECOND);
+        noted(&peer.times, 7000);
+        assert_eq!(limit(None), LIMIT_MAX);
         assert_eq!(peer.times.recent.lock().len(), Times::MOST);
+        peer.times.note(Times::LEN_MAX + 1, MILLISECOND);
+        assert_eq!(peer.times.median(), Some(7000 * MILLISECOND));
+    }
+
+    #[test]
+    fn a_peer_that_is_much_slower_than_the_storage_is_not_asked() {
+        let (peer, storage) = (peer(), Times::default());
+        let is_asked = |own, of_storage| {
+            peer.connection.lock().state = State::Proven;
+            noted(&peer.times, own);
+            noted(&storage, of_storage);
+            peer.compare(&storage);
+            peer.state() == State::Proven
+        };
+        assert!(is_asked(80, 10) && is_asked(49, 0));
+        assert!(!is_asked(81, 10));
+        peer.connection.lock().state = State::Proven;
+        peer.compare(&storage);
+        assert_eq!(peer.state(), State::Proven, "it is measured again");
+    }
+
+    #[test]
+    fn a_peer_that_fails_again_is_tried_ever_later() {
+        let peer = peer();
+        let waits = [(); 7].map(|()| {
+            peer.connection.lock().state = State::Proven;
+            peer.suspend(State::Untried);
+            peer.next_try().unwrap().duration_since(Instant::now()).as_secs() + 1
+        });
+        assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60]);
     }
 }

@@ -1,15 +1,15 @@
 //! The records by which the daemons of a job find each other.
 //!
 //! Each is a small file in a directory of the job that all nodes see and only this user can write.
-//! It has the addresses of a daemon and its certificate. Who can write there can already read the
-//! archives as this user, so a record needs no other proof.
+//! It has the addresses of a daemon and its certificate. A process that can write there can read
+//! the archives as this user anyway, so a record needs no other proof.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
@@ -22,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::os::directory::{self, Directory};
 use crate::os::new_file::{NewFile, Readers};
 
-/// The directory of the records of all jobs.
+/// The directory of the records of all jobs, in the user's cache directory. In another directory
+/// its name has the user's number, because several users may have named it.
 const JOBS: &str = "jobs";
 
 const SUFFIX: &str = ".json";
@@ -30,8 +31,9 @@ const SUFFIX: &str = ".json";
 /// The largest record, in bytes: a thousand archives have 40 kB.
 const LEN_MAX: u64 = 1 << 20;
 
-/// Records of a job that was not heard of for this time are removed.
-const OLD: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Records of a job of which nothing was heard for this time are removed. Each daemon is heard of
+/// once a minute, unless its job is suspended.
+const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// How a daemon can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,11 +60,6 @@ impl Record {
     pub(super) fn certificate(&self) -> Option<Vec<u8>> {
         BASE64_STANDARD.decode(&self.certificate).ok()
     }
-
-    /// Whether it is of the daemon with this certificate.
-    pub(super) fn is_of(&self, certificate: &[u8]) -> bool {
-        self.certificate == BASE64_STANDARD.encode(certificate)
-    }
 }
 
 /// The directory with the records of a job.
@@ -77,21 +74,28 @@ impl JobDirectory {
     ///
     /// Fails with `Io` if it cannot be created, or if others can write there.
     pub(super) fn open(settings: &Settings) -> Result<Self> {
+        let (jobs, directory) = Self::opened(settings)?;
+        Ok(Self { jobs, job: OsString::from(&settings.job), directory })
+    }
+
+    /// The directory of all jobs, and that of this one.
+    fn opened(settings: &Settings) -> Result<(Directory, Directory)> {
         let open = || {
             let parent = match &settings.directory {
                 Some(directory) => Directory::open(Path::new(directory))?,
                 None => directory::create_cache()?,
             };
-            let jobs = private(&parent, JOBS.as_ref())?;
-            let job = OsString::from(&settings.job);
-            let directory = private(&jobs, &job)?;
-            Ok(Self { jobs, job, directory })
+            let jobs = private(&parent, &jobs_in(settings.directory.as_deref()))?;
+            let directory = private(&jobs, OsStr::new(&settings.job))?;
+            Ok((jobs, directory))
         };
         open().map_err(|error| Error::io("cannot write records for other nodes", error))
     }
 
     /// Writes the record of this daemon.
-    pub(super) fn publish(&self, record: &Record) -> Result<Published> {
+    pub(super) fn publish(&mut self, record: &Record, settings: &Settings) -> Result<Published> {
+        /// How often the directory is made again, if the last daemon before this one removes it.
+        const ATTEMPTS: u32 = 5;
         let failed = |error| Error::io("cannot write a record for other nodes", error);
         let text = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
         // Unique: a node can have several daemons, and one after another.
@@ -99,27 +103,45 @@ impl JobDirectory {
         let name = OsString::from(format!("{}-{}{SUFFIX}", record.node, &hash[..16]));
         let owner = Readers { group: None, mode: 0o600 };
         let write = &mut |file: &mut File| file.write_all(&text);
-        NewFile::replace(&self.directory, &name, owner, write).map_err(failed)?;
-        let Self { jobs, job, directory } = self;
-        Ok(Published { jobs: jobs.clone(), job: job.clone(), directory: directory.clone(), name })
+        for attempt in 1.. {
+            match NewFile::replace(&self.directory, &name, owner, write) {
+                Ok(_) => break,
+                Err(error) if attempt < ATTEMPTS && is_removed(&error) => {
+                    (self.jobs, self.directory) = Self::opened(settings)?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let (jobs, job) = (self.jobs.clone(), self.job.clone());
+        Ok(Published { jobs, job, directory: self.directory.clone(), name })
     }
 
-    /// The records of all other daemons; `own` is the certificate of this one.
-    pub(super) fn records(&self, own: &[u8]) -> io::Result<Vec<Record>> {
-        // An NFS client caches a directory for up to a minute. A change of it shows what is there.
-        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        let times = Timestamps { last_access: now, last_modification: now };
-        let _ = utimensat(&self.directory, ".", &times, AtFlags::empty());
-        let names = self.directory.names()?;
-        let is_record = |name: &OsString| name.as_encoded_bytes().ends_with(SUFFIX.as_bytes());
-        let read = names.into_iter().filter(is_record).filter_map(|name| self.read(&name).ok());
-        Ok(read.filter(|record| !record.is_of(own)).collect())
+    /// The names of all records.
+    pub(super) fn names(&self) -> io::Result<Vec<OsString>> {
+        touch(&self.directory);
+        Ok(self.directory.names()?.into_iter().filter(|name| is_record(name)).collect())
     }
 
-    fn read(&self, name: &OsStr) -> io::Result<Record> {
+    /// The record of this name.
+    pub(super) fn read(&self, name: &OsStr) -> io::Result<Record> {
         let mut text = Vec::new();
         self.directory.open_file(name)?.take(LEN_MAX).read_to_end(&mut text)?;
         Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+impl Drop for JobDirectory {
+    fn drop(&mut self) {
+        // It has the records of others, unless this daemon has shared nothing.
+        let _ = self.jobs.remove_directory(&self.job);
+    }
+}
+
+/// The name of the directory of all jobs in `directory`, which is as in `Settings`.
+fn jobs_in(directory: Option<&OsStr>) -> OsString {
+    match directory {
+        Some(_) => format!("archfs-{JOBS}-{}", geteuid().as_raw()).into(),
+        None => JOBS.into(),
     }
 }
 
@@ -145,29 +167,56 @@ impl Drop for Published {
     }
 }
 
-/// Removes the records of jobs in the user's cache directory that have ended without removing them.
-/// Returns how many jobs those were.
-pub fn remove_old_records() -> usize {
-    let Ok(jobs) =
-        directory::create_cache().and_then(|it| it.private(JOBS.as_ref(), geteuid().as_raw()))
-    else {
-        return 0;
+/// Removes the records of jobs that have ended without that, because their nodes lost power or
+/// their daemons were killed. `directory` is as in `Settings`. Returns how many jobs those were.
+pub fn remove_old_records(directory: Option<&OsStr>) -> usize {
+    let opened = || {
+        let parent = match directory {
+            Some(directory) => Directory::open(Path::new(directory))?,
+            None => Directory::open(&directory::cache_directory().unwrap_or_default())?,
+        };
+        parent.private(&jobs_in(directory), geteuid().as_raw())
     };
+    opened().map_or(0, |jobs| remove_old(&jobs, OLD))
+}
+
+/// The same for those of which nothing was heard for `age`.
+fn remove_old(jobs: &Directory, age: Duration) -> usize {
+    // The clock of a node may be wrong, and the times are those of a server.
+    touch(jobs);
+    let Ok(now) = jobs.metadata(".".as_ref()).and_then(|found| found.modified()) else { return 0 };
     let is_old = |job: &OsString| {
-        let modified = jobs.metadata(job).and_then(|found| found.modified());
-        modified.is_ok_and(|time| SystemTime::now().duration_since(time).is_ok_and(|age| age > OLD))
+        let heard = jobs.metadata(job).and_then(|found| found.modified());
+        heard.is_ok_and(|time| now.duration_since(time).is_ok_and(|since| since >= age))
     };
     let old = jobs.names().unwrap_or_default().into_iter().filter(is_old);
     let removed = old.filter(|job| {
         let Ok(directory) = jobs.private(job, geteuid().as_raw()) else { return false };
         for name in directory.names().unwrap_or_default() {
-            if name.as_encoded_bytes().ends_with(SUFFIX.as_bytes()) {
+            if is_record(&name) {
                 let _ = directory.remove_file(&name);
             }
         }
         jobs.remove_directory(job).is_ok()
     });
     removed.count()
+}
+
+/// Sets the time of a directory. That is a sign of life, and makes an NFS client read its names
+/// again, which it keeps for up to a minute.
+fn touch(directory: &Directory) {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    let _ = utimensat(directory, ".", &times, AtFlags::empty());
+}
+
+/// Whether a directory was removed. A network file system has a word of its own for that.
+fn is_removed(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::StaleNetworkFileHandle)
+}
+
+fn is_record(name: &OsStr) -> bool {
+    name.as_encoded_bytes().ends_with(SUFFIX.as_bytes())
 }
 
 #[cfg(test)]
@@ -194,38 +243,63 @@ mod tests {
 
     fn directory() -> (tempfile::TempDir, PathBuf) {
         let work = tempfile::tempdir().unwrap();
-        let path = work.path().join("jobs/slurm-7");
+        let jobs = jobs_in(Some(OsStr::new("")));
+        let path = work.path().join(jobs).join("slurm-7");
         (work, path)
     }
 
     #[test]
     fn daemons_find_the_records_of_others_until_these_end() {
         let (work, path) = directory();
-        let [one, other] = [(), ()].map(|()| JobDirectory::open(&settings(work.path())).unwrap());
-        let own = one.publish(&record(b"one")).unwrap();
-        assert_eq!(one.records(b"one").unwrap(), []);
-        let theirs = other.publish(&record(b"other")).unwrap();
-        assert_eq!(one.records(b"one").unwrap(), [record(b"other")]);
-        assert_eq!(other.records(b"other").unwrap(), [record(b"one")]);
+        let settings = settings(work.path());
+        let [mut one, mut other] = [(), ()].map(|()| JobDirectory::open(&settings).unwrap());
+        let found = |directory: &JobDirectory| -> Vec<Record> {
+            let names = directory.names().unwrap();
+            names.iter().filter_map(|name| directory.read(name).ok()).collect()
+        };
+        let own = one.publish(&record(b"one"), &settings).unwrap();
+        assert_eq!(found(&other), [record(b"one")]);
+        let theirs = other.publish(&record(b"other"), &settings).unwrap();
+        assert_eq!(found(&one).len(), 2);
+        drop(own);
+        assert_eq!(found(&one), [record(b"other")]);
         // Half of a record, and what is none.
         fs::write(path.join("half.json"), "{\"node\"").unwrap();
         fs::write(path.join("other"), "").unwrap();
-        assert_eq!(one.records(b"one").unwrap(), [record(b"other")]);
+        assert_eq!(found(&one), [record(b"other")]);
         for name in ["half.json", "other"] {
             fs::remove_file(path.join(name)).unwrap();
         }
         drop(theirs);
-        assert_eq!(one.records(b"one").unwrap(), []);
-        assert!(path.exists());
-        drop(own);
         assert!(!path.exists(), "the last one removes the directory");
+        let again = one.publish(&record(b"again"), &settings).unwrap();
+        assert_eq!(found(&JobDirectory::open(&settings).unwrap()), [record(b"again")]);
+        drop(again);
+        drop(JobDirectory::open(&settings).unwrap());
+        assert!(!path.exists(), "a daemon that shares nothing leaves nothing");
+    }
+
+    #[test]
+    fn records_of_jobs_that_ended_without_a_word_are_removed() {
+        let (work, path) = directory();
+        let mut job = JobDirectory::open(&settings(work.path())).unwrap();
+        std::mem::forget(job.publish(&record(b"killed"), &settings(work.path())).unwrap());
+        let other = path.with_file_name("other");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("file"), "").unwrap();
+        assert_eq!(remove_old_records(Some(work.path().as_os_str())), 0, "it is not old");
+        assert!(path.exists());
+        assert_eq!(remove_old(&job.jobs, Duration::ZERO), 1);
+        assert!(!path.exists());
+        assert!(other.join("file").exists(), "archfs did not make it");
+        assert_eq!(remove_old_records(Some(OsStr::new("/nowhere"))), 0);
     }
 
     #[test]
     fn records_are_kept_only_in_a_private_directory() {
         let (work, path) = directory();
         let open = || JobDirectory::open(&settings(work.path())).map(drop);
-        open().unwrap();
+        let _kept = JobDirectory::open(&settings(work.path())).unwrap();
         for part in [path.as_path(), path.parent().unwrap()] {
             assert_eq!(fs::metadata(part).unwrap().permissions().mode() & 0o777, 0o700);
             fs::set_permissions(part, Permissions::from_mode(0o750)).unwrap();

@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::TcpListener;
+use std::ops::Range;
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -20,7 +21,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
@@ -33,7 +36,7 @@ use tokio_rustls::rustls::{
     self, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
 };
 
-use super::{Group, Serve, Wanted};
+use super::{Group, Served};
 use crate::error::{Error, Result};
 use crate::remote::PeerIdentity;
 use crate::sync::{Arc, Ordering, Weak};
@@ -41,51 +44,64 @@ use crate::sync::{Arc, Ordering, Weak};
 /// The most bytes of one answer.
 const ANSWER_MAX: u64 = 4 << 20;
 
-/// Reads at once.
+/// Answers at once, which are in memory: those that need the storage, and others.
 const READS_MAX: usize = 64;
+const ANSWERS_MAX: usize = 64;
 
-/// Connections at once.
-const CONNECTIONS_MAX: usize = 4096;
+/// Handshakes at once, and how long one may take: strangers can begin them.
+const HANDSHAKES_MAX: usize = 64;
+const HANDSHAKE_MAX: Duration = Duration::from_secs(3);
 
-/// How long a handshake may take, and a header.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// Connections at once: this part of the files that the process may have open.
+const CONNECTIONS_PART: u64 = 4;
+
+/// Time without a request after which a connection is closed.
+const IDLE_MAX: Duration = Duration::from_secs(120);
 
 /// The server, until it is dropped.
 pub(super) struct Server {
-    pub(super) port: u16,
     runtime: Option<Runtime>,
 }
 
-/// What peers may read, by key.
-type Archives = HashMap<String, (u64, Serve)>;
+/// What all connections use.
+struct Shared {
+    group: Weak<Group>,
+    archives: HashMap<String, Box<dyn Served>>,
+    /// For answers that need the storage, and for others.
+    reads: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
+}
 
 impl Server {
     /// Serves the archives in `served` to the peers in `group`.
     ///
-    /// Fails with `Io` if there is no port or no thread.
-    pub(super) fn start(group: &Arc<Group>, served: Vec<(String, u64, Serve)>) -> Result<Self> {
+    /// Fails with `Io` if there is no thread.
+    pub(super) fn start(
+        group: &Arc<Group>,
+        listener: TcpListener,
+        served: Vec<Box<dyn Served>>,
+    ) -> Result<Self> {
         let failed = |error| Error::io("cannot serve other nodes", error);
-        let listener = listen().map_err(failed)?;
-        let port = listener.local_addr().map_err(failed)?.port();
         let tls = tls(group).map_err(|error| failed(std::io::Error::other(error)))?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
-            .max_blocking_threads(READS_MAX)
+            // Reads of what is there do not wait behind those of the storage.
+            .max_blocking_threads(READS_MAX + ANSWERS_MAX)
             .thread_name("peers")
             .enable_io()
             .enable_time()
             .build()
             .map_err(failed)?;
-        let archives = served.into_iter().map(|(key, len, read)| (key, (len, read))).collect();
         let _within = runtime.enter();
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-        runtime.spawn(accept(
-            listener,
-            TlsAcceptor::from(tls),
-            Arc::downgrade(group),
-            Arc::new(archives),
-        ));
-        Ok(Self { port, runtime: Some(runtime) })
+        let shared = Shared {
+            group: Arc::downgrade(group),
+            archives: served.into_iter().map(|it| (it.key().to_owned(), it)).collect(),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
+            answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
+        };
+        runtime.spawn(accept(listener, TlsAcceptor::from(tls), Arc::new(shared)));
+        Ok(Self { runtime: Some(runtime) })
     }
 }
 
@@ -98,13 +114,15 @@ impl Drop for Server {
     }
 }
 
-/// A port on all addresses of this node.
-fn listen() -> std::io::Result<TcpListener> {
-    let any: [SocketAddr; 2] =
-        [(Ipv6Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::UNSPECIFIED, 0).into()];
-    let listener = TcpListener::bind(any.as_slice())?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+/// How many connections there may be. Each peer has several.
+fn connections_max() -> usize {
+    let mut files = getrlimit(Resource::Nofile);
+    let more = Rlimit { current: files.maximum, ..files };
+    if setrlimit(Resource::Nofile, more).is_ok() {
+        files = more;
+    }
+    let files = files.current.unwrap_or(u64::MAX) / CONNECTIONS_PART;
+    usize::try_from(files).unwrap_or(usize::MAX).clamp(HANDSHAKES_MAX, Semaphore::MAX_PERMITS)
 }
 
 fn tls(group: &Arc<Group>) -> std::result::Result<Arc<ServerConfig>, rustls::Error> {
@@ -119,34 +137,31 @@ fn tls(group: &Arc<Group>) -> std::result::Result<Arc<ServerConfig>, rustls::Err
     Ok(Arc::new(config))
 }
 
-async fn accept(
-    listener: tokio::net::TcpListener,
-    tls: TlsAcceptor,
-    group: Weak<Group>,
-    archives: Arc<Archives>,
-) {
-    let places = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS_MAX));
+async fn accept(listener: tokio::net::TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) {
+    let connections = Arc::new(Semaphore::new(connections_max()));
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(_) => {
-                // There may be no descriptor left.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
+        let Ok(connection) = Arc::clone(&connections).acquire_owned().await else { return };
+        let Ok(handshake) = Arc::clone(&handshakes).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            // There may be no descriptor left.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
         };
         let _ = stream.set_nodelay(true);
-        let (tls, group, archives) = (tls.clone(), Weak::clone(&group), Arc::clone(&archives));
+        let (tls, shared) = (tls.clone(), Arc::clone(&shared));
         tokio::spawn(async move {
-            let _place = place;
+            let _connection = connection;
             let Ok(Ok(stream)) = timeout(HANDSHAKE_MAX, tls.accept(stream)).await else { return };
-            let answer = |request| answer(request, Weak::clone(&group), Arc::clone(&archives));
+            drop(handshake);
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(Duration::from_secs(120))
-                .serve_connection(TokioIo::new(stream), service_fn(answer));
-            // The peer has closed it, or is gone.
+                .header_read_timeout(IDLE_MAX)
+                .serve_connection(
+                    TokioIo::new(stream),
+                    service_fn(|request| answer(request, Arc::clone(&shared))),
+                );
+            // The peer has closed it, or has ended.
             let _ = served.await;
         });
     }
@@ -154,16 +169,17 @@ async fn accept(
 
 type Answer = std::result::Result<Response<Full<Bytes>>, Infallible>;
 
-async fn answer(request: Request<Incoming>, group: Weak<Group>, archives: Arc<Archives>) -> Answer {
+async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     let status = |status| Ok(with_status(status));
-    let Some(group) = group.upgrade().filter(|it| !it.is_leaving.load(Ordering::Relaxed)) else {
+    let group = shared.group.upgrade().filter(|it| !it.is_leaving.load(Ordering::Relaxed));
+    let Some(group) = group else {
         return status(StatusCode::GONE);
     };
     if request.method() != Method::GET {
         return status(StatusCode::METHOD_NOT_ALLOWED);
     }
     let key = request.uri().path().trim_start_matches('/').to_owned();
-    let Some(len) = archives.get(&key).map(|(len, _)| *len) else {
+    let Some(archive) = shared.archives.get(&key) else {
         return status(StatusCode::NOT_FOUND);
     };
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
@@ -171,30 +187,33 @@ async fn answer(request: Request<Incoming>, group: Weak<Group>, archives: Arc<Ar
     if header(IF_MATCH).is_some_and(|wanted| wanted != etag) {
         return status(StatusCode::PRECONDITION_FAILED);
     }
+    let len = archive.size();
     let Some(range) = header(RANGE).and_then(|text| range_of(text, len)) else {
         return status(StatusCode::RANGE_NOT_SATISFIABLE);
     };
-    let (start, end) = range;
-    let wanted = match header(CACHE_CONTROL) {
-        Some("only-if-cached") => Wanted::IfThere,
-        _ => Wanted::Always,
+    let is_there = archive.has(&range);
+    if !is_there && header(CACHE_CONTROL) == Some("only-if-cached") {
+        return status(StatusCode::GATEWAY_TIMEOUT);
+    }
+    // Held until the last byte is sent. What is there does not wait for reads of the storage.
+    let permits = if is_there { &shared.answers } else { &shared.reads };
+    let Ok(permit) = Arc::clone(permits).acquire_owned().await else {
+        return status(StatusCode::GONE);
     };
+    let (for_thread, wanted) = (Arc::clone(&shared), range.clone());
     let read = tokio::task::spawn_blocking(move || {
-        let mut bytes = vec![0; usize::try_from(end - start).unwrap_or(0)];
-        let (_, read) = archives.get(&key)?;
-        read(&mut bytes, start, wanted).ok()?;
+        let len = usize::try_from(wanted.end - wanted.start).ok()?;
+        let mut bytes = vec![0; len];
+        for_thread.archives.get(&key)?.read(&mut bytes, wanted.start).ok()?;
         Some(bytes)
     });
     let Ok(Some(bytes)) = read.await else {
-        return status(match wanted {
-            Wanted::Always => StatusCode::SERVICE_UNAVAILABLE,
-            Wanted::IfThere => StatusCode::GATEWAY_TIMEOUT,
-        });
+        return status(StatusCode::SERVICE_UNAVAILABLE);
     };
     group.to_peers.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-    let mut response = Response::new(Full::new(Bytes::from(bytes)));
+    let mut response = Response::new(Full::new(Bytes::from_owner(Sent { bytes, _permit: permit })));
     *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-    let range = format!("bytes {start}-{}/{len}", end - 1);
+    let range = format!("bytes {}-{}/{len}", range.start, range.end - 1);
     for (name, value) in [(CONTENT_RANGE, range), (ETAG, etag), (ACCEPT_RANGES, "bytes".into())] {
         if let Ok(value) = HeaderValue::try_from(value) {
             response.headers_mut().insert(name, value);
@@ -203,18 +222,30 @@ async fn answer(request: Request<Incoming>, group: Weak<Group>, archives: Arc<Ar
     Ok(response)
 }
 
+/// The bytes of an answer that is being sent.
+struct Sent {
+    bytes: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 fn with_status(status: StatusCode) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     *response.status_mut() = status;
     response
 }
 
-/// The first and the last bytes of the range in a header, as far as one answer goes.
-fn range_of(header: &str, len: u64) -> Option<(u64, u64)> {
+/// The range in a header, as far as one answer goes.
+fn range_of(header: &str, len: u64) -> Option<Range<u64>> {
     let ranges = parse_range_header(header).ok()?.validate(len).ok()?;
     let [range] = ranges.as_slice() else { return None };
     let (start, end) = (*range.start(), range.end().checked_add(1)?);
-    (start < end).then_some((start, end.min(start.saturating_add(ANSWER_MAX))))
+    (start < end).then(|| start..end.min(start.saturating_add(ANSWER_MAX)))
 }
 
 /// Accepts the certificates of the daemons of the job.
@@ -279,11 +310,11 @@ mod tests {
     fn one_range_is_served_as_far_as_an_answer_goes() {
         let len = 3 * ANSWER_MAX;
         for (header, expected) in [
-            ("bytes=0-0", Some((0, 1))),
-            ("bytes=5-9", Some((5, 10))),
-            ("bytes=5-", Some((5, 5 + ANSWER_MAX))),
-            ("bytes=-3", Some((len - 3, len))),
-            ("bytes=0-99999999999", Some((0, ANSWER_MAX))),
+            ("bytes=0-0", Some(0..1)),
+            ("bytes=5-9", Some(5..10)),
+            ("bytes=5-", Some(5..5 + ANSWER_MAX)),
+            ("bytes=-3", Some(len - 3..len)),
+            ("bytes=0-99999999999", Some(0..ANSWER_MAX)),
             ("bytes=0-1,5-6", None),
             ("bytes=12582912-", None),
             ("bytes=9-5", None),

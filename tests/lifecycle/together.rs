@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use fuser::FopenFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -33,6 +33,8 @@ fn archive(directory: &Path) -> PathBuf {
         out.write_all_at(&contents(number), at + 512).unwrap();
     }
     out.set_len(FILES * MEMBER + 1024).unwrap();
+    // A new FUSE mount may show whole seconds at first, and the index would be made again.
+    out.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)).unwrap();
     run(archfs().args(["index", "--quiet"]).arg(&path));
     path
 }
@@ -208,8 +210,8 @@ fn nodes_read_an_archive_once_in_all_epochs() {
     }
 }
 
-/// > A read never fails because of another node, and never waits for one longer than the larger of
-/// > one second and twice the usual time of the storage. It then reads the storage.
+/// > A read never fails because of another node. It waits for one at most one second, or twice the
+/// > time of nine in ten reads of the storage if that is more. It then reads the storage.
 ///
 /// > If it was killed, the other nodes notice that its port is closed. In both cases they share its
 /// > part among themselves.
@@ -223,6 +225,7 @@ fn a_node_that_is_killed_costs_its_part_once_more() {
     let opening = job.times_read();
     job.gather();
     job.epoch(1);
+    let part = job.counts(3)["storage_bytes"].as_u64().unwrap() as f64 / (FILES * MEMBER) as f64;
     let killed = job.nodes.pop().unwrap();
     let daemon = Pid::from_raw(killed.daemon().cast_signed()).unwrap();
     let order = shuffled(2);
@@ -233,7 +236,7 @@ fn a_node_that_is_killed_costs_its_part_once_more() {
         kill_process(daemon, Signal::KILL).unwrap();
     });
     let times = job.times_read() - opening;
-    assert!(times <= 1.35, "{times}");
+    assert!(times <= 1.1 + part, "{times}, {part}");
 }
 
 /// > Nodes share an archive only if it is the same version on all of them: size, inode and times of

@@ -16,6 +16,7 @@ use crate::lifecycle::registry::{
 };
 use crate::os::mountinfo::{self, MountEntry};
 use crate::storage::{KeptCopies, Removed};
+use crate::together;
 
 /// What was cleared, and what could not be.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub struct Cleared {
     pub mounts: Vec<PathBuf>,
     /// Directories that archfs had created as mount points.
     pub directories: Vec<PathBuf>,
+    /// How many jobs have left records of their nodes (`--together`).
+    pub jobs: usize,
     /// Directories of extracted files.
     pub extracted: Vec<PathBuf>,
     /// Errors; each concerns one mount or record.
@@ -41,7 +44,7 @@ pub fn remove_kept_copies(directory: &Path) -> Result<Removed> {
 /// # Errors
 /// `Io` if /proc cannot be read. Errors with single mounts are in the result.
 pub fn gc() -> Result<Cleared> {
-    let mut cleared = Cleared::default();
+    let mut cleared = Cleared { jobs: together::remove_old_records(None), ..Cleared::default() };
     // Detach all of them before waiting for any: a batch system may give this process little time.
     let mut detached = Vec::new();
     for entry in mountinfo::all()?.into_iter().filter(MountEntry::is_own) {

@@ -27,7 +27,6 @@ use crate::os::process::{ASK_AGAIN, ProcessId, timespec};
 use crate::os::processors;
 use crate::stats::Stats;
 use crate::sync::Arc;
-use crate::together::Membership;
 use crate::url;
 
 pub(super) mod archive_cache;
@@ -61,6 +60,7 @@ use signals::{SessionEnd, WakeSources};
 use slurm_end::{KillWait, Script};
 use stage::Staging;
 use start::Opened;
+use together::Departure;
 
 pub use start::{serve_in_background, serve_in_foreground};
 
@@ -102,8 +102,8 @@ struct Services {
     detached: DetachedRecord,
     /// Goes on as long as the daemon serves.
     _staging: Option<Staging>,
-    /// Ends with a goodbye to the other nodes of the job.
-    _membership: Option<Membership>,
+    /// Until the mount is unmounted.
+    departure: Option<Departure>,
 }
 
 impl Services {
@@ -157,7 +157,7 @@ impl Daemon {
     ) -> Result<Self> {
         unmount_on_panic(Arc::downgrade(&mount));
         let Opened { tree, stats, report, cache_bytes, budget, mut archive_cache, .. } = opened;
-        let (staging, membership) = (opened.staging, opened.membership);
+        let (staging, departure) = (opened.staging, opened.departure);
         let shape = shape(plan.threads);
         // A budget that the user sets is not shared.
         let peers = match plan.cache_bytes {
@@ -201,7 +201,7 @@ impl Daemon {
             name_readahead,
             detached,
             _staging: staging,
-            _membership: membership,
+            departure,
         };
         Ok(Self {
             mount,
@@ -346,6 +346,7 @@ impl Daemon {
     }
 
     fn unmount(&mut self) {
+        let departing = self.services.departure.as_mut().and_then(Departure::begin);
         if let Some(connection) = self.remote.take() {
             session::end_server_requests_after(connection);
         }
@@ -368,6 +369,9 @@ impl Daemon {
             self.report.note_received();
         }
         self.services.detached.note_unmounted();
+        if let Some(departing) = departing {
+            departing.wait();
+        }
     }
 
     /// Ends the daemon after its session: nothing is mounted any more, or the kernel gave up.

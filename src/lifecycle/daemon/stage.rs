@@ -12,6 +12,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
+use super::together::Nodes;
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{MountPlan, ReadaheadChoice};
 use crate::os::directory::Directory;
@@ -23,7 +24,6 @@ use crate::storage::{
     self, Changes, CopyTarget, FileStorage, Fill, KeptCopies, KeptCopy, NearCopy, Room,
 };
 use crate::sync::Arc;
-use crate::together::Group;
 use crate::units::{Size, format_size};
 
 const DISK: &str = "stage to a local disk such as $TMPDIR, or leave out --stage: \
@@ -38,6 +38,8 @@ pub(in crate::lifecycle) struct Archives {
     pub(in crate::lifecycle) files: Vec<Arc<FileStorage>>,
     /// The copy through which they are read, if there is one.
     pub(in crate::lifecycle) staging: Option<Staging>,
+    /// The other nodes of the job, if they share archives.
+    pub(in crate::lifecycle) nodes: Option<Nodes>,
 }
 
 /// A copy that is filled until this is dropped.
@@ -58,18 +60,12 @@ impl Staging {
     }
 }
 
-/// The archives of `plan`, opened. If the plan asks for a copy, it is being filled, or complete if
-/// the plan waits for it. A cache of `cache_bytes` must fit next to a copy in memory. The nodes of
-/// `group` share the archives.
+/// The archives of `plan`, opened. If the plan asks for a copy, it is being filled. A cache of
+/// `cache_bytes` must fit next to a copy in memory.
 ///
 /// Fails with `Io` if they cannot be read, do not fit, or cannot be copied; else as
 /// `storage::open_files`.
-pub(in crate::lifecycle) fn archives(
-    plan: &MountPlan,
-    cache_bytes: u64,
-    progress: &Progress,
-    group: Option<&Arc<Group>>,
-) -> Result<Archives> {
+pub(in crate::lifecycle) fn archives(plan: &MountPlan, cache_bytes: u64) -> Result<Archives> {
     let changes = match (&plan.stage, plan.allow_changes) {
         // A copy must be of one version, so a change is an error.
         (Some(_), true) => Changes::RefusedExceptEtags,
@@ -77,32 +73,35 @@ pub(in crate::lifecycle) fn archives(
         (None, true) => Changes::Allowed,
         (None, false) => Changes::Reported,
     };
+    let files = storage::open_originals(&plan.archives, changes)?;
+    let nodes = Nodes::of(plan, &files)?;
+    let sharing = nodes.as_ref().map(|nodes| nodes.sharing(plan));
     let Some(directory) = &plan.stage else {
-        let files = opened(plan, changes, group)?;
-        let files = storage::through_copy(files, plan.fill_scope())?;
-        return Ok(Archives { files, staging: None });
+        let files = storage::through_copy(files, plan.fill_scope(), sharing)?;
+        return Ok(Archives { files, staging: None, nodes });
     };
-    let files = opened(plan, changes, group)?;
+    if let Some(sharing) = sharing {
+        sharing.begin(&files);
+    }
     let name = format!("--stage {}", directory.display());
     let begun = begin(files, directory, plan.stage_keep, name.clone(), cache_bytes);
     let (files, staging) = begun.map_err(|error| error.within(&name))?;
-    if plan.stage_wait {
-        wait(&staging.copy, directory, progress).map_err(|error| error.within(&name))?;
-    }
-    Ok(Archives { files, staging: Some(staging) })
+    Ok(Archives { files, staging: Some(staging), nodes })
 }
 
-/// The archives of `plan`, whose bytes come from the nodes of `group` as well, if there is one.
-fn opened(
+/// Waits until the copy is complete, if the plan says so.
+///
+/// Fails with `Io` if the archives cannot be copied.
+pub(in crate::lifecycle) fn wait_if_asked(
     plan: &MountPlan,
-    changes: Changes,
-    group: Option<&Arc<Group>>,
-) -> Result<Vec<Arc<FileStorage>>> {
-    let files = storage::open_originals(&plan.archives, changes)?;
-    if let (Some(group), Some(settings)) = (group, &plan.together) {
-        storage::share(&files, group, settings.is_required);
-    }
-    Ok(files)
+    staging: Option<&Staging>,
+    progress: &Progress,
+) -> Result<()> {
+    let (true, Some(staging), Some(directory)) = (plan.stage_wait, staging, &plan.stage) else {
+        return Ok(());
+    };
+    let name = format!("--stage {}", directory.display());
+    wait(&staging.copy, directory, progress).map_err(|error| error.within(&name))
 }
 
 /// Warns if the user wants all of `files` read into the page cache, and the memory that is left

@@ -25,7 +25,6 @@ use crate::progress::Progress;
 use crate::stats::Stats;
 use crate::storage::{self, ArchiveCache};
 use crate::sync::Arc;
-use crate::together::Membership;
 use crate::vfs::Tree;
 
 use super::archive_cache::ArchiveCachePolicy;
@@ -37,7 +36,7 @@ use super::session;
 use super::signals::{self, Ignored, WakeSources};
 use super::slurm_end::Script;
 use super::stage::{self, Archives, Staging};
-use super::together;
+use super::together::Departure;
 use super::{Daemon, wait};
 
 /// Serves in the background of a launcher, with a FUSE connection from `source`. `progress` shows
@@ -293,7 +292,7 @@ pub(super) struct Opened {
     /// The copy that is filled while they are served.
     pub(super) staging: Option<Staging>,
     /// The part that it takes among the nodes of the job.
-    pub(super) membership: Option<Membership>,
+    pub(super) departure: Option<Departure>,
 }
 
 fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
@@ -311,11 +310,10 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         notes_slow_reads: true,
         ..opening::options(plan)
     };
-    let group = together::group(plan)?;
-    let Archives { files, staging } =
-        stage::archives(plan, options.cache_bytes, progress, group.as_ref())?;
+    let Archives { files, staging, nodes } = stage::archives(plan, options.cache_bytes)?;
     // Before the archives are read, because all nodes read their tables at the same time.
-    let membership = group.map(|group| together::join(plan, &group, &files, &stats)).transpose()?;
+    let departure = nodes.map(|nodes| nodes.join(plan, &files, &stats)).transpose()?.flatten();
+    stage::wait_if_asked(plan, staging.as_ref(), progress)?;
     if let Some(staging) = &staging {
         staging.count_in(&stats);
     }
@@ -331,8 +329,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
     let copies = storage::serve(&files, &switch, plan.fill_scope(), cache_bytes)?;
     stats.readahead.watch(Box::new(move || copies.iter().map(|copy| copy.readahead()).sum()));
     let archive_cache = ArchiveCachePolicy::new(plan, &files, switch, copy, Arc::clone(&stats));
-    let membership = membership.flatten();
-    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, staging, membership })
+    Ok(Opened { tree, stats, report, cache_bytes, budget, archive_cache, staging, departure })
 }
 
 /// Inner archives that are looked into to tell whether there is nothing else.

@@ -1,56 +1,114 @@
 //! The part of a daemon among those of the other nodes of its job.
 
+use std::time::{Duration, Instant};
+
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::stats::Stats;
-use crate::storage::FileStorage;
-use crate::sync::Arc;
-use crate::together::{Group, Membership, Serve};
+use crate::storage::{FileStorage, Sharing};
+use crate::sync::{Arc, AtomicBool, Ordering, thread};
+use crate::together::{Entrance, Group, Membership};
 
-/// The group of `plan`. `None` if the nodes of the job share nothing.
-///
-/// Fails with `Io` if the user requires one and it cannot be made.
-pub(super) fn group(plan: &MountPlan) -> Result<Option<Arc<Group>>> {
-    let Some(settings) = &plan.together else { return Ok(None) };
-    match Group::new(settings.clone()) {
-        Ok(group) => Ok(Some(group)),
-        Err(error) if settings.is_required => Err(error.within("--together")),
-        Err(error) => {
-            log::info!("--together: {error}");
-            Ok(None)
+/// How long the end of a daemon waits until its record is removed, which is on a network file
+/// system.
+const REMOVAL_MAX: Duration = Duration::from_secs(1);
+
+/// The other nodes of a job, which this one can be found by soon.
+pub(super) struct Nodes {
+    group: Arc<Group>,
+    entrance: Entrance,
+}
+
+impl Nodes {
+    /// Those that share some of `files`, the archives of `plan`. `None` if they share nothing, or
+    /// cannot find each other.
+    ///
+    /// Fails with `Io` or `Usage` if they cannot, and the user requires it.
+    pub(super) fn of(plan: &MountPlan, files: &[Arc<FileStorage>]) -> Result<Option<Self>> {
+        let Some(settings) = &plan.together else { return Ok(None) };
+        // Copies on other nodes would not follow changes of a file.
+        let changes =
+            |file: &FileStorage| plan.allow_changes && plan.stage.is_none() && !file.is_remote();
+        let is_seen =
+            |file: &Arc<FileStorage>| settings.is_required || file.is_seen_by_other_nodes();
+        if !files.iter().any(is_seen) || files.iter().any(|file| changes(file)) {
+            return Ok(None);
+        }
+        match Group::new(settings.clone()) {
+            Ok((group, entrance)) => Ok(Some(Self { group, entrance })),
+            Err(error) if settings.is_required => Err(error.within("--together")),
+            Err(error) => {
+                log::info!("--together: {error}; this node reads the archives by itself");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Which archives of `plan` they share.
+    pub(super) fn sharing(&self, plan: &MountPlan) -> Sharing<'_> {
+        let is_required = plan.together.as_ref().is_some_and(|settings| settings.is_required);
+        Sharing { group: &self.group, is_required }
+    }
+
+    /// Serves the shared ones of `files` to the other nodes, and looks for these. `None` if nothing
+    /// is shared, or if that is impossible and the user does not require it.
+    pub(super) fn join(
+        self,
+        plan: &MountPlan,
+        files: &[Arc<FileStorage>],
+        stats: &Stats,
+    ) -> Result<Option<Departure>> {
+        let served: Vec<_> = files.iter().filter_map(FileStorage::for_peers).collect();
+        if served.is_empty() {
+            return Ok(None);
+        }
+        let is_required = self.sharing(plan).is_required;
+        let Self { group, entrance } = self;
+        let counted = Arc::clone(&group);
+        stats.together.watch(Box::new(move || counted.counts()));
+        match group.join(entrance, served) {
+            Ok(membership) => Ok(Some(Departure { membership: Some(membership) })),
+            Err(error) if is_required => Err(error.within("--together")),
+            Err(error) => {
+                group.leave();
+                log::info!("--together: {error}; this node reads the archives by itself");
+                Ok(None)
+            }
         }
     }
 }
 
-/// Serves the shared ones of `files` to the other nodes, and looks for these. `None` if nothing is
-/// shared, or if that is impossible and the user does not require it.
-pub(super) fn join(
-    plan: &MountPlan,
-    group: &Arc<Group>,
-    files: &[Arc<FileStorage>],
-    stats: &Stats,
-) -> Result<Option<Membership>> {
-    let served = files.iter().filter_map(|file| {
-        let (key, reader) = (file.key_for_peers()?.to_owned(), Arc::clone(file));
-        let serve: Serve =
-            Box::new(move |buffer, offset, wanted| reader.read_for_peer(buffer, offset, wanted));
-        Some((key, file.identity().len, serve))
-    });
-    let served: Vec<_> = served.collect();
-    if served.is_empty() {
-        return Ok(None);
+/// A membership that ends without delaying an unmount.
+pub(super) struct Departure {
+    membership: Option<Membership>,
+}
+
+/// The end of a membership in the background.
+pub(super) struct Departing(Arc<AtomicBool>);
+
+impl Departure {
+    /// Ends it. Other nodes may be asked for what this one has from now on.
+    pub(super) fn begin(&mut self) -> Option<Departing> {
+        let membership = self.membership.take()?;
+        let is_done = Arc::new(AtomicBool::new(false));
+        let done = Arc::clone(&is_done);
+        let work = move || {
+            drop(membership);
+            done.store(true, Ordering::Relaxed);
+        };
+        thread::Builder::new().name("leave".into()).spawn(work).ok()?;
+        Some(Departing(is_done))
     }
-    let counted = Arc::clone(group);
-    stats.together.watch(Box::new(move || counted.counts()));
-    match group.join(served) {
-        Ok(membership) => Ok(Some(membership)),
-        Err(error) if plan.together.as_ref().is_some_and(|it| it.is_required) => {
-            Err(error.within("--together"))
-        }
-        Err(error) => {
-            group.leave();
-            log::info!("--together: {error}; this node reads the archives by itself");
-            Ok(None)
+}
+
+impl Departing {
+    /// Waits for the end, but not for long.
+    pub(super) fn wait(&self) {
+        /// Between two looks.
+        const STEP: Duration = Duration::from_millis(5);
+        let until = Instant::now() + REMOVAL_MAX;
+        while !self.0.load(Ordering::Relaxed) && Instant::now() < until {
+            thread::sleep(STEP);
         }
     }
 }

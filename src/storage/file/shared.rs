@@ -1,13 +1,16 @@
 //! An archive that the nodes of a job share: what identifies it on all of them, and where its bytes
 //! come from.
 
+use std::fs::File;
+use std::ops::Range;
+
 use super::{Bytes, FileStorage, NETWORK_FILE_SYSTEMS};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::remote::{self, Requester};
 use crate::storage::identity::{Identity, Origin, Validator};
-use crate::storage::near::Source;
+use crate::storage::near::{NearCopy, Source};
 use crate::sync::Arc;
-use crate::together::{Group, SharedArchive, Wanted};
+use crate::together::{Group, Served, SharedArchive};
 use crate::url;
 
 /// The type of NFS (statfs(2), f_type).
@@ -15,7 +18,7 @@ const NFS: u64 = 0x6969;
 
 impl FileStorage {
     /// Whether other nodes can see the same file: it is at a URL, or on a network file system.
-    pub(in crate::storage) fn is_seen_by_other_nodes(&self) -> bool {
+    pub fn is_seen_by_other_nodes(&self) -> bool {
         let file_system = self.origin.file_system;
         self.is_remote() || file_system == NFS || NETWORK_FILE_SYSTEMS.contains(&file_system)
     }
@@ -49,25 +52,44 @@ impl FileStorage {
         Some(blake3::hash(version.as_bytes()).to_hex()[..32].to_owned())
     }
 
-    /// Its key, if the nodes of the job share it.
-    pub fn key_for_peers(&self) -> Option<&str> {
-        self.shared.get().map(|shared| shared.key())
+    /// The archive as other nodes of the job read it. `None` if they do not share it, or if there
+    /// is no copy in which it could be kept for them.
+    pub fn for_peers(self: &Arc<Self>) -> Option<Box<dyn Served>> {
+        let Bytes::Near { copy, file, number, .. } = &self.bytes else { return None };
+        Some(Box::new(ServedCopy {
+            archive: Arc::clone(self.shared.get()?),
+            copy: Arc::clone(copy),
+            file: Arc::clone(file),
+            number: *number,
+            len: self.identity.len,
+        }))
+    }
+}
+
+/// An archive for peers: a copy of it.
+struct ServedCopy {
+    archive: Arc<SharedArchive>,
+    copy: Arc<NearCopy>,
+    file: Arc<File>,
+    number: usize,
+    len: u64,
+}
+
+impl Served for ServedCopy {
+    fn key(&self) -> &str {
+        self.archive.key()
     }
 
-    /// Fills `buffer` with the bytes at `offset` for another node of the job.
-    ///
-    /// # Errors
-    /// As `Storage::read_exact_at`; `Unsupported` if only bytes that are there are wanted, and
-    /// these are not.
-    pub fn read_for_peer(&self, buffer: &mut [u8], offset: u64, wanted: Wanted) -> Result<()> {
-        match &self.bytes {
-            Bytes::Near { copy, file, number, .. } => {
-                copy.read_for_peer(*number, buffer, offset, file, wanted)
-            }
-            Bytes::Local(_) | Bytes::Pooled(..) | Bytes::Remote(_) => {
-                Err(Error::new(Kind::Unsupported, "there is no copy to read"))
-            }
-        }
+    fn size(&self) -> u64 {
+        self.len
+    }
+
+    fn has(&self, range: &Range<u64>) -> bool {
+        self.copy.has(self.number, range)
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.copy.read_for_peer(self.number, buffer, offset, &self.file)
     }
 }
 

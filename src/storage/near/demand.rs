@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use super::granules::Granules;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::together::Run;
+use crate::together::{PART, Run};
 
 /// Reads that form regions: enough to tell 40 classes from reads all over the archive.
 const RECENT: usize = 512;
@@ -195,20 +195,30 @@ impl OwnRuns {
 }
 
 fn own_runs(range: &Range<u64>, run: impl Fn(u64) -> Run) -> OwnRuns {
-    /// Runs that are looked at in a region.
-    const SAMPLE: u64 = 1024;
+    /// Points that are looked at in a large region.
+    const POINTS: u64 = 4096;
     let whole = range.end - range.start;
+    if matches!(run(range.start), Run { end, is_own: true } if end >= range.end) {
+        let runs = vec![range.clone()];
+        return OwnRuns { runs, len: whole as f64, is_shared: false };
+    }
+    let step = whole / POINTS;
+    // Counted by points, because runs of others are longer than own ones.
     let (mut runs, mut own, mut seen) = (Vec::new(), 0, 0);
     let mut next = range.start;
     while next < range.end {
         let Run { end, is_own } = run(next);
         let end = end.clamp(next + 1, range.end);
-        seen += end - next;
+        let (counted, after) = match step > PART {
+            true => (1, next + step),
+            false => (end - next, end),
+        };
+        seen += counted;
         if is_own {
-            own += end - next;
-            runs.push(next..end);
+            own += counted;
+            runs.push(next..end.min(after));
         }
-        next = end.max(next.saturating_add(whole / SAMPLE));
+        next = after;
     }
     OwnRuns { runs, len: whole as f64 * own as f64 / seen.max(1) as f64, is_shared: own < seen }
 }
@@ -407,8 +417,28 @@ mod tests {
     /// Sixteen nodes that share what they read: one owns each sixteenth part, and sees all reads of
     /// it.
     #[test]
+    fn the_share_of_a_node_is_estimated_without_a_bias() {
+        // Owners that look random.
+        let owns = |part: u64, nodes: u64| {
+            part.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 < (1 << 32) / nodes
+        };
+        for (nodes, len) in [(4, 1 << 30), (4, 1 << 40), (16, 140 << 30), (64, 1 << 40)] {
+            let run = |offset: u64| {
+                let part = offset / PART;
+                let is_own = owns(part, nodes);
+                let mut end = part + 1;
+                while end * PART < len && owns(end, nodes) == is_own {
+                    end += 1;
+                }
+                Run { end: end * PART, is_own }
+            };
+            let estimated = own_runs(&(0..len), run).len * nodes as f64 / len as f64;
+            assert!((0.7..1.4).contains(&estimated), "{nodes} {len}: {estimated}");
+        }
+    }
+
+    #[test]
     fn simulation_of_nodes_that_read_together() {
-        const PART: u64 = 4 << 20;
         let own = |offset: u64| {
             let part = offset / PART;
             Run { end: (part + 1) * PART, is_own: part.is_multiple_of(16) }

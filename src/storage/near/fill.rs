@@ -151,11 +151,18 @@ fn next_flight<'c>(
             continue;
         }
         // Readers do not wait for that.
-        let shared = copy.parts.first().and_then(|part| part.shared.as_ref());
-        if shared.is_some_and(|shared| shared.is_gathering()) {
+        if copy
+            .parts
+            .iter()
+            .find(|part| part.shared.is_some())
+            .is_some_and(CopiedArchive::is_gathering)
+        {
+            schedule.threads.idle += 1;
             copy.progressed.wait_for(&mut schedule, GATHERING_STEP);
+            schedule.threads.idle -= 1;
             continue;
         }
+        schedule.keeps_own_only = copy.keeps_own_only();
         let nothing = ArchiveFill {
             end: u64::MAX,
             run: Run { end: u64::MAX, is_own: true },
@@ -174,6 +181,7 @@ fn next_flight<'c>(
             Next::Wait(until) => until,
             // More may be announced or asked for.
             Next::End if !copy.parts.iter().all(CopiedArchive::is_filled) => None,
+            Next::End if copy.keeps_own_only() => None,
             Next::End => {
                 schedule.stage = Stage::Closing;
                 drop(schedule);

@@ -28,7 +28,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::Filled;
 use crate::os::unlinked;
-use crate::remote::{PeerWanted, Requester};
+use crate::remote::Requester;
 use crate::stats::StageCounts;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::units::Size;
@@ -210,9 +210,13 @@ impl NearCopy {
         }))
     }
 
-    /// Keeps only what this node owns from now on: the copy has room for `most` bytes.
+    /// Keeps what other nodes own only if all fits: the copy has room for about `most` bytes.
     pub(super) fn limit_to(&self, most: u64) {
         self.keeps_own_only.store(self.len > most, Ordering::Relaxed);
+    }
+
+    fn keeps_own_only(&self) -> bool {
+        self.keeps_own_only.load(Ordering::Relaxed)
     }
 
     /// The offset of the archive with this number in the file.
@@ -283,22 +287,18 @@ impl NearCopy {
     }
 
     /// Like `read_exact_at`, for another node of the job. What this node does not have is fetched
-    /// from the storage, and kept if this node owns it. `Unsupported` if it is not wanted then.
+    /// from the storage, and kept if this node owns it.
     pub(super) fn read_for_peer(
         self: &Arc<Self>,
         number: usize,
         buffer: &mut [u8],
         offset: u64,
         file: &File,
-        wanted: PeerWanted,
     ) -> Result<()> {
         let part = self.parts.get(number).ok_or_else(|| closed(&self.name))?;
         let start = part.start + offset;
         let range = start..start + buffer.len() as u64;
         let is_there = self.granules.has(&range);
-        if !is_there && wanted == PeerWanted::IfThere {
-            return Err(Error::new(Kind::Unsupported, "not there"));
-        }
         // A flight of other bytes may wait for the node that asks.
         let run = part.run(start);
         if is_there {
@@ -311,8 +311,17 @@ impl NearCopy {
         } else {
             self.read_present(file, buffer, start)?;
         }
-        self.note_read(range, !is_there, !is_there);
+        // A smaller read is a sample.
+        if buffer.len() as u64 >= GRANULE {
+            self.note_read(range, !is_there, !is_there);
+        }
         part.check()
+    }
+
+    /// Whether `range` of the archive with this number is there.
+    pub(super) fn has(&self, number: usize, range: &Range<u64>) -> bool {
+        let start = self.start(number);
+        self.granules.has(&(start.saturating_add(range.start)..start.saturating_add(range.end)))
     }
 
     /// Makes a thread of the fill look for what to fetch, and starts one if none waits.
@@ -410,7 +419,9 @@ impl NearCopy {
                 continue;
             }
             let owned = part.run(run.start);
-            let leaves_room = !owned.is_own && self.keeps_own_only.load(Ordering::Relaxed);
+            // Before the owners are known, all would be kept that is read.
+            let is_own = owned.is_own && !part.is_gathering();
+            let leaves_room = !is_own && self.keeps_own_only();
             if !schedule.keeps(now) || leaves_room {
                 let end = if leaves_room { run.end.min(owned.end) } else { run.end };
                 return Claim::ReadThrough(run.start..end);

@@ -106,6 +106,11 @@ impl CopiedArchive {
         Run { end: self.start.saturating_add(run.end), ..run }
     }
 
+    /// Whether it is soon known which nodes of the job own it.
+    pub(super) fn is_gathering(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.is_gathering())
+    }
+
     /// What the fill needs to know of it at `offset`.
     pub(super) fn extent(&self, offset: u64) -> ArchiveFill {
         ArchiveFill {

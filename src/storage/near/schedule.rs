@@ -6,6 +6,7 @@
 //! Invariant: no byte is in two flights.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,8 @@ pub(super) struct Schedule {
     /// Whether the fill also fetches what other nodes own. First each node fetches its own bytes,
     /// so that all bytes are soon on some node.
     fills_others: bool,
+    /// Whether there is room only for what this node owns.
+    pub(super) keeps_own_only: bool,
     streams: Streams,
     announced: VecDeque<Range<u64>>,
     /// Largest number of bytes that the fill fetches with one read: few after a failure, to find
@@ -123,6 +126,7 @@ impl Default for Schedule {
             last_reader: Some(Instant::now()),
             cursor: 0,
             fills_others: false,
+            keeps_own_only: false,
             streams: Streams::default(),
             announced: VecDeque::new(),
             piece: PIECE,
@@ -226,6 +230,8 @@ impl Schedule {
         if is_one_granule {
             // Ever further, because all of an archive may be out of reach. What is skipped is tried
             // again after the rest.
+            // What this node cannot read must not keep it from what others can.
+            self.fills_others |= !self.keeps_own_only;
             let skipped = (GRANULE << self.bad_granules.min(32)) - GRANULE;
             self.bad_granules = self.bad_granules.saturating_add(1);
             self.cursor = self.cursor.max(range.end.saturating_add(skipped).min(extent.end));
@@ -267,7 +273,9 @@ impl Schedule {
         }
         while let Some(range) = self.announced.front().cloned() {
             let start = granules.first_missing(range.start);
+            let is_kept = |start| extent(start).run.is_own || !self.keeps_own_only;
             let start = start.filter(|&start| start < range.end && extent(start).is_wanted);
+            let start = start.filter(|&start| is_kept(start));
             let Some(start) = start else {
                 self.announced.pop_front();
                 continue;
@@ -316,7 +324,9 @@ impl Schedule {
             }
             self.cursor = 0;
             passes += 1;
-            if passes == 2 && is_others_left && !is_left {
+            if passes == 2 && is_others_left && !is_left && !self.keeps_own_only {
+                // Not at the start: there all nodes would ask the same one.
+                self.cursor = RandomState::new().hash_one(now) % granules.len().max(1);
                 (self.fills_others, passes) = (true, 0);
             }
         }
