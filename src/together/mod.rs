@@ -186,6 +186,7 @@ impl Group {
     }
 
     fn alone(settings: Settings) -> Result<Arc<Self>> {
+        let has_gathered = AtomicBool::new(settings.nodes <= 1);
         let made = rcgen::generate_simple_self_signed([PEER_NAME.to_owned()]);
         let made = made.map_err(|error| Error::io("cannot make a key", io::Error::other(error)))?;
         let certificate = made.cert.der().to_vec();
@@ -203,7 +204,7 @@ impl Group {
             changed: Condvar::new(),
             joined: OnceLock::new(),
             found: OnceLock::new(),
-            has_gathered: AtomicBool::new(false),
+            has_gathered,
             is_leaving: AtomicBool::new(false),
             from_storage: AtomicU64::new(0),
             from_peers: AtomicU64::new(0),
