@@ -394,6 +394,7 @@ mod tests {
         let stats = Stats::default();
         stats.staged.watch(Box::new(|| StageCounts { copied: 1, total: 2 }));
         stats.readahead.watch(Box::new(ReadaheadCounts::default));
+        stats.together.watch(Box::new(TogetherCounts::default));
         let json = Snapshot::take(&served(&["/a.sqfs"]), &stats).json();
         let mut found = Vec::new();
         keys(&serde_json::from_str(&json).unwrap(), "", &mut found);

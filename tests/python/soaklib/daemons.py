@@ -217,6 +217,6 @@ def flat(told, above=""):
 
 def is_counter(key):
     # The kernel adds up per-CPU counters without synchronization, so a later peak may be lower.
-    if key == "started_seconds" or key.startswith("blocked"):
+    if key in ("started_seconds", "together.peers") or key.startswith("blocked"):
         return False
     return not key.endswith(("held_bytes", "_ns", "peak_memory_bytes"))
