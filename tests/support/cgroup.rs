@@ -103,9 +103,12 @@ impl Group {
         line.expect("a count of kills").parse().unwrap()
     }
 
-    /// Whether all processes of the group have exited.
+    /// Whether all processes of the group have exited, and none counts any more: the kernel frees
+    /// threads some time after their end, and until then they count.
     pub fn is_empty(&self) -> bool {
-        fs::read_to_string(self.directory.join("cgroup.procs")).is_ok_and(|text| text.is_empty())
+        let read = |name: &str| fs::read_to_string(self.directory.join(name));
+        let counts = read("pids.current").is_ok_and(|text| text.trim() != "0");
+        !counts && read("cgroup.procs").is_ok_and(|text| text.is_empty())
     }
 }
 
