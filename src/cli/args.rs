@@ -120,7 +120,8 @@ pub(super) struct MountArgs {
     /// Read archives once for all nodes of the job: auto, off or on [default: auto]
     ///
     /// The daemons of the job's nodes send each other what they have read. auto: where srun, or one
-    /// `archfs mount` for all nodes, starts archfs on several nodes, for archives on network storage.
+    /// `archfs mount` for all nodes, starts archfs on several nodes, for archives on network
+    /// storage.
     #[arg(
         help_heading = MEMORY,
         hide_short_help = true,
