@@ -560,14 +560,15 @@ impl SharedArchive {
     fn agrees_with(&self, read: impl FnOnce(&mut [u8], u64) -> bool) -> Option<bool> {
         /// Bytes of a sample. A copy is read in larger units, which shows a sample.
         const SAMPLE: u64 = 4096;
-        if self.sample.get().is_none()
-            && let Some(storage) = self.storage.lock().take_if(|_| true)
-        {
-            let range = sample(self.len, SAMPLE);
-            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-            match storage(&mut bytes, range.start) {
-                Ok(()) => drop(self.sample.set((range.start, bytes))),
-                Err(_) => *self.storage.lock() = Some(storage),
+        if self.sample.get().is_none() {
+            let mut storage = self.storage.lock();
+            if let Some(read) = storage.as_ref() {
+                let range = sample(self.len, SAMPLE);
+                let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+                if read(&mut bytes, range.start).is_ok() {
+                    let _ = self.sample.set((range.start, bytes));
+                    *storage = None;
+                }
             }
         }
         let (offset, expected) = self.sample.get()?;
@@ -701,6 +702,28 @@ mod tests {
         assert_eq!((counts.peers, counts.storage, counts.from_peers), (0, 3 * PART, 0));
         let failed = archive.read(&mut buffer, 0, |_, _| Err(Error::corrupt("damaged")));
         assert!(failed.is_err(), "an error of the storage is one of the read");
+    }
+
+    #[test]
+    fn a_sample_that_cannot_be_read_is_read_again() {
+        let group = group();
+        let fails = AtomicBool::new(true);
+        let storage = move |buffer: &mut [u8], _: u64| {
+            buffer.fill(7);
+            match fails.swap(false, Ordering::Relaxed) {
+                true => Err(Error::corrupt("damaged")),
+                false => Ok(()),
+            }
+        };
+        let archive = group.share("key".into(), 100, Box::new(storage));
+        let sevens = |buffer: &mut [u8], _| {
+            buffer.fill(7);
+            true
+        };
+        assert_eq!(archive.agrees_with(sevens), None);
+        assert_eq!(archive.agrees_with(sevens), Some(true));
+        assert_eq!(archive.agrees_with(|_, _| true), Some(false));
+        assert_eq!(archive.agrees_with(|_, _| false), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::granules::Granules;
+use super::granules::{GRANULE, Granules};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::together::{PART, Run};
 
@@ -208,6 +208,8 @@ fn own_runs(range: &Range<u64>, run: impl Fn(u64) -> Run) -> OwnRuns {
     let mut next = range.start;
     while next < range.end {
         let Run { end, is_own } = run(next);
+        // Between two archives is less than a granule, which belongs to none.
+        let end = end.checked_next_multiple_of(GRANULE).unwrap_or(end);
         let end = end.clamp(next + 1, range.end);
         let (counted, after) = match step > PART {
             true => (1, next + step),
@@ -219,6 +221,10 @@ fn own_runs(range: &Range<u64>, run: impl Fn(u64) -> Run) -> OwnRuns {
             runs.push(next..end.min(after));
         }
         next = after;
+    }
+    if own == seen {
+        let runs = vec![range.clone()];
+        return OwnRuns { runs, len: whole as f64, is_shared: false };
     }
     OwnRuns { runs, len: whole as f64 * own as f64 / seen.max(1) as f64, is_shared: own < seen }
 }
@@ -251,7 +257,6 @@ fn hull(reads: &[Range<u64>]) -> Range<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::granules::GRANULE;
     use super::*;
 
     fn alone(_: u64) -> Run {
@@ -435,6 +440,20 @@ mod tests {
             let estimated = own_runs(&(0..len), run).len * nodes as f64 / len as f64;
             assert!((0.7..1.4).contains(&estimated), "{nodes} {len}: {estimated}");
         }
+    }
+
+    #[test]
+    fn a_region_of_several_archives_is_looked_at_once_for_each() {
+        // Each archive begins at a granule, and ends before the next one.
+        const ARCHIVE: u64 = 7 * GRANULE;
+        let looks = std::cell::Cell::new(0);
+        let run = |offset: u64| {
+            looks.set(looks.get() + 1);
+            Run { end: offset / ARCHIVE * ARCHIVE + ARCHIVE - 5000, is_own: true }
+        };
+        let found = own_runs(&(0..100 * ARCHIVE), run);
+        assert!(looks.get() <= 101, "{}", looks.get());
+        assert_eq!((found.runs, found.is_shared), (vec![0..100 * ARCHIVE], false));
     }
 
     #[test]
