@@ -123,7 +123,7 @@ impl MountArgs {
             TogetherName::On => true,
         };
         let Some(job) = batch_job::run_name() else {
-            let context = "--together on: this is no batch job";
+            let context = "--together on: not in a batch job";
             let hint = "set SLURM_JOB_ID to the same number on all nodes";
             let error = Error::new(Kind::Usage, context).with_hint(hint);
             return if is_required { Err(error) } else { Ok(None) };

@@ -21,13 +21,26 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit, test_kill_process,
+};
 
 use crate::error::{Error, Kind, Result};
 use crate::os::kernel_file;
 
 /// How often to check a process on a kernel without process descriptors (before 5.3).
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// How many files this process may have open.
+pub fn open_files_max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Raises the soft limit of open files to the hard limit. If that is refused, it stays as it was.
+pub fn enlarge_open_files_max() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
 
 /// The identity of a process, valid even after its id is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

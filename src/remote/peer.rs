@@ -24,14 +24,12 @@ use crate::sync::Arc;
 /// The name in the certificate of each daemon. It is not that of a host.
 pub const PEER_NAME: &str = "daemon.archfs.invalid";
 
-/// A certificate and its private key, in DER.
+/// A certificate and its private key.
 pub struct PeerIdentity {
-    /// The certificate (X.509).
+    /// The certificate (X.509), in DER.
     pub certificate: Vec<u8>,
-    /// The key (PKCS #8).
-    pub key: Vec<u8>,
-    /// The same in PEM.
-    pub key_text: String,
+    /// The key (PKCS #8), in PEM.
+    pub key: String,
 }
 
 /// A daemon at an address.
@@ -67,7 +65,7 @@ impl PeerServer {
     /// The daemon at `address` that has `certificate`. It gets to know `own`.
     pub fn new(address: SocketAddr, certificate: &[u8], own: &PeerIdentity) -> Self {
         let owned = |der: &[u8]| Certificate::from_der(der).to_owned();
-        let key = PrivateKey::from_pem(own.key_text.as_bytes()).ok();
+        let key = PrivateKey::from_pem(own.key.as_bytes()).ok();
         let client = key.map(|key| ClientCert::new_with_certs(&[owned(&own.certificate)], key));
         let tls = TlsConfig::builder()
             .root_certs(RootCerts::Specific(Arc::new(vec![owned(certificate)])))

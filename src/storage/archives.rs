@@ -17,6 +17,7 @@ use super::near::{
 use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
+use crate::os::process;
 use crate::sync::Arc;
 use crate::together::Group;
 use crate::url;
@@ -71,7 +72,7 @@ impl Sharing<'_> {
 pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
     // A pool only if there are too many files, because each read of a pooled file takes a lock.
     if paths.len() > FilePool::room() {
-        FilePool::enlarge_room();
+        process::enlarge_open_files_max();
     }
     let pool = (paths.len() > FilePool::room()).then(|| FilePool::new(FilePool::room()));
     let mut files = Vec::with_capacity(paths.len());
@@ -209,8 +210,8 @@ pub fn near_copy(
 /// nodes of a job share by `sharing`.
 ///
 /// It is an unlinked file in $TMPDIR, /tmp or /dev/shm, so every byte is fetched once while it has
-/// room. It takes only a part of the free space or memory, because nobody has asked for it. If all
-/// nodes together have no room for what they would share, the page cache of each is better.
+/// room. It takes only a part of the free space or memory, because the user did not ask for it. If
+/// all nodes together have no room for what they would share, the page cache of each is better.
 ///
 /// # Errors
 /// `Io` if there is no directory for a copy that is needed.

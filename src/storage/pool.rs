@@ -7,9 +7,9 @@ use std::fs::File;
 use std::io;
 
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{Error, Result};
+use crate::os::process;
 use crate::sync::{Arc, Mutex, Weak};
 
 /// Descriptors the process needs for other purposes.
@@ -37,16 +37,9 @@ impl FilePool {
     /// How many files a pool may keep open: half the process's limit, because connections, threads
     /// and libraries also need descriptors. At least `OTHERS` descriptors stay free.
     pub(super) fn room() -> usize {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limit = process::open_files_max();
         let room = (limit / 2).min(limit.saturating_sub(OTHERS));
         usize::try_from(room).unwrap_or(usize::MAX)
-    }
-
-    /// Raises the soft limit of open files to the hard limit.
-    pub(super) fn enlarge_room() {
-        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        // If refused, the limit stays as it was, and `room` reflects that.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 
     /// The file of `slot`; calls `open` if it is closed.

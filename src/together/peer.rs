@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::SharedArchive;
 use super::record::Record;
 use crate::remote::{PeerFailure, PeerIdentity, PeerServer, PeerWanted};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
@@ -44,9 +43,6 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Answers in a row after which earlier failures do not count any more.
 const GOOD: u64 = 100;
 
-/// Archives that are compared when a peer is tried.
-const COMPARED: usize = 4;
-
 /// A daemon with a record.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -80,6 +76,16 @@ pub(super) enum State {
     Proven,
     /// It serves no longer, or has other bytes than the storage.
     Ended,
+}
+
+/// How the bytes of a peer compare with those of the storage.
+pub(super) enum Comparison {
+    Same,
+    Other,
+    /// The peer did not send them.
+    Failed(PeerFailure),
+    /// There is no archive to compare, or the storage cannot be read now.
+    Impossible,
 }
 
 impl Peer {
@@ -118,31 +124,24 @@ impl Peer {
         (connection.state == State::Untried).then_some(connection.try_at)
     }
 
-    /// Tries all addresses. Returns whether it is proven.
-    pub(super) fn prove(&self, own: &PeerIdentity, archives: &[Arc<SharedArchive>]) -> bool {
-        let common: Vec<_> =
-            archives.iter().filter(|archive| self.has(&archive.key)).take(COMPARED).collect();
+    /// Tries all addresses: `compare` asks a server for bytes, which may take this long. Returns
+    /// whether it is proven.
+    pub(super) fn prove(
+        &self,
+        own: &PeerIdentity,
+        compare: impl Fn(&PeerServer, Duration) -> Comparison,
+    ) -> bool {
         let tries = self.connection.lock().tries;
         let limit = TRY_FIRST.saturating_mul(1 << tries.min(4)).min(TRY_MAX);
-        let asked = (PeerWanted::Always, limit);
         let mut found = None;
-        for &address in self.record.addresses.iter().filter(|_| !common.is_empty()) {
+        for &address in &self.record.addresses {
             let server = PeerServer::new(address, &self.certificate, own);
-            let mut failure = None;
-            let agrees = common.iter().try_fold(true, |agrees, archive| {
-                let found = archive.agrees_with(|buffer, offset| {
-                    let archive = (archive.key(), archive.len);
-                    failure = server.read_exact_at(archive, buffer, offset, asked).err();
-                    failure.is_none()
-                })?;
-                Some(agrees && found)
-            });
-            match (agrees, failure) {
-                (Some(true), _) => {
+            match compare(&server, limit) {
+                Comparison::Same => {
                     found = Some(server);
                     break;
                 }
-                (Some(false), _) => {
+                Comparison::Other => {
                     log::warn!(
                         "--together: node {} has other bytes than the storage; archfs does not \
                          read from it",
@@ -151,15 +150,14 @@ impl Peer {
                     self.connection.lock().state = State::Ended;
                     return false;
                 }
-                (None, Some(PeerFailure::Gone)) => {
+                Comparison::Failed(PeerFailure::Gone) => {
                     self.connection.lock().state = State::Ended;
                     return false;
                 }
-                (None, Some(failure)) => {
+                Comparison::Failed(failure) => {
                     log::debug!("--together: {} at {address}: {failure:?}", self.record.node);
                 }
-                // The storage cannot be read now.
-                (None, None) => break,
+                Comparison::Impossible => break,
             }
         }
         let mut connection = self.connection.lock();

@@ -31,8 +31,8 @@ const SUFFIX: &str = ".json";
 /// The largest record, in bytes: a thousand archives have 40 kB.
 const LEN_MAX: u64 = 1 << 20;
 
-/// Records of a job of which nothing was heard for this time are removed. Each daemon is heard of
-/// once a minute, unless its job is suspended.
+/// Records of a job whose directory was not touched for this time are removed. Each daemon touches
+/// it once a minute, unless its job is suspended.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// How a daemon can be reached.
@@ -67,6 +67,8 @@ pub(super) struct JobDirectory {
     jobs: Directory,
     job: OsString,
     directory: Directory,
+    /// The name of this daemon's own record.
+    own: Option<OsString>,
 }
 
 impl JobDirectory {
@@ -75,7 +77,7 @@ impl JobDirectory {
     /// Fails with `Io` if it cannot be created, or if others can write there.
     pub(super) fn open(settings: &Settings) -> Result<Self> {
         let (jobs, directory) = Self::opened(settings)?;
-        Ok(Self { jobs, job: OsString::from(&settings.job), directory })
+        Ok(Self { jobs, job: OsString::from(&settings.job), directory, own: None })
     }
 
     /// The directory of all jobs, and that of this one.
@@ -112,14 +114,16 @@ impl JobDirectory {
                 Err(error) => return Err(failed(error)),
             }
         }
+        self.own = Some(name.clone());
         let (jobs, job) = (self.jobs.clone(), self.job.clone());
         Ok(Published { jobs, job, directory: self.directory.clone(), name })
     }
 
-    /// The names of all records.
+    /// The names of the records of other daemons.
     pub(super) fn names(&self) -> io::Result<Vec<OsString>> {
         touch(&self.directory);
-        Ok(self.directory.names()?.into_iter().filter(|name| is_record(name)).collect())
+        let is_other = |name: &OsString| is_record(name) && self.own.as_ref() != Some(name);
+        Ok(self.directory.names()?.into_iter().filter(is_other).collect())
     }
 
     /// The record of this name.
@@ -180,7 +184,7 @@ pub fn remove_old_records(directory: Option<&OsStr>) -> usize {
     opened().map_or(0, |jobs| remove_old(&jobs, OLD))
 }
 
-/// The same for those of which nothing was heard for `age`.
+/// The same for directories that were not touched for `age`.
 fn remove_old(jobs: &Directory, age: Duration) -> usize {
     // The clock of a node may be wrong, and the times are those of a server.
     touch(jobs);
@@ -260,7 +264,8 @@ mod tests {
         let own = one.publish(&record(b"one"), &settings).unwrap();
         assert_eq!(found(&other), [record(b"one")]);
         let theirs = other.publish(&record(b"other"), &settings).unwrap();
-        assert_eq!(found(&one).len(), 2);
+        assert_eq!(found(&JobDirectory::open(&settings).unwrap()).len(), 2);
+        assert_eq!(found(&one), [record(b"other")], "without its own");
         drop(own);
         assert_eq!(found(&one), [record(b"other")]);
         // Half of a record, and what is none.

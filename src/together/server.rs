@@ -21,15 +21,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
-use tokio_rustls::rustls::pki_types::{
-    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime,
-};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{
@@ -38,6 +36,7 @@ use tokio_rustls::rustls::{
 
 use super::{Group, Served};
 use crate::error::{Error, Result};
+use crate::os::process;
 use crate::remote::PeerIdentity;
 use crate::sync::{Arc, Ordering, Weak};
 
@@ -85,7 +84,7 @@ impl Server {
         let tls = tls(group).map_err(|error| failed(std::io::Error::other(error)))?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
-            // Reads of what is there do not wait behind those of the storage.
+            // Reads of bytes in the copy do not wait behind those of the storage.
             .max_blocking_threads(READS_MAX + ANSWERS_MAX)
             .thread_name("peers")
             .enable_io()
@@ -116,20 +115,18 @@ impl Drop for Server {
 
 /// How many connections there may be. Each peer has several.
 fn connections_max() -> usize {
-    let mut files = getrlimit(Resource::Nofile);
-    let more = Rlimit { current: files.maximum, ..files };
-    if setrlimit(Resource::Nofile, more).is_ok() {
-        files = more;
-    }
-    let files = files.current.unwrap_or(u64::MAX) / CONNECTIONS_PART;
-    usize::try_from(files).unwrap_or(usize::MAX).clamp(HANDSHAKES_MAX, Semaphore::MAX_PERMITS)
+    process::enlarge_open_files_max();
+    usize::try_from(process::open_files_max() / CONNECTIONS_PART)
+        .unwrap_or(usize::MAX)
+        .clamp(HANDSHAKES_MAX, Semaphore::MAX_PERMITS)
 }
 
 fn tls(group: &Arc<Group>) -> std::result::Result<Arc<ServerConfig>, rustls::Error> {
-    let PeerIdentity { certificate, key, .. } = &group.identity;
+    let PeerIdentity { certificate, key } = &group.identity;
     let provider = Arc::new(ring::default_provider());
     let verifier = KnownPeers { group: Arc::downgrade(group), provider: Arc::clone(&provider) };
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.clone()));
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes());
+    let key = key.map_err(|error| rustls::Error::General(error.to_string()))?;
     let config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
@@ -195,7 +192,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     if !is_there && header(CACHE_CONTROL) == Some("only-if-cached") {
         return status(StatusCode::GATEWAY_TIMEOUT);
     }
-    // Held until the last byte is sent. What is there does not wait for reads of the storage.
+    // Held until the last byte is sent. Bytes in the copy do not wait for reads of the storage.
     let permits = if is_there { &shared.answers } else { &shared.reads };
     let Ok(permit) = Arc::clone(permits).acquire_owned().await else {
         return status(StatusCode::GONE);

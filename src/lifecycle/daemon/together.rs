@@ -1,12 +1,13 @@
 //! The part of a daemon among those of the other nodes of its job.
 
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::stats::Stats;
 use crate::storage::{FileStorage, Sharing};
-use crate::sync::{Arc, AtomicBool, Ordering, thread};
+use crate::sync::{Arc, thread};
 use crate::together::{Entrance, Group, Membership};
 
 /// How long the end of a daemon waits until its record is removed, which is on a network file
@@ -34,14 +35,8 @@ impl Nodes {
         if !files.iter().any(is_seen) || files.iter().any(|file| changes(file)) {
             return Ok(None);
         }
-        match Group::new(settings.clone()) {
-            Ok((group, entrance)) => Ok(Some(Self { group, entrance })),
-            Err(error) if settings.is_required => Err(error.within("--together")),
-            Err(error) => {
-                log::info!("--together: {error}; this node reads the archives by itself");
-                Ok(None)
-            }
-        }
+        let found = or_alone(Group::new(settings.clone()), settings.is_required)?;
+        Ok(found.map(|(group, entrance)| Self { group, entrance }))
     }
 
     /// Which archives of `plan` they share.
@@ -66,14 +61,20 @@ impl Nodes {
         let Self { group, entrance } = self;
         let counted = Arc::clone(&group);
         stats.together.watch(Box::new(move || counted.counts()));
-        match group.join(entrance, served) {
-            Ok(membership) => Ok(Some(Departure { membership: Some(membership) })),
-            Err(error) if is_required => Err(error.within("--together")),
-            Err(error) => {
-                group.leave();
-                log::info!("--together: {error}; this node reads the archives by itself");
-                Ok(None)
-            }
+        let joined = group.join(entrance, served).inspect_err(|_| group.leave());
+        let membership = or_alone(joined, is_required)?;
+        Ok(membership.map(|membership| Departure { membership: Some(membership) }))
+    }
+}
+
+/// `None` for an error, if the node may read the archives by itself.
+fn or_alone<T>(outcome: Result<T>, is_required: bool) -> Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_required => Err(error.within("--together")),
+        Err(error) => {
+            log::info!("--together: {error}; this node reads the archives by itself");
+            Ok(None)
         }
     }
 }
@@ -83,32 +84,26 @@ pub(super) struct Departure {
     membership: Option<Membership>,
 }
 
-/// The end of a membership in the background.
-pub(super) struct Departing(Arc<AtomicBool>);
+/// The end of a membership in the background. Nothing is ever sent: the sender is dropped then.
+pub(super) struct Departing(Receiver<()>);
 
 impl Departure {
-    /// Ends it. Other nodes may be asked for what this one has from now on.
+    /// Ends it. Other nodes do not ask this one any more.
     pub(super) fn begin(&mut self) -> Option<Departing> {
         let membership = self.membership.take()?;
-        let is_done = Arc::new(AtomicBool::new(false));
-        let done = Arc::clone(&is_done);
+        let (sender, ended) = sync_channel(0);
         let work = move || {
             drop(membership);
-            done.store(true, Ordering::Relaxed);
+            drop(sender);
         };
         thread::Builder::new().name("leave".into()).spawn(work).ok()?;
-        Some(Departing(is_done))
+        Some(Departing(ended))
     }
 }
 
 impl Departing {
     /// Waits for the end, but not for long.
     pub(super) fn wait(&self) {
-        /// Between two looks.
-        const STEP: Duration = Duration::from_millis(5);
-        let until = Instant::now() + REMOVAL_MAX;
-        while !self.0.load(Ordering::Relaxed) && Instant::now() < until {
-            thread::sleep(STEP);
-        }
+        let _ = self.0.recv_timeout(REMOVAL_MAX);
     }
 }

@@ -273,9 +273,10 @@ impl Schedule {
         }
         while let Some(range) = self.announced.front().cloned() {
             let start = granules.first_missing(range.start);
-            let is_kept = |start| extent(start).run.is_own || !self.keeps_own_only;
-            let start = start.filter(|&start| start < range.end && extent(start).is_wanted);
-            let start = start.filter(|&start| is_kept(start));
+            let start = start.filter(|&start| {
+                let ArchiveFill { run, is_wanted, .. } = extent(start);
+                start < range.end && is_wanted && (run.is_own || !self.keeps_own_only)
+            });
             let Some(start) = start else {
                 self.announced.pop_front();
                 continue;
