@@ -28,7 +28,7 @@ pub struct Readers {
 }
 
 /// Prefix of the temporary names that `replace` uses.
-const PREFIX: &str = ".archfs-";
+pub const PREFIX: &str = ".archfs-";
 
 /// What to do if a file with the name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

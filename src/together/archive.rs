@@ -203,7 +203,7 @@ impl SharedArchive {
         if is_read {
             group.from_peers.fetch_add(buffer.len() as u64, Ordering::Relaxed);
         }
-        peer.compare(&group.storage_times);
+        peer.compare(&group.storage_times, Instant::now());
         if peer.state() != State::Proven {
             group.note_change();
         }
@@ -229,6 +229,11 @@ impl SharedArchive {
         let (offset, expected) = self.sample.get()?;
         let mut found = vec![0; expected.len()];
         read(&mut found, *offset).then(|| found == *expected)
+    }
+
+    /// Lets go of the storage. Peers that were not compared with it by then are not asked any more.
+    pub fn close_storage(&self) {
+        *self.storage.lock() = None;
     }
 
     fn owners(&self) -> Arc<Owners> {

@@ -17,8 +17,8 @@ const TIMES_USUAL: u32 = 4;
 const LIMIT_MIN: Duration = Duration::from_millis(250);
 const LIMIT_MAX: Duration = Duration::from_secs(1);
 
-/// More time for each byte: 20 MB/s.
-const BYTES_PER_SECOND: u64 = 20_000_000;
+/// More time for each byte: 4 MB/s, because many nodes may ask one at the same time.
+const BYTES_PER_SECOND: u64 = 4_000_000;
 
 /// Time that a peer is expected to take before it has answered for the first time.
 const UNKNOWN: Duration = Duration::from_millis(250);
@@ -26,9 +26,11 @@ const UNKNOWN: Duration = Duration::from_millis(250);
 /// Late answers in a row until a peer is not asked any more.
 const LATE_MAX: u64 = 3;
 
-/// A peer is not asked if its usual time is at least this, and this many times that of the storage.
+/// A peer is not asked if its usual time is at least this, and this many times that of the storage,
+/// for this long. When a job starts, all nodes are slow for a moment.
 const SLOW_MIN: Duration = Duration::from_millis(50);
 const SLOW_TIMES: u32 = 8;
+const SLOW_LONG: Duration = Duration::from_secs(3);
 
 /// How long each address of a peer has when it is tried: the first time, and at most.
 const TRY_FIRST: Duration = Duration::from_millis(500);
@@ -66,6 +68,8 @@ struct Connection {
     /// How often in a row it was tried without success, and when it is tried again.
     tries: u32,
     try_at: Instant,
+    /// Since when it is much slower than the storage.
+    slow_since: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +107,7 @@ impl Peer {
                 server: None,
                 tries: 0,
                 try_at: now,
+                slow_since: None,
             }),
             times: Times::default(),
             late: AtomicU64::new(0),
@@ -165,6 +170,7 @@ impl Peer {
             Some(server) => {
                 connection.server = Some(Arc::new(server));
                 connection.state = State::Proven;
+                connection.slow_since = None;
                 self.late.store(0, Ordering::Relaxed);
                 self.good.store(0, Ordering::Relaxed);
                 true
@@ -226,10 +232,16 @@ impl Peer {
         false
     }
 
-    /// Does not ask it for some time if it is much slower than the storage.
-    pub(super) fn compare(&self, storage: &Times) {
+    /// Does not ask it for some time if it is much slower than the storage `now`, and was for long.
+    pub(super) fn compare(&self, storage: &Times, now: Instant) {
         let (Some(own), Some(storage)) = (self.times.settled(), storage.settled()) else { return };
-        if own >= SLOW_MIN && own > storage * SLOW_TIMES {
+        let is_slow = own >= SLOW_MIN && own > storage * SLOW_TIMES;
+        let since = {
+            let mut connection = self.connection.lock();
+            connection.slow_since = is_slow.then(|| connection.slow_since.unwrap_or(now));
+            connection.slow_since
+        };
+        if since.is_some_and(|since| now.duration_since(since) >= SLOW_LONG) {
             log::info!("--together: {} is slower than the storage", self.record.node);
             self.times.clear();
             self.suspend(State::Untried);
@@ -333,7 +345,7 @@ mod tests {
         assert_eq!(limit(None), 400 * MILLISECOND);
         assert_eq!(limit(Some(300)), 600 * MILLISECOND);
         assert_eq!(limit(Some(9000)), 18_000 * MILLISECOND);
-        assert_eq!(peer.limit(2_000_000, None), 500 * MILLISECOND);
+        assert_eq!(peer.limit(2_000_000, None), 900 * MILLISECOND);
         noted(&peer.times, 7000);
         assert_eq!(limit(None), LIMIT_MAX);
         assert_eq!(peer.times.recent.lock().len(), Times::MOST);
@@ -348,13 +360,17 @@ mod tests {
             peer.connection.lock().state = State::Proven;
             noted(&peer.times, own);
             noted(&storage, of_storage);
-            peer.compare(&storage);
+            let now = Instant::now();
+            peer.compare(&storage, now);
+            peer.compare(&storage, now + SLOW_LONG - MILLISECOND);
+            assert_eq!(peer.state(), State::Proven, "it is not slow for long");
+            peer.compare(&storage, now + SLOW_LONG);
             peer.state() == State::Proven
         };
         assert!(is_asked(80, 10) && is_asked(49, 0));
         assert!(!is_asked(81, 10));
         peer.connection.lock().state = State::Proven;
-        peer.compare(&storage);
+        peer.compare(&storage, Instant::now());
         assert_eq!(peer.state(), State::Proven, "it is measured again");
     }
 

@@ -20,7 +20,7 @@ use super::Settings;
 use crate::batch_job;
 use crate::error::{Error, Result};
 use crate::os::directory::{self, Directory};
-use crate::os::new_file::{NewFile, Readers};
+use crate::os::new_file::{self, NewFile, Readers};
 
 /// The directory of the records of all jobs, in the user's cache directory. In another directory
 /// its name has the user's number, because several users may have named it.
@@ -76,13 +76,14 @@ impl JobDirectory {
     ///
     /// Fails with `Io` if it cannot be created, or if others can write there.
     pub(super) fn open(settings: &Settings) -> Result<Self> {
-        let (jobs, directory) = Self::opened(settings)?;
+        let failed = |error| Error::io("cannot write records for other nodes", error);
+        let (jobs, directory) = Self::opened(settings).map_err(failed)?;
         Ok(Self { jobs, job: OsString::from(&settings.job), directory, own: None })
     }
 
     /// The directory of all jobs, and that of this one.
-    fn opened(settings: &Settings) -> Result<(Directory, Directory)> {
-        let open = || {
+    fn opened(settings: &Settings) -> io::Result<(Directory, Directory)> {
+        retry_if_removed(|_| {
             let parent = match &settings.directory {
                 Some(directory) => Directory::open(Path::new(directory))?,
                 None => directory::create_cache()?,
@@ -90,14 +91,11 @@ impl JobDirectory {
             let jobs = private(&parent, &jobs_in(settings.directory.as_deref()))?;
             let directory = private(&jobs, OsStr::new(&settings.job))?;
             Ok((jobs, directory))
-        };
-        open().map_err(|error| Error::io("cannot write records for other nodes", error))
+        })
     }
 
     /// Writes the record of this daemon.
     pub(super) fn publish(&mut self, record: &Record, settings: &Settings) -> Result<Published> {
-        /// How often the directory is made again, if the last daemon before this one removes it.
-        const ATTEMPTS: u32 = 5;
         let failed = |error| Error::io("cannot write a record for other nodes", error);
         let text = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
         // Unique: a node can have several daemons, and one after another.
@@ -105,15 +103,13 @@ impl JobDirectory {
         let name = OsString::from(format!("{}-{}{SUFFIX}", record.node, &hash[..16]));
         let owner = Readers { group: None, mode: 0o600 };
         let write = &mut |file: &mut File| file.write_all(&text);
-        for attempt in 1.. {
-            match NewFile::replace(&self.directory, &name, owner, write) {
-                Ok(_) => break,
-                Err(error) if attempt < ATTEMPTS && is_removed(&error) => {
-                    (self.jobs, self.directory) = Self::opened(settings)?;
-                }
-                Err(error) => return Err(failed(error)),
+        let replace = |attempt| {
+            if attempt > 1 {
+                (self.jobs, self.directory) = Self::opened(settings)?;
             }
-        }
+            NewFile::replace(&self.directory, &name, owner, write)
+        };
+        retry_if_removed(replace).map_err(failed)?;
         self.own = Some(name.clone());
         let (jobs, job) = (self.jobs.clone(), self.job.clone());
         Ok(Published { jobs, job, directory: self.directory.clone(), name })
@@ -139,6 +135,19 @@ impl Drop for JobDirectory {
         // It has the records of others, unless this daemon has shared nothing.
         let _ = self.jobs.remove_directory(&self.job);
     }
+}
+
+/// Does `work`, which gets the number of the attempt, and again if the last daemon before this one
+/// removes its directory at that time.
+fn retry_if_removed<T>(mut work: impl FnMut(u32) -> io::Result<T>) -> io::Result<T> {
+    const ATTEMPTS: u32 = 5;
+    for attempt in 1..ATTEMPTS {
+        match work(attempt) {
+            Err(error) if is_removed(&error) => {}
+            outcome => return outcome,
+        }
+    }
+    work(ATTEMPTS)
 }
 
 /// The name of the directory of all jobs in `directory`, which is as in `Settings`.
@@ -197,7 +206,7 @@ fn remove_old(jobs: &Directory, age: Duration) -> usize {
     let removed = old.filter(|job| {
         let Ok(directory) = jobs.private(job, geteuid().as_raw()) else { return false };
         for name in directory.names().unwrap_or_default() {
-            if is_record(&name) {
+            if is_record(&name) || is_temporary(&name) {
                 let _ = directory.remove_file(&name);
             }
         }
@@ -221,6 +230,13 @@ fn is_removed(error: &io::Error) -> bool {
 
 fn is_record(name: &OsStr) -> bool {
     name.as_encoded_bytes().ends_with(SUFFIX.as_bytes())
+}
+
+/// Whether it was left by a daemon that was killed: by `NewFile`, or by an NFS client when a record
+/// was removed that it had open.
+fn is_temporary(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(new_file::PREFIX.as_bytes()) || name.starts_with(b".nfs")
 }
 
 #[cfg(test)]
@@ -289,6 +305,9 @@ mod tests {
         let (work, path) = directory();
         let mut job = JobDirectory::open(&settings(work.path())).unwrap();
         std::mem::forget(job.publish(&record(b"killed"), &settings(work.path())).unwrap());
+        for name in [".archfs-abc", ".nfs0001"] {
+            fs::write(path.join(name), "").unwrap();
+        }
         let other = path.with_file_name("other");
         fs::create_dir(&other).unwrap();
         fs::write(other.join("file"), "").unwrap();

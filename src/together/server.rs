@@ -21,6 +21,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -56,6 +57,9 @@ const CONNECTIONS_PART: u64 = 4;
 
 /// Time without a request after which a connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(120);
+
+/// Time after which a connection is closed if its peer takes nothing of what was sent to it.
+const UNTAKEN_MAX: Duration = Duration::from_secs(10);
 
 /// The server, until it is dropped.
 pub(super) struct Server {
@@ -146,6 +150,9 @@ async fn accept(listener: tokio::net::TcpListener, tls: TlsAcceptor, shared: Arc
             continue;
         };
         let _ = stream.set_nodelay(true);
+        // Else a suspended peer would keep its answers, and so those of others.
+        let untaken_max = u32::try_from(UNTAKEN_MAX.as_millis()).unwrap_or(u32::MAX);
+        let _ = set_tcp_user_timeout(&stream, untaken_max);
         let (tls, shared) = (tls.clone(), Arc::clone(&shared));
         tokio::spawn(async move {
             let _connection = connection;
@@ -192,7 +199,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     if !is_there && header(CACHE_CONTROL) == Some("only-if-cached") {
         return status(StatusCode::GATEWAY_TIMEOUT);
     }
-    // Held until the last byte is sent. Bytes in the copy do not wait for reads of the storage.
+    // Bytes in the copy do not wait for reads of the storage.
     let permits = if is_there { &shared.answers } else { &shared.reads };
     let Ok(permit) = Arc::clone(permits).acquire_owned().await else {
         return status(StatusCode::GONE);
@@ -200,15 +207,16 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     let (for_thread, wanted) = (Arc::clone(&shared), range.clone());
     let read = tokio::task::spawn_blocking(move || {
         let len = usize::try_from(wanted.end - wanted.start).ok()?;
-        let mut bytes = vec![0; len];
-        for_thread.archives.get(&key)?.read(&mut bytes, wanted.start).ok()?;
-        Some(bytes)
+        // The read has the permit also if the peer gives up and closes the connection.
+        let mut sent = Sent { bytes: vec![0; len], _permit: permit };
+        for_thread.archives.get(&key)?.read(&mut sent.bytes, wanted.start).ok()?;
+        Some(sent)
     });
-    let Ok(Some(bytes)) = read.await else {
+    let Ok(Some(sent)) = read.await else {
         return status(StatusCode::SERVICE_UNAVAILABLE);
     };
-    group.to_peers.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-    let mut response = Response::new(Full::new(Bytes::from_owner(Sent { bytes, _permit: permit })));
+    group.to_peers.fetch_add(sent.bytes.len() as u64, Ordering::Relaxed);
+    let mut response = Response::new(Full::new(Bytes::from_owner(sent)));
     *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     let range = format!("bytes {}-{}/{len}", range.start, range.end - 1);
     for (name, value) in [(CONTENT_RANGE, range), (ETAG, etag), (ACCEPT_RANGES, "bytes".into())] {
@@ -219,7 +227,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     Ok(response)
 }
 
-/// The bytes of an answer that is being sent.
+/// The bytes of an answer, until the last one is sent.
 struct Sent {
     bytes: Vec<u8>,
     _permit: OwnedSemaphorePermit,

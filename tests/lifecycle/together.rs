@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -72,7 +72,15 @@ struct Job {
 impl Job {
     fn new(nodes: usize, options: &[&str]) -> Self {
         let mut job = Self::without_nodes();
-        (0..nodes).for_each(|_| job.add_node(nodes, options));
+        // At once: archfs waits for other nodes only for some seconds.
+        thread::scope(|scope| {
+            let (job, archive) = (&job, job.storage.file());
+            let mount = |number| scope.spawn(move || job.mount(archive, number, nodes, options));
+            let mounts: Vec<_> = (0..nodes).map(mount).collect();
+            mounts.into_iter().map(|mount| mount.join().unwrap()).collect::<Vec<_>>()
+        })
+        .into_iter()
+        .for_each(|node| job.nodes.push(node));
         job
     }
 
@@ -92,7 +100,12 @@ impl Job {
     }
 
     fn add_node_of(&mut self, archive: &Path, nodes: usize, options: &[&str]) {
-        let number = self.nodes.len();
+        let node = self.mount(archive, self.nodes.len(), nodes, options);
+        self.nodes.push(node);
+    }
+
+    /// The mount of the node with this number.
+    fn mount(&self, archive: &Path, number: usize, nodes: usize, options: &[&str]) -> Mounted {
         let variables = [
             format!("XDG_CACHE_HOME={}", self.cache().display()),
             format!("SLURM_JOB_ID={}", self.number()),
@@ -104,7 +117,7 @@ impl Job {
         let options = [&[self.index.as_str(), "--no-name-readahead"], options].concat();
         let mount_point = self.work.path().join(format!("mount{number}"));
         let archives = [archive.to_owned()];
-        self.nodes.push(Mounted::several(&before, &archives, &mount_point, &options));
+        Mounted::several(&before, &archives, &mount_point, &options)
     }
 
     fn cache(&self) -> PathBuf {
@@ -196,9 +209,9 @@ fn nodes_read_an_archive_once_in_all_epochs() {
         let owns = |node: &&Value| of(node, "storage_bytes") > 10 * FILE;
         assert!(counts.iter().filter(owns).count() >= 2, "{counts:?}");
         let sum = |key: &str| counts.iter().map(|node| of(node, key)).sum::<u64>();
-        // Some were read to compare them.
+        // Some were read to compare them, or came too late.
         let [sent, received] = ["to_peers_bytes", "from_peers_bytes"].map(sum);
-        assert!((received..received + FILE).contains(&sent), "{counts:?}");
+        assert!((received..2 * received).contains(&sent), "{counts:?}");
         assert!(job.records().is_dir());
         assert_eq!(fs::metadata(job.records()).unwrap().permissions().mode() & 0o777, 0o700);
         let addresses = job.addresses();
@@ -211,7 +224,8 @@ fn nodes_read_an_archive_once_in_all_epochs() {
 }
 
 /// > A read never fails because of another node. It waits for one at most one second, or twice the
-/// > time of nine in ten reads of the storage if that is more. It then reads the storage.
+/// > time of nine in ten reads of the storage if that is more, and a second more for each 4 MB. It
+/// > then reads the storage.
 ///
 /// > If it was killed, the other nodes notice that its port is closed. In both cases they share its
 /// > part among themselves.
@@ -314,46 +328,78 @@ fn strangers_get_no_byte() {
     let output = run(&mut attack);
     assert!(output.stdout.is_empty(), "{output:?}");
     job.epoch(1);
-    assert_eq!(job.counts(0)["peers"], 1);
+    job.wait_for_peers(0, 1);
 }
 
 /// > A node is asked only after some of its bytes were compared with those of the storage. If they
 /// > differ, archfs logs a warning, and never asks that node.
 #[test]
 fn a_peer_that_lies_is_found_out_before_a_reader_depends_on_it() {
-    reads_beside_a_liar(&[], "asked");
+    reads_beside_a_liar("lie", "asked");
 }
 
 #[test]
 fn another_daemon_at_the_port_of_a_peer_is_not_believed() {
-    reads_beside_a_liar(&["squat"], "connected");
+    reads_beside_a_liar("squat", "connected");
 }
 
-/// Reads two epochs after a lying peer with these options has made this file.
-fn reads_beside_a_liar(options: &[&str], after: &str) {
+/// Reads two epochs after a lying peer in this mode has made this file.
+fn reads_beside_a_liar(mode: &str, after: &str) {
     if skip_without_mounts() {
         return;
     }
     let mut job = Job::without_nodes();
     job.add_node(2, &[]);
-    let own = fs::read_dir(job.records()).unwrap().next().unwrap().unwrap().path();
-    let own: Value = serde_json::from_slice(&fs::read(own).unwrap()).unwrap();
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lifecycle/lying-peer");
-    let mut liar = Command::new("python3")
-        .arg(script)
-        .arg(job.records())
-        .arg(own["archives"][0].as_str().unwrap())
-        .arg((FILES * MEMBER + 1024).to_string())
-        .args(options)
-        .spawn()
-        .unwrap();
-    let file = job.records().join(after);
-    wait_until("the liar is asked", || file.exists());
+    let _liar = BadPeer::start(&job, mode, after);
     job.epoch(1);
     job.epoch(2);
     let counts = job.counts(0);
     assert_eq!(job.records().join("asked").exists(), after == "asked");
-    liar.kill().unwrap();
-    liar.wait().unwrap();
     assert_eq!((counts["peers"].as_u64(), counts["from_peers_bytes"].as_u64()), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_peer_that_takes_no_answers_does_not_keep_others_from_theirs() {
+    if skip_without_mounts() {
+        return;
+    }
+    let mut job = Job::without_nodes();
+    job.add_node(3, &[]);
+    // It has all of the archive then, and can answer without the storage.
+    job.epoch(0);
+    let _frozen = BadPeer::start(&job, "freeze", "frozen");
+    job.add_node(3, &[]);
+    job.wait_for_peers(1, 1);
+    job.epoch(1);
+    assert!(job.counts(1)["from_peers_bytes"].as_u64().unwrap() > FILE);
+}
+
+/// A bad daemon of a job, until it is dropped.
+struct BadPeer(Child);
+
+impl BadPeer {
+    /// Starts it in this mode beside the first node, and waits until it has made the file `after`.
+    fn start(job: &Job, mode: &str, after: &str) -> Self {
+        let own = fs::read_dir(job.records()).unwrap().next().unwrap().unwrap().path();
+        let own: Value = serde_json::from_slice(&fs::read(own).unwrap()).unwrap();
+        let child = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lifecycle/bad-peer"))
+            .arg(mode)
+            .arg(job.records())
+            .arg(own["archives"][0].as_str().unwrap())
+            .arg((FILES * MEMBER + 1024).to_string())
+            .args(job.addresses())
+            .spawn()
+            .unwrap();
+        let peer = Self(child);
+        let file = job.records().join(after);
+        wait_until("a bad peer is ready", || file.exists());
+        peer
+    }
+}
+
+impl Drop for BadPeer {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }

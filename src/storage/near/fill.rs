@@ -151,12 +151,7 @@ fn next_flight<'c>(
             continue;
         }
         // Readers do not wait for that.
-        if copy
-            .parts
-            .iter()
-            .find(|part| part.shared.is_some())
-            .is_some_and(CopiedArchive::is_gathering)
-        {
+        if copy.parts.iter().any(CopiedArchive::is_gathering) {
             schedule.threads.idle += 1;
             copy.progressed.wait_for(&mut schedule, GATHERING_STEP);
             schedule.threads.idle -= 1;
@@ -181,7 +176,8 @@ fn next_flight<'c>(
             Next::Wait(until) => until,
             // More may be announced or asked for.
             Next::End if !copy.parts.iter().all(CopiedArchive::is_filled) => None,
-            Next::End if copy.keeps_own_only() => None,
+            // If a node ends, this one owns some of its parts.
+            Next::End if copy.keeps_own_only() => Some(now + IDLE_MAX),
             Next::End => {
                 schedule.stage = Stage::Closing;
                 drop(schedule);
@@ -219,6 +215,9 @@ fn close(copy: &NearCopy, start: Instant) {
             copy.give_up(part, &error);
         }
         *part.source.lock() = None;
+        if let Some(shared) = &part.shared {
+            shared.close_storage();
+        }
     }
     if copy.is_complete() {
         let time = format_duration(start.elapsed());
