@@ -138,6 +138,10 @@ pub struct TogetherCounts {
 impl fmt::Display for TogetherCounts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { peers, storage, from_peers, to_peers } = *self;
+        if peers == 0 && from_peers == 0 && to_peers == 0 {
+            let storage = format_size(storage);
+            return write!(formatter, "{storage} read from storage, no other node found");
+        }
         let [storage, from_peers, to_peers] = [storage, from_peers, to_peers].map(format_size);
         let nodes = counted(peers, "other node");
         write!(
@@ -234,9 +238,8 @@ impl fmt::Display for ReadaheadCounts {
             format!("{} read ahead, {} of it used", format_size(fetched), format_size(used));
         match state {
             ReadaheadState::Off => formatter.write_str("no readahead in the background"),
-            ReadaheadState::NotNeeded => {
-                formatter.write_str("nothing read ahead, because no program waited for storage")
-            }
+            ReadaheadState::NotNeeded => formatter
+                .write_str("nothing read ahead, because no finished read waited for storage"),
             ReadaheadState::Complete => write!(formatter, "{counts}; the archives are complete"),
             ReadaheadState::Active => formatter.write_str(&counts),
             ReadaheadState::Full => write!(formatter, "{counts}; no memory for more"),
@@ -244,7 +247,6 @@ impl fmt::Display for ReadaheadCounts {
     }
 }
 
-/// Returns the counts so far.
 /// Returns counts.
 pub type Source<C> = Box<dyn Fn() -> C + Send + Sync>;
 

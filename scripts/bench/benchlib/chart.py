@@ -15,7 +15,9 @@ BLUE, SKY, GRAY, VERMILLION, INK, FAINT = "#0072B2", "#56B4E9", "#A9B0B7", "#D55
 FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
 # A white outline around letters, so that lines behind them stay readable.
 HALO = "stroke='white' stroke-width='3' stroke-linejoin='round' paint-order='stroke'"
-LABELS, BARS, VALUES, PANEL_GAP = 150, 230, 80, 30
+# The narrowest column of names, and the width of a bold letter in it.
+LABELS_MIN, LETTER = 150, 7.8
+BARS, VALUES, PANEL_GAP = 230, 80, 30
 ROW, HEAD, BOTTOM = 20, 34, 16
 
 
@@ -69,13 +71,15 @@ def of_dataset(table, dataset, results):
     """A panel for each phase, in two columns."""
     drawing, phases = Drawing(), table.phases(dataset)
     drawing.text(20, 28, dataset, 17, weight="bold")
-    drawing.text(20, 46, "Medians; whiskers from the least to the most of all rounds", 11)
-    width = LABELS + BARS + VALUES
+    rounds = len({row.round for row in table.of(dataset)})
+    drawing.text(20, 46, "Medians; whiskers from the least to the most of all rounds" if rounds > 1 else "One round", 11)
+    labels = max(LABELS_MIN, LETTER * max(map(len, table.systems(dataset))))
+    width = labels + BARS + VALUES
     tops = [60, 60]
     for number, phase in enumerate(phases):
         column = number % 2
         left = 20 + column * (width + PANEL_GAP)
-        tops[column] += panel(drawing, table, dataset, phase, results, left, tops[column])
+        tops[column] += panel(drawing, table, dataset, phase, results, left, tops[column], labels)
         if column:
             tops = [max(tops)] * 2
     columns = min(2, len(phases))
@@ -83,8 +87,8 @@ def of_dataset(table, dataset, results):
                        f"{dataset}: every phase, every system")
 
 
-def panel(drawing, table, dataset, phase, results, left, top):
-    """Draws one phase at `left` and `top`; returns its height."""
+def panel(drawing, table, dataset, phase, results, left, top, labels):
+    """Draws one phase at `left` and `top`, with a column of names this wide; returns its height."""
     rows = {system: [tables.value(row) for row in table.of(dataset, system, phase)]
             for system in table.systems(dataset)}
     rows = {system: values for system, values in rows.items() if values}
@@ -92,10 +96,10 @@ def panel(drawing, table, dataset, phase, results, left, top):
     scale = BARS / max(max(map(max, rows.values())), needed or 0)
     unit = tables.unit(phase)
     drawing.text(left, top + 16, phase, 13, weight="bold")
-    drawing.text(left + LABELS + BARS + VALUES, top + 16,
-                 f"{unit}, lower is better" if unit != "MB/s" else unit, 11, anchor="end")
+    better = "higher" if unit == "MB/s" else "lower"
+    drawing.text(left + labels + BARS + VALUES, top + 16, f"{unit}, {better} is better", 11, anchor="end")
     start, end = top + HEAD - 8, top + HEAD + ROW * len(rows)
-    zero = left + LABELS
+    zero = left + labels
     for number, (system, values) in enumerate(rows.items()):
         bar(drawing, system, values, zero, top + HEAD + ROW * number, scale)
     drawing.line(zero, start, zero, end, FAINT)
