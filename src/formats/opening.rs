@@ -246,7 +246,9 @@ impl<'o> Opening<'o> {
             None if zip::has_directory(storage.as_ref())? => {
                 return self.open_zip(name, storage, depth);
             }
-            None => return Err(foreign::unknown(name, head, self.options.offset)),
+            None => {
+                return Err(foreign::unknown(name, head, &*storage, self.options.offset));
+            }
         };
         let OpenOptions { recursive, partial, index_policy, acls, .. } = *self.options;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes);

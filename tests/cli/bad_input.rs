@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support;
 use crate::support::mount::{CleanUp, unmount};
-use crate::support::{archfs, image, skip_without_user_mounts, work_directory};
+use crate::support::{archfs, image, run, skip_without_user_mounts, work_directory};
 
 fn mount(image: &Path, mount_point: &Path) -> Output {
     archfs().args(["mount", "--keep"]).arg(image).arg(mount_point).output().unwrap()
@@ -53,9 +53,18 @@ fn files_that_are_not_archives_exit_with_status_3() {
     refuses(&file("zip", b"PK\x03\x04rest of it"), &mount_point, 3, "a ZIP archive");
     refuses(&file("h5", b"\x89HDF\r\n\x1a\nrest"), &mount_point, 3, "h5: an HDF5 file");
     refuses(&file("gz", b"\x1f\x8b\x08rest of it"), &mount_point, 3, "gz: ");
-    // ext4 and ISO 9660 images begin with zeros too; a tar of only zeros is empty.
+    // Images of file systems begin with zeros too; a tar of only zeros is empty.
     let disk = [vec![0; 32 << 10], b"\x01CD001".to_vec(), vec![7; 4096]].concat();
-    refuses(&file("disk", &disk), &mount_point, 3, "begins with zeros, but is not an empty tar");
+    refuses(&file("disk", &disk), &mount_point, 3, "disk: an ISO 9660 image");
+    let ext4 = file("ext4", &vec![0; 1 << 20]);
+    run(Command::new("mkfs.ext4").arg("-q").arg(&ext4).env("PATH", "/usr/sbin:/sbin"));
+    refuses(&ext4, &mount_point, 3, "ext4: an ext2, ext3 or ext4 file system");
+    refuses(
+        &ext4,
+        &mount_point,
+        3,
+        &format!("hint: `fuse2fs -o ro {} DIRECTORY` mounts it", ext4.display()),
+    );
     refuses(&file("zeros", &vec![0; 2 << 20]), &mount_point, 3, "begins with zeros");
     refuses(&work.path().join("missing"), &mount_point, 1, "missing: no such file");
     refuses(
@@ -223,7 +232,7 @@ fn ls_and_cat_read_an_archive_without_mounting() {
     let mut cat = cat.spawn().unwrap();
     let mut head = Command::new("head");
     head.args(["-c", "10"]).stdin(cat.stdout.take().unwrap());
-    assert_eq!(support::run(&mut head).stdout, b"xxxxxxxxxx");
+    assert_eq!(run(&mut head).stdout, b"xxxxxxxxxx");
     // `head` has the read end open too.
     drop(head);
     let output = cat.wait_with_output().unwrap();
@@ -248,7 +257,7 @@ fn a_cache_larger_than_the_memory_is_reduced_with_a_warning() {
             if words[0] == "run" {
                 command.args(["--", "true"]);
             }
-            let output = support::run(&mut command);
+            let output = run(&mut command);
             let said = String::from_utf8(output.stderr).unwrap();
             let warning = "archfs: warning: --cache 400.0 TiB: ";
             assert_eq!(said.matches(warning).count(), warnings, "{words:?} {cache}: {said}");

@@ -17,6 +17,7 @@ use super::source::{Damage, Unpacked, Unpacking};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index};
 use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
+use crate::formats::foreign;
 use crate::formats::index::{
     Acls, Allowance, FinishedTree, Index, IndexFile, IndexOptions, notes, unsaved,
 };
@@ -118,7 +119,7 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
     storage.read_exact_at(&mut first, 0)?;
     if header::is_zero(&first) {
         match is_only_zeros(storage.as_ref())? {
-            false => return Err(no_empty_tar()),
+            false => return Err(foreign::zeros(name, Some(storage.as_ref()))),
             true if !options.partial => return Err(only_zeros()),
             true => {}
         }
@@ -162,7 +163,7 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     drop(scanning);
     let is_long = seek_index.len() > TAR_EMPTY_MAX;
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
-        return Err(no_empty_tar());
+        return Err(foreign::zeros(name, None));
     }
     if starts_with_zeros && finished.is_empty() && !options.partial {
         return Err(only_zeros());
@@ -278,12 +279,6 @@ fn is_only_zeros(storage: &dyn Storage) -> Result<bool> {
 fn only_zeros() -> Error {
     Error::corrupt("contains only zeros: an empty tar, or a file that was not written")
         .with_hint("copy the archive again, or add --partial to mount an empty directory")
-}
-
-/// The error for a file that starts with zeros but is no empty tar.
-fn no_empty_tar() -> Error {
-    Error::new(Kind::UnknownFormat, "begins with zeros, but is not an empty tar")
-        .with_hint("mount a disk image with mount -o loop")
 }
 
 /// An index with at least this many members is saved without being asked for.
