@@ -131,10 +131,10 @@ def of_status(status: int, message: str, hint: Optional[str], notes: tuple[str, 
 
 # Options in hints that are keywords here, perhaps with the name of their value, and commands that are functions.
 _OPTION = re.compile(
-    "--(allow-changes|cache|force|index|keep-going|lazy|nested|offset|only|overwrite|owner|partial|subdir|threads)"
+    "--(allow-changes|cache|force|index|keep-going|lazy|names|nested|offset|only|overwrite|owner|partial|subdir|threads)"
     "(?![\\w-])(?:[ =]([A-Z:]+)(?![\\w]))?"
 )
-_HAS_VALUE = ("cache", "index", "offset", "only", "owner", "subdir", "threads")
+_HAS_VALUE = ("cache", "index", "names", "offset", "only", "owner", "subdir", "threads")
 _WORD = r"(?:'[^']*'|[^-`'\"();,\s](?:[^`'\"();\s]*[^`'\"();,\s])?)"
 _FUNCTION = re.compile(rf"archfs (ls|info|verify|list)((?: {_WORD})*)(?=[`;),]|$)")
 _COMMAND = re.compile(r"archfs (doctor|gc|index|stats)\b")

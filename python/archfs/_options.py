@@ -33,6 +33,7 @@ class ContentOptions(TypedDict, total=False):
 
     nested: bool
     recursive: bool
+    names: Optional[str]
     offset: Optional[Size]
     index: Optional[PathLike]
 
@@ -51,6 +52,9 @@ class MountOptions(ContentOptions, total=False):
     stage_keep: Optional[Size]
     readahead: Optional[str]
     preload: bool
+    together: Optional[str]
+    together_directory: Optional[PathLike]
+    together_interface: Optional[str]
     archive_cache: Optional[str]
     no_name_readahead: bool
     allow_changes: bool
@@ -66,7 +70,7 @@ _OLD_NAMES = {"recursive": "nested"}
 
 # Options whose values are times, and paths of files.
 TIMES = ("cache_idle", "grace", "linger", "idle_timeout")
-PATHS = ("index", "stage", "log_file", "stats_json")
+PATHS = ("index", "stage", "together_directory", "log_file", "stats_json")
 
 
 def takes(options: type) -> Callable[[Function], Function]:

@@ -53,6 +53,7 @@ class ArchiveFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         fo: Union[PathLike, Sequence[PathLike]] = "",
         *,
         nested: bool = False,
+        names: Optional[str] = None,
         partial: bool = False,
         offset: Optional[Size] = None,
         index: Optional[PathLike] = None,
@@ -77,7 +78,14 @@ class ArchiveFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         archives = [fo] if isinstance(fo, (str, bytes, os.PathLike)) else list(fo)
         if not archives or archives == [""]:
             raise UsageError("archfs: no archive", 'add it to the URL: "archfs://PATH::data.sqfs"')
-        options = {"nested": nested, "partial": partial, "offset": offset, "index": index, "cache": cache}
+        options = {
+            "nested": nested,
+            "names": names,
+            "partial": partial,
+            "offset": offset,
+            "index": index,
+            "cache": cache,
+        }
         self._reader = Reader(archives, options)
 
     @classmethod

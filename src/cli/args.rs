@@ -8,6 +8,7 @@ use clap::builder::FalseyValueParser;
 
 use super::values::{cores, size, threads, time};
 use crate::error::{Error, Kind, Result};
+use crate::formats::NameEncoding;
 use crate::os::processors::Cores;
 
 /// Headings of the options of mount and run in --help.
@@ -51,6 +52,10 @@ pub(super) struct MountArgs {
         value_parser = FalseyValueParser::new()
     )]
     pub(super) recursive: bool,
+
+    /// Encoding of names in ZIP archives that are not marked as UTF-8: gbk, shift_jis, cp866, ...
+    #[arg(help_heading = ARCHIVE, hide_short_help = true, long, value_name = "ENCODING", env = "ARCHFS_NAMES")]
+    pub(super) names: Option<NameEncoding>,
 
     /// Mount an archive that is cut off or damaged as far as it goes [default: refuse it]
     #[arg(help_heading = ARCHIVE, hide_short_help = true, long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]

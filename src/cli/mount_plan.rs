@@ -65,6 +65,7 @@ impl MountArgs {
             covers_files: options.covers_files || self.is_squashfuse,
             offset,
             recursive: self.recursive,
+            names: self.names,
             partial: self.partial,
             index: self.index.as_ref().map(absolute).transpose()?,
             view: ViewOptions {

@@ -8,7 +8,7 @@ use clap::builder::FalseyValueParser;
 use super::bar::Bar;
 use super::values::size;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, OpenOptions};
+use crate::formats::{self, NameEncoding, OpenOptions};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -31,6 +31,10 @@ pub(super) struct ContentArgs {
     )]
     recursive: bool,
 
+    /// Encoding of names in ZIP archives that are not marked as UTF-8: gbk, shift_jis, cp866, ...
+    #[arg(long, value_name = "ENCODING", env = "ARCHFS_NAMES")]
+    names: Option<NameEncoding>,
+
     /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
     #[arg(long, value_name = "FILE", env = "ARCHFS_INDEX")]
     pub(super) index: Option<PathBuf>,
@@ -43,6 +47,7 @@ impl ContentArgs {
             offset: self.offset,
             cache_bytes: crate::cache::default_bytes(),
             recursive: self.recursive,
+            names: self.names,
             partial,
             index: self.index.clone(),
             ..OpenOptions::default()

@@ -52,6 +52,7 @@ pub use info::{
 };
 pub use nested::{Contents, contents};
 pub use tar::IndexPolicy;
+pub use zip::NameEncoding;
 
 /// How to open archives.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +65,8 @@ pub struct OpenOptions {
     pub budget: Budget,
     /// Whether archives in an archive are shown as directories.
     pub recursive: bool,
+    /// The encoding of names in ZIP archives that are not marked as UTF-8.
+    pub names: Option<NameEncoding>,
     /// Whether an archive that is cut off or damaged is opened as far as it goes. Otherwise that is
     /// an error.
     pub partial: bool,

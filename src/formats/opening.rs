@@ -293,8 +293,9 @@ impl<'o> Opening<'o> {
     /// Opens a ZIP archive, and the archives in it if `options.recursive` is set.
     fn open_zip(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
         self.refuse_index(name, "a ZIP archive", depth)?;
-        let OpenOptions { partial, index_policy, .. } = *self.options;
+        let OpenOptions { names, partial, index_policy, .. } = *self.options;
         let options = ZipOptions {
+            names,
             progress: self.progress,
             partial,
             logs_notes: index_policy != IndexPolicy::Compare,

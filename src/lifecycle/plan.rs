@@ -15,6 +15,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
+use crate::formats::NameEncoding;
 use crate::lifecycle::daemon::end_policy::Lifetime;
 use crate::log::Verbosity;
 use crate::os::processors::Cores;
@@ -49,6 +50,8 @@ pub struct MountPlan {
     pub offset: u64,
     /// Whether archives inside an archive are shown as directories.
     pub recursive: bool,
+    /// The encoding of names in ZIP archives that are not marked as UTF-8.
+    pub names: Option<NameEncoding>,
     /// Whether an archive that is cut off or damaged is mounted as far as it goes.
     pub partial: bool,
     /// Saved index of a tar; `None` to look in the usual directories.
@@ -132,6 +135,7 @@ impl MountPlan {
             covers_files: false,
             offset: 0,
             recursive: false,
+            names: None,
             partial: false,
             index: None,
             view: ViewOptions::default(),
@@ -363,6 +367,7 @@ mod tests {
             covers_files: true,
             offset: u64::MAX,
             recursive: true,
+            names: Some(NameEncoding::CodePage437),
             partial: true,
             index: Some("/i,n d".into()),
             view: ViewOptions {

@@ -1,7 +1,7 @@
 //! Compares ZIP archives with what Info-ZIP's unzip, bsdtar and 7-Zip extract and Python's zipfile
 //! reads. Archives come from zip, 7-Zip, bsdtar, Python and Java.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -117,6 +117,62 @@ fn archives_of_info_zip_show_what_unzip_extracts() {
         });
         assert_sound(&archive);
     }
+}
+
+/// Some names have the byte of a backslash within a character.
+#[test]
+fn names_in_an_encoding_that_the_user_knows_are_those_of_bsdtar() {
+    let script = "\
+import sys, zipfile
+class Unmarked(zipfile.ZipInfo):
+    def _encodeFilenameFlags(self):
+        return self.filename.encode(sys.argv[2]), 0
+with zipfile.ZipFile(sys.argv[1], 'w') as archive:
+    for number, name in enumerate(sys.argv[3:]):
+        member = Unmarked(name)
+        member.create_system = 0
+        archive.writestr(member, f'{number}')
+";
+    let work = work_directory();
+    let path = work.path().join("names.zip");
+    for (encoding, names) in [
+        ("gbk", ["文件/图片.jpg", "數據誠乗.txt"]),
+        ("big5", ["許功蓋/檔案.jpg", "資料.txt"]),
+        ("shift_jis", ["表示/ソース.jpg", "データ能力.txt"]),
+        ("euc-kr", ["한국어/사진.jpg", "자료.txt"]),
+        ("cp866", ["Файлы/снимок.jpg", "Ёжик.txt"]),
+        ("utf-8", ["文件/grün.jpg", "Ёжик.txt"]),
+    ] {
+        run(Command::new("python3").args(["-c", script]).arg(&path).arg(encoding).args(names));
+        let listed = run(Command::new("bsdtar")
+            .args(["-t", "--options", &format!("zip:hdrcharset={encoding}"), "-f"])
+            .arg(&path)
+            .env("LC_ALL", "C.UTF-8"));
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        assert_eq!(listed.lines().collect::<Vec<_>>(), names, "bsdtar, {encoding}");
+        let list = |options: &[&str]| archfs().args(["ls", "-R"]).args(options).arg(&path).output();
+        let found = list(&["--names", encoding]).unwrap();
+        let lines: BTreeSet<_> = str::from_utf8(&found.stdout).unwrap().lines().collect();
+        let (directory, _) = names[0].split_once('/').unwrap();
+        assert_eq!(lines, BTreeSet::from([directory, names[0], names[1]]), "{encoding}");
+        let unknown = String::from_utf8(list(&[]).unwrap().stderr).unwrap();
+        let (_, proposed) =
+            unknown.split_once("; try --names ").unwrap_or_else(|| panic!("{unknown}"));
+        assert!(proposed.trim_end().split(" or ").any(|one| one == encoding), "{unknown}");
+        let to = work.path().join(format!("extracted-{encoding}"));
+        run(archfs().args(["extract", "-q", "--names", encoding]).arg(&path).arg(&to));
+        let image = work.path().join(format!("{encoding}.sqfs"));
+        run(archfs().args(["pack", "-q", "--names", encoding]).arg(&path).arg(&image));
+        for (number, name) in names.iter().enumerate() {
+            assert_eq!(fs::read_to_string(to.join(name)).unwrap(), number.to_string());
+            let printed = run(archfs().arg("cat").arg(&image).arg(name));
+            assert_eq!(printed.stdout, number.to_string().as_bytes());
+        }
+    }
+    let wrong = archfs().args(["ls", "--names", "klingon"]).arg(&path).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    let wrong = String::from_utf8(wrong.stderr).unwrap();
+    assert!(wrong.contains("no such encoding; for example gbk"), "{wrong}");
 }
 
 /// `archfs verify` finds no fault.

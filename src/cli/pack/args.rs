@@ -13,6 +13,7 @@ use super::super::term;
 use super::super::values::{size, threads};
 use crate::cache;
 use crate::error::{Error, Kind, Result};
+use crate::formats::NameEncoding;
 use crate::os::processors;
 use crate::pack::{
     Compressor, Excludes, Existing, FileList, Form, Holes, Labels, OnProblem, OtherMounts,
@@ -109,6 +110,10 @@ pub(in crate::cli) struct Args {
     )]
     recursive: bool,
 
+    /// Encoding of names in ZIP archives that are not marked as UTF-8: gbk, shift_jis, cp866, ...
+    #[arg(hide_short_help = true, long, value_name = "ENCODING", env = "ARCHFS_NAMES")]
+    names: Option<NameEncoding>,
+
     /// Pack a SOURCE that is a file as one file, also an archive
     #[arg(hide_short_help = true, long)]
     as_file: bool,
@@ -188,6 +193,7 @@ impl Args {
                 map: self.map.clone(),
                 owner: self.owner.unwrap_or_default(),
                 recursive: self.recursive,
+                name_encoding: self.names,
                 as_file: self.as_file,
                 cache_bytes: self.cache.map_or_else(cache::default_bytes, |wanted| {
                     cache::reduced_to_fit(wanted, term::print_warning)

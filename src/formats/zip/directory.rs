@@ -11,6 +11,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use super::names::NameEncoding;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::storage::Storage;
@@ -55,6 +56,8 @@ pub(super) struct CentralDirectory {
     pub(super) is_wrapped: bool,
     /// What its entries lack because of that.
     pub(super) wraps: Wraps,
+    /// The encoding of names that are not marked, as the user says.
+    pub(super) names: Option<NameEncoding>,
 }
 
 /// The numbers in an end record.
@@ -155,6 +158,7 @@ impl CentralDirectory {
             base: if is_wrapped { 0 } else { i64::try_from(base).unwrap_or(0) },
             is_wrapped,
             wraps: Wraps::default(),
+            names: None,
         })
     }
 

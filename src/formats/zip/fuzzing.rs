@@ -20,6 +20,7 @@ const CACHE: u64 = 8 << 20;
 pub fn zip(data: &[u8]) {
     let chunks = Arc::new(ChunkCache::new(CACHE, CHUNK_MAX, Arc::<Workers>::default()));
     let options = ZipOptions {
+        names: None,
         progress: &Progress::default(),
         partial: true,
         logs_notes: true,

@@ -32,6 +32,7 @@ mod info;
 mod local;
 mod member_order;
 mod method;
+mod names;
 mod scan;
 
 #[cfg(test)]
@@ -46,10 +47,13 @@ use scan::{Methods, Scanned};
 
 pub(super) use decoder::LargeMembers;
 pub(super) use directory::{has_directory, recognizes};
+pub use names::NameEncoding;
 
 /// How to open an archive.
 pub(crate) struct ZipOptions<'o> {
     pub(crate) progress: &'o Progress,
+    /// The encoding of names that are not marked as UTF-8.
+    pub(crate) names: Option<NameEncoding>,
     /// Whether an archive with damaged or unreadable members is opened. Otherwise that is an error.
     pub(crate) partial: bool,
     /// Whether the notes of the index are logged.
@@ -98,8 +102,10 @@ impl Zip {
         storage: Arc<dyn Storage>,
         options: &ZipOptions<'_>,
     ) -> Result<Self> {
-        let &ZipOptions { progress, partial, logs_notes, chunks, seek_points, indexes } = options;
+        let &ZipOptions { progress, names, partial, logs_notes, chunks, seek_points, indexes } =
+            options;
         let mut directory = CentralDirectory::find(storage.as_ref())?;
+        directory.names = names;
         directory.wraps = member_order::find_wraps(&storage, &directory)?;
         let mut decoder = Decoder::new(name, &storage, directory, chunks, seek_points);
         let owner = rustix::process::geteuid().as_raw();

@@ -12,6 +12,7 @@ use super::directory::{CentralDirectory, SPAN, Wraps, no_zip64};
 use super::entry::{Entry, EntryKind, EntryWalk};
 use super::extra::DosTime;
 use super::method::{Method, most_compressed};
+use super::names::WrongNames;
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::length;
 use crate::formats::index::members::{self, Body, Member, Members, Parts, shown};
@@ -60,6 +61,7 @@ struct Scan<'d> {
     /// The first member that archfs cannot read, and how many there are.
     unreadable: Option<Error>,
     unreadable_count: u64,
+    wrong_names: WrongNames,
 }
 
 /// Reads the entries of the archive that `decoder` reads, which is in `storage`. `owner` owns
@@ -87,6 +89,7 @@ pub(super) fn scan(
         decoded_end: 0,
         unreadable: None,
         unreadable_count: 0,
+        wrong_names: WrongNames::default(),
     };
     let mut walk = EntryWalk::new(storage, directory);
     let mut count = 0_u64;
@@ -109,6 +112,7 @@ pub(super) fn scan(
 impl Scan<'_> {
     fn add(&mut self, at: u64, entry: &Entry<'_>) -> Result<()> {
         let path = entry.path();
+        self.wrong_names.add(entry.name());
         if let Some(what) = entry.unreadable() {
             let shown = shown(&path);
             self.tree.notes.skip(&what, Some(&path));
@@ -254,7 +258,7 @@ impl Scan<'_> {
         }
     }
 
-    fn finish(self, partial: bool) -> Result<Scanned> {
+    fn finish(mut self, partial: bool) -> Result<Scanned> {
         if let Some(error) = self.unreadable.filter(|_| !partial) {
             let count = counted(self.unreadable_count, "member");
             return Err(error
@@ -263,6 +267,9 @@ impl Scan<'_> {
                     "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add --partial to \
                  mount the other files",
                 ));
+        }
+        if let Some(note) = self.wrong_names.note(self.decoder.directory.names) {
+            self.tree.notes.unusual(&note);
         }
         Ok(Scanned { finished: self.tree.finish()?, methods: self.methods, wraps: self.wraps })
     }

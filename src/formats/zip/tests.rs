@@ -140,6 +140,7 @@ fn open_partly(bytes: &[u8], partial: bool) -> Result<Zip> {
 fn open_storage(storage: Arc<dyn Storage>, partial: bool) -> Result<Zip> {
     let chunks = Arc::new(ChunkCache::new(64 << 20, CHUNK_MAX, Arc::default()));
     let options = ZipOptions {
+        names: None,
         progress: &Progress::default(),
         partial,
         logs_notes: false,

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use super::Job;
 use super::catalog::{Catalog, InodeId, Owner};
 use crate::error::{Error, Kind, Result};
+use crate::formats::NameEncoding;
 
 mod disk;
 mod map;
@@ -58,6 +59,8 @@ pub struct Sources {
     /// Whether archives inside archives become directories. If an archive contains only archives,
     /// they always do.
     pub recursive: bool,
+    /// The encoding of names in ZIP archives that are not marked as UTF-8.
+    pub name_encoding: Option<NameEncoding>,
     /// Whether files are packed as they are, also archives. Otherwise a single source must be a
     /// directory or an archive.
     pub as_file: bool,

@@ -186,6 +186,7 @@ fn trees(
     let options = OpenOptions {
         cache_bytes: sources.cache_bytes / files.len() as u64,
         recursive: sources.recursive,
+        names: sources.name_encoding,
         // Only making a new index reports the damage of an archive.
         index_policy: IndexPolicy::Ignore,
         findings: FindingSink::Return,
