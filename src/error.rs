@@ -36,6 +36,8 @@ pub enum Kind {
     Unsupported,
     /// The operating system reported an error.
     Io,
+    /// A server has not answered for as long as archfs waits for it.
+    Unreachable,
     /// A server does not let this user read.
     Denied,
     /// In use: a mount with open files, a directory that is not empty.
@@ -73,6 +75,7 @@ impl Kind {
             | Self::UnknownFormat
             | Self::Unsupported
             | Self::Io
+            | Self::Unreachable
             | Self::Denied
             | Self::CannotMount
             | Self::NotMounted

@@ -129,6 +129,8 @@ struct Phase {
     /// When it began, and when the next line is due. `None` before the first phase.
     times: Option<(Instant, Instant)>,
     done: u64,
+    /// Since when that has not changed.
+    still_since: Option<Instant>,
     has_lines: bool,
 }
 
@@ -138,18 +140,20 @@ impl Phase {
         let (name, (done, total)) = (progress.phase(), progress.now());
         if self.times.is_none() || name != self.name {
             self.end(now, print);
-            *self = Self { name, times: Some((now, now + LOG_PATIENCE)), done, has_lines: false };
+            let times = Some((now, now + LOG_PATIENCE));
+            *self = Self { name, times, done, still_since: Some(now), has_lines: false };
             return;
         }
-        self.done = done;
+        let since = self.still_since.filter(|_| done == self.done).unwrap_or(now);
+        (self.done, self.still_since) = (done, Some(since));
         let Some((began, due)) = self.times.filter(|(_, due)| now >= *due) else { return };
         if self.name.is_empty() {
             return;
         }
         self.times = Some((began, due + LOG_PERIOD));
         self.has_lines = true;
-        let time = now.saturating_duration_since(began);
-        print(format!("{}: {}", printable(&self.name), so_far(done, total, time)));
+        let [time, still] = [began, since].map(|start| now.saturating_duration_since(start));
+        print(format!("{}: {}", printable(&self.name), so_far(done, total, time, still)));
     }
 
     /// Prints how long it took, if it has printed other lines.
@@ -164,8 +168,8 @@ impl Phase {
     }
 }
 
-/// How much is done, and how long the rest will take.
-fn so_far(done: u64, total: u64, time: Duration) -> String {
+/// How much is done, and how long the rest will take, unless nothing was done for the time `still`.
+fn so_far(done: u64, total: u64, time: Duration, still: Duration) -> String {
     let elapsed = format!("{} so far", format_duration(time));
     if total == 0 {
         return elapsed;
@@ -174,6 +178,9 @@ fn so_far(done: u64, total: u64, time: Duration) -> String {
     let percent = u128::from(done) * 100 / u128::from(total);
     let share = format!("{percent}% of {}, {elapsed}", format_size(total));
     match rate(done, time) {
+        _ if still >= LOG_PATIENCE && done < total => {
+            format!("{share}, no progress for {}", format_duration(still))
+        }
         Some(rate) => {
             let left = match (total - done) / rate {
                 seconds @ ..60 => format!("{seconds} s"),
@@ -246,7 +253,18 @@ mod tests {
 
     #[test]
     fn nothing_is_estimated_before_something_is_done() {
-        assert_eq!(so_far(0, 2048, LOG_PATIENCE), "0% of 2.0 KiB, 5.0 s so far");
-        assert_eq!(so_far(9, 8, LOG_PATIENCE), "100% of 8 B, 5.0 s so far, 1 B/s, 0 s left");
+        assert_eq!(so_far(0, 2048, LOG_PATIENCE, Duration::ZERO), "0% of 2.0 KiB, 5.0 s so far");
+        assert_eq!(
+            so_far(9, 8, LOG_PATIENCE, LOG_PATIENCE),
+            "100% of 8 B, 5.0 s so far, 1 B/s, 0 s left"
+        );
+    }
+
+    #[test]
+    fn nothing_is_estimated_while_nothing_is_done() {
+        let still =
+            |seconds| so_far(1 << 20, 2 << 20, 2 * LOG_PATIENCE, Duration::from_secs(seconds));
+        assert_eq!(still(4), "50% of 2.0 MiB, 10.0 s so far, 102.3 KiB/s, 10 s left");
+        assert_eq!(still(5), "50% of 2.0 MiB, 10.0 s so far, no progress for 5.0 s");
     }
 }

@@ -74,6 +74,7 @@ pub(super) fn of(error: &Error) -> u8 {
         | Kind::PastEnd
         | Kind::NoAttribute
         | Kind::Io
+        | Kind::Unreachable
         | Kind::Denied
         | Kind::Busy
         | Kind::Changed

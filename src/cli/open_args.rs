@@ -85,7 +85,7 @@ impl OpenArgs {
             let command = format!("archfs ls {} {}", quoted(&archive), quoted(path));
             return error.within(&archive).with_hint(format!("to list it: {command}"));
         }
-        if !error.is_damage() && error.kind() != Kind::Io {
+        if !error.is_damage() && !matches!(error.kind(), Kind::Io | Kind::Unreachable) {
             return error.within(&archive);
         }
         let path = if path.is_empty() { "/".into() } else { String::from_utf8_lossy(path) };

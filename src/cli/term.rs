@@ -22,7 +22,9 @@ pub(super) fn show_error(error: &Error) {
     // archfs doctor checks the whole node, which a single error does not know.
     let doctor = (error.kind() == Kind::CannotMount)
         .then_some("run `archfs doctor` to see what works on this node");
-    let hints: Vec<_> = [error.hint(), doctor].into_iter().flatten().collect();
+    let damage = (error.is_damage() && error.hint().is_none())
+        .then_some("the archive is damaged: compare its checksum with that of the original");
+    let hints: Vec<_> = [error.hint(), doctor, damage].into_iter().flatten().collect();
     if !hints.is_empty() {
         print(Label::Hint, &hints.join("; "));
     }

@@ -21,11 +21,14 @@ use crate::sync::Arc;
 use crate::units::counted;
 use crate::vfs::{Counts, Finding, Location, Severity, Verified};
 
-/// Read every byte and record of archives, and report all damage
+/// Read every byte and record of archives, and report damage
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   archfs verify data.sqfs
   archfs verify --json data.tar.zst
+
+Images and uncompressed tars have no checksums of file contents: wrong bytes that can still be
+decompressed are not found. Compare a checksum of the archive.
 
 Exit status: 0 no damage found, 3 damaged, 1 the system refused to read.")]
 pub(super) struct Args {
@@ -157,7 +160,12 @@ impl Report<'_> {
         let (status, word) = verdict(&findings);
         if !self.args.quiet {
             // Without checksums, wrong bytes may be no damage that can be found.
-            let word = if status == 0 { "no damage found" } else { word };
+            let leaves_out = findings.iter().any(|finding| finding.severity == Severity::LeftOut);
+            let word = match (status, leaves_out) {
+                (0, false) => "no damage found",
+                (0, true) => "no damage found in the rest",
+                _ => word,
+            };
             let text = format!("{}: {word}: {}", self.shown, self.summary(&findings, counts));
             if status == 0 { term::print_note(&text) } else { term::print_error(&text) }
         }

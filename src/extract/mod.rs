@@ -173,7 +173,7 @@ enum Failure {
 /// What happened during an extraction, gathered from all threads. No lock is held over I/O.
 struct Report<'i> {
     interrupt: &'i AtomicBool,
-    is_full: AtomicBool,
+    has_ended: AtomicBool,
     /// Guards only these; no other lock is held with it.
     state: Mutex<ReportState>,
 }
@@ -192,11 +192,11 @@ fn is_fatal(errno: Errno) -> bool {
 
 impl<'i> Report<'i> {
     fn new(interrupt: &'i AtomicBool) -> Self {
-        Self { interrupt, is_full: AtomicBool::new(false), state: Mutex::default() }
+        Self { interrupt, has_ended: AtomicBool::new(false), state: Mutex::default() }
     }
 
     fn is_stopped(&self) -> bool {
-        self.interrupt.load(Ordering::Relaxed) || self.is_full.load(Ordering::Relaxed)
+        self.interrupt.load(Ordering::Relaxed) || self.has_ended.load(Ordering::Relaxed)
     }
 
     fn check_stopped(&self) -> Result<()> {
@@ -225,6 +225,9 @@ impl<'i> Report<'i> {
     /// A file could not be written, or its attributes could not be restored.
     fn failed(&self, path: Vec<u8>, failure: &Failure) {
         match failure {
+            Failure::Tree(error) if error.kind() == Kind::Unreachable => {
+                self.end(error.copy(), &path);
+            }
             Failure::Tree(error) => self.problem_of(path, error),
             Failure::Exists => {
                 self.problem_of(path, &Error::new(Kind::Busy, "already exists"));
@@ -240,13 +243,17 @@ impl<'i> Report<'i> {
 
     fn unwritable(&self, path: Vec<u8>, doing: &str, errno: Errno) {
         let error = Error::io(doing, errno.into());
-        if is_fatal(errno) {
-            self.is_full.store(true, Ordering::Relaxed);
-            let error = error.within(String::from_utf8_lossy(&path));
-            self.state.lock().fatal.get_or_insert(error);
-            return;
+        match is_fatal(errno) {
+            true => self.end(error, &path),
+            false => self.problem_of(path, &error),
         }
-        self.problem_of(path, &error);
+    }
+
+    /// Stops everything because of the file at `path`.
+    fn end(&self, error: Error, path: &[u8]) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        let error = error.within(String::from_utf8_lossy(path));
+        self.state.lock().fatal.get_or_insert(error);
     }
 
     fn left_out(&self, what: &'static str, path: &dyn Fn() -> Vec<u8>, errno: Errno) {
@@ -263,5 +270,26 @@ impl<'i> Report<'i> {
         let mut extracted = self.state.into_inner().extracted;
         extracted.problems.sort_by(|a, b| (&a.location, &a.what).cmp(&(&b.location, &b.what)));
         extracted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// > `extract`, `pack` and `verify` stop at the first read that a server does not answer in
+    /// > time.
+    #[test]
+    fn a_server_that_does_not_answer_ends_an_extraction() {
+        let interrupt = AtomicBool::new(false);
+        let report = Report::new(&interrupt);
+        report.failed(b"a".to_vec(), &Failure::Tree(Error::corrupt("damaged")));
+        assert!(!report.is_stopped());
+        let error = Error::new(Kind::Unreachable, "no answer").with_hint("ask again");
+        report.failed(b"b".to_vec(), &Failure::Tree(error));
+        assert!(report.is_stopped());
+        let error = report.check_stopped().unwrap_err();
+        assert_eq!((error.kind(), error.hint()), (Kind::Unreachable, Some("ask again")));
+        assert_eq!(error.to_string(), "b: no answer");
     }
 }

@@ -15,7 +15,7 @@ use self::output::Output;
 use self::source::Gathered;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, Mutex, OnceLock, Ordering};
 use crate::vfs::{Finding, Severity};
 
 mod catalog;
@@ -221,18 +221,23 @@ pub(crate) struct Job<'j> {
     pub(crate) stop: &'j AtomicBool,
     /// The problems, and a set that keeps them unique. Never held together with another lock.
     problems: Mutex<(Vec<Problem>, HashSet<String>)>,
+    /// Why the run stops, other than by `stop`.
+    fatal: OnceLock<Error>,
 }
 
 impl<'j> Job<'j> {
     pub(crate) fn new(threads: usize, progress: &'j Progress, stop: &'j AtomicBool) -> Self {
-        Self { threads, progress, stop, problems: Mutex::default() }
+        Self { threads, progress, stop, problems: Mutex::default(), fatal: OnceLock::new() }
     }
 
-    /// Checks that the run was not interrupted.
+    /// Checks that the run was not interrupted, and that all servers answer.
     ///
     /// # Errors
-    /// `Interrupted` if it was.
+    /// `Interrupted` if it was; `Unreachable`.
     pub(crate) fn check(&self) -> Result<()> {
+        if let Some(error) = self.fatal.get() {
+            return Err(error.copy().within("no archive was made"));
+        }
         match self.stop.load(Ordering::Relaxed) {
             true => Err(Error::new(Kind::Interrupted, "interrupted; no archive was made")),
             false => Ok(()),
@@ -242,6 +247,10 @@ impl<'j> Job<'j> {
     /// Records a file that cannot be packed. Only the first reason for each file is kept.
     pub(crate) fn problem(&self, origin: impl Into<String>, error: &Error) {
         let (origin, why) = (origin.into(), error.to_string());
+        if error.kind() == Kind::Unreachable {
+            // All other files would wait as long.
+            let _ = self.fatal.set(error.copy());
+        }
         // Errors name their file, and so does the list of problems.
         let why = why.strip_prefix(&format!("{origin}: ")).unwrap_or(&why).to_owned();
         let mut problems = self.problems.lock();
@@ -273,5 +282,24 @@ impl<'j> Job<'j> {
         let (mut problems, _) = self.problems.into_inner();
         problems.sort_by(|a, b| a.origin.cmp(&b.origin));
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// > `extract`, `pack` and `verify` stop at the first read that a server does not answer in
+    /// > time.
+    #[test]
+    fn a_server_that_does_not_answer_ends_a_run() {
+        let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+        let job = Job::new(1, &progress, &stop);
+        job.problem("a", &Error::corrupt("damaged"));
+        job.check().unwrap();
+        job.problem("b", &Error::new(Kind::Unreachable, "no answer"));
+        let error = job.check().unwrap_err();
+        assert_eq!((error.kind(), job.has_problems()), (Kind::Unreachable, true));
+        assert_eq!(error.to_string(), "no archive was made: no answer");
     }
 }

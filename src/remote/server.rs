@@ -121,10 +121,12 @@ impl Server {
 
     /// The error for requests that failed until the patience ended, with what may help.
     pub(super) fn unreachable(&self, why: String) -> Error {
-        let error = Error::new(Kind::Io, why);
+        let error = Error::new(Kind::Unreachable, why);
         match &self.file {
             Location::Object(object) if !object.has_endpoint() => error.with_hint(s3::NO_ENDPOINT),
-            _ => error,
+            _ => error.with_hint(
+                "check with curl that this node reaches the server; HTTPS_PROXY names a proxy",
+            ),
         }
     }
 

@@ -255,7 +255,10 @@ pub fn through_copy(
     if let Some(sharing) = sharing {
         sharing.begin(far.iter().filter(|file| has_room || file.is_remote()));
     }
-    let name = format!("copy in {}", directory.display());
+    let name = match scope {
+        FillScope::Everything => format!("copy in {}", directory.display()),
+        FillScope::Announced | FillScope::Demanded { .. } => "readahead".to_owned(),
+    };
     let kept = Target::File { file: Arc::clone(&target), kept: None };
     let copy = NearCopy::new(kept, name, originals(&far), room, scope)?;
     copy.limit_to(if sharing.is_some() { most } else { u64::MAX });

@@ -90,6 +90,7 @@ impl Finding {
             | Kind::PastEnd
             | Kind::NoAttribute
             | Kind::Io
+            | Kind::Unreachable
             | Kind::Denied
             | Kind::Busy
             | Kind::Usage

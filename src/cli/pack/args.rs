@@ -249,9 +249,11 @@ impl Args {
             }
             _ => {
                 let context = format!("{}: the name does not select a format", archive.display());
-                return Err(
-                    usage(context).with_hint("end the name in .sqfs for an image, or in .tar")
-                );
+                let hint = match archive.is_dir() {
+                    true => "the archive comes last: archfs pack DIRECTORY data.sqfs",
+                    false => "end the name in .sqfs for an image, or in .tar",
+                };
+                return Err(usage(context).with_hint(hint));
             }
         };
         let random = self.profile == ProfileName::Random;

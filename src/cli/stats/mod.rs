@@ -115,8 +115,8 @@ fn mount_points(given: &[PathBuf], report: impl Fn(&Error)) -> Result<Vec<PathBu
         report(&Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())));
     }
     if found.is_empty() {
-        let error = Error::new(Kind::NotMounted, "no mount of yours is served on this node");
-        return Err(error.with_hint("run `archfs list` to see all of them"));
+        let error = Error::new(Kind::NotMounted, "you have no archfs mount on this node");
+        return Err(error.with_hint("to make one: archfs mount ARCHIVE MOUNTPOINT"));
     }
     Ok(found)
 }

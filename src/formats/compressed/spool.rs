@@ -225,7 +225,7 @@ impl Shared {
                 Err(error) => {
                     self.usable_len.store(pass.usable_len(error.kind()), Ordering::Relaxed);
                     return Err(match error.kind() {
-                        Kind::Io => Fault::Transient(error),
+                        Kind::Io | Kind::Unreachable => Fault::Transient(error),
                         _ => Fault::Permanent(error),
                     });
                 }

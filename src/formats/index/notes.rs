@@ -219,7 +219,7 @@ fn check_complete(notes: &[String]) -> Result<()> {
     let mut what = shown_line(first);
     match losses.count() {
         0 => {}
-        more => what = format!("{what} (and {more} more faults)"),
+        more => what = format!("{what} (and {})", counted(length(more), "more fault")),
     }
     Err(Error::corrupt(what)
         .with_hint("copy the archive again, or add --partial to mount the rest of it"))

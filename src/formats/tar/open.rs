@@ -120,7 +120,8 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
     if header::is_zero(&first) {
         match is_only_zeros(storage.as_ref())? {
             false => return Err(foreign::zeros(name, Some(storage.as_ref()))),
-            true if !options.partial => return Err(only_zeros()),
+            // `archfs verify` opens damaged archives as well.
+            true if !options.partial || !options.logs_notes => return Err(only_zeros()),
             true => {}
         }
     }
@@ -207,7 +208,10 @@ fn scan_sound(
         };
         return Err(Error::corrupt(format!("damaged: {error}; {why}"))
             .with_details_of(error)
-            .with_hint("copy it again: it may be incomplete"));
+            .with_hint(
+                "compare its checksum with that of the original; --partial does not help here, but \
+                 tar or unzip may extract a part",
+            ));
     }
     scan::uncompressed(sound, options.nesting(), options.progress)
 }

@@ -347,7 +347,9 @@ impl<'o> SavedIndex<'o> {
     ) -> Result<FileStorage> {
         let shown = location.path.display();
         let failed = |error| Error::io(format!("{shown}: cannot write"), error);
-        let directory = location.directory_to_write().map_err(failed)?;
+        let directory = location.directory_to_write().map_err(|error| {
+            failed(error).with_hint("name a file in a directory of yours: --index FILE")
+        })?;
         if self.is_named && !may_be_replaced(&directory, &location.name).map_err(failed)? {
             let context = format!("{shown}: not overwritten, because it is not an index of archfs");
             return Err(Error::new(Kind::InvalidInput, context));

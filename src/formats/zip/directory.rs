@@ -74,7 +74,7 @@ struct End {
 pub(crate) fn has_directory(storage: &dyn Storage) -> Result<bool> {
     match CentralDirectory::find(storage) {
         Ok(directory) => Ok(directory.start < directory.end),
-        Err(error) if error.kind() == Kind::Io => Err(error),
+        Err(error) if matches!(error.kind(), Kind::Io | Kind::Unreachable) => Err(error),
         // A split archive: opening it explains that.
         Err(error) if error.kind() == Kind::Unsupported => Ok(true),
         Err(_) => Ok(false),

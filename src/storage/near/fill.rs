@@ -123,14 +123,16 @@ fn fail(copy: &NearCopy, part: &CopiedArchive, range: &Range<u64>, error: Error)
         let (copied, total) = (Size(copied), Size(total));
         let name = &copy.name;
         match copy.file {
-            Some(_) => log::warn!("{name}: {error}; {copied} of {total} are copied, trying again"),
+            Some(_) => log::warn!("{name}: {error}; {copied} of {total} are here, trying again"),
             // Readers read the archive itself, and get the error of what they need.
             None => log::info!("{name}: {error}, trying again"),
         }
     }
     // Others do not pass.
     match error.kind() {
-        Kind::Io => drop(copy.failing.lock().get_or_insert((error, Instant::now()))),
+        Kind::Io | Kind::Unreachable => {
+            let _ = copy.failing.lock().get_or_insert((error, Instant::now()));
+        }
         _ => drop(copy.failure.lock().get_or_insert(error)),
     }
     copy.progressed.notify_all();

@@ -13,7 +13,7 @@ use std::thread;
 use super::super::file_data::{ContentCheck, PART, next_data, piece_of, read_some};
 use super::super::{Finding, Ino, Location, Scratch, Severity, Tree};
 use super::File;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::progress::Progress;
 use crate::sync::Mutex;
 
@@ -36,6 +36,11 @@ pub(super) fn read(
             else {
                 continue;
             };
+            let (finding, is_unreachable) = finding;
+            if is_unreachable {
+                // All other reads would wait as long.
+                feed.end();
+            }
             let mut failures = failures.lock();
             let key = (file.ino, finding.severity == Severity::Damage);
             match failures.get(&key) {
@@ -61,14 +66,17 @@ fn read_part(
     part: Range<u64>,
     scratch: &mut Scratch,
     progress: &Progress,
-) -> Result<(), (u64, Finding)> {
+) -> Result<(), (u64, (Finding, bool))> {
     let subject = Location::Inode(file.ino);
     let mut offset = part.start;
     // A file with a checksum is one part.
     let check = ContentCheck::new(file.crc32, file.size);
     let mut sum = check.part(part.start);
     while offset < part.end {
-        let failed = |error: Error| (offset, Finding::from_error(subject.clone(), &error));
+        let failed = |error: Error| {
+            let is_unreachable = error.kind() == Kind::Unreachable;
+            (offset, (Finding::from_error(subject.clone(), &error), is_unreachable))
+        };
         let data = next_data(tree, file.ino, offset, file.size).map_err(failed)?;
         if data > offset {
             // A hole may be as large as the largest file size, so it must not be split into parts.
@@ -86,7 +94,7 @@ fn read_part(
     }
     match check.add(sum) {
         Ok(_) => Ok(()),
-        Err(error) => Err((part.start, Finding::from_error(subject, &error))),
+        Err(error) => Err((part.start, (Finding::from_error(subject, &error), false))),
     }
 }
 
@@ -103,6 +111,11 @@ struct State<'f> {
 }
 
 impl Feed<'_> {
+    /// Nothing more is read.
+    fn end(&self) {
+        *self.state.lock() = State { rest: [].iter(), part: None };
+    }
+
     /// The next part to read.
     fn next(&self) -> Option<(File, Range<u64>)> {
         let mut state = self.state.lock();

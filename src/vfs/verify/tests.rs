@@ -21,6 +21,8 @@ const HOLE: u64 = i64::MAX as u64;
 #[derive(Default)]
 struct Failing {
     read: AtomicU64,
+    /// Whether the second file is on a server that does not answer.
+    is_unreachable: bool,
 }
 
 const NAMES: [&str; 4] = ["sound", "refused", "damaged", "hole"];
@@ -80,6 +82,7 @@ impl Tree for Failing {
         let end = offset + u64::from(size);
         let holds = |position: u64| (offset..end).contains(&position);
         match ino.number() {
+            3 if self.is_unreachable => Err(Error::new(Kind::Unreachable, "no answer")),
             3 if holds(SIZE / 2) => Err(Error::io("reading", io::Error::other("disk on fire"))),
             4 if holds(SIZE / 3) || holds(SIZE - 1) => {
                 Err(Error::corrupt(format!("wrong bit behind {offset}")))
@@ -139,4 +142,18 @@ fn system_errors_are_not_damage_and_each_file_is_reported_once() {
         let read = tree.read.into_inner();
         assert!((2 * SIZE..3 * SIZE).contains(&read), "{read}");
     }
+}
+
+/// > `extract`, `pack` and `verify` stop at the first read that a server does not answer in
+/// > time.
+#[test]
+fn nothing_more_is_read_from_a_server_that_does_not_answer() {
+    let tree = Failing { is_unreachable: true, ..Failing::default() };
+    let verified = verify(&tree, 1, &Progress::default());
+    let [finding] = verified.findings.as_slice() else { panic!("{:?}", verified.findings) };
+    assert_eq!(
+        (finding.severity, finding.what.as_str()),
+        (Severity::Unreadable, "from byte 0: no answer")
+    );
+    assert_eq!(tree.read.into_inner(), SIZE, "the file before it");
 }
