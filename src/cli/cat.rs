@@ -8,10 +8,11 @@ use super::bar::Bar;
 use super::exit;
 use super::ls::{self, Pattern};
 use super::open_args::OpenArgs;
-use super::term::{show_error, written};
-use crate::error::{Kind, Result};
+use super::term::{print_error, show_error, written};
+use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::sync::Arc;
+use crate::units::counted;
 use crate::vfs::{self, Attr, ContentCheck, Scratch, Tree};
 
 /// Write files of an archive to standard output without mounting it
@@ -37,54 +38,89 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     let tree = args.open.open()?;
     let progress = Arc::new(Progress::default());
     // On a terminal a bar would disturb the output.
-    let _bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
-    let (tree, open) = (tree.as_ref(), &args.open);
-    let mut status = 0;
+    let bar = (!std::io::stdout().is_terminal()).then(|| Bar::watch(&progress));
+    let mut failures = Failures::default();
     for path in args.paths.iter().map(|path| path.as_os_str().as_bytes()) {
-        match vfs::resolve_file(tree, path) {
-            Err(error) if error.kind() == Kind::NotFound && Pattern::is_one(path) => {
-                ls::each_match(tree, open, path, false, &mut |found| match vfs::resolve_file(
-                    tree,
-                    &found.path,
-                ) {
-                    Err(error)
-                        if [Kind::IsADirectory, Kind::InvalidInput].contains(&error.kind()) =>
-                    {
-                        Ok(false)
-                    }
-                    file => {
-                        status = cat(tree, open, &found.path, file, &progress)?.max(status);
-                        Ok(true)
-                    }
-                })?;
-            }
-            file => status = cat(tree, open, path, file, &progress)?.max(status),
-        }
+        write(tree.as_ref(), &args.open, path, &progress, &mut failures)?;
     }
-    Ok(status)
+    drop(bar);
+    Ok(failures.show())
 }
 
-/// Writes the file at `path`, which was looked up. Prints an error of that file alone, and returns
-/// its exit status.
-fn cat(
+/// Files that could not be read.
+#[derive(Default)]
+struct Failures {
+    first: Vec<Error>,
+    more: u64,
+    status: u8,
+}
+
+impl Failures {
+    /// Most errors that are printed.
+    const MOST: usize = 10;
+
+    fn add(&mut self, error: Error) {
+        self.status = self.status.max(exit::of(&error));
+        match self.first.len() < Self::MOST {
+            true => self.first.push(error),
+            false => self.more += 1,
+        }
+    }
+
+    /// Prints them. Returns the exit status.
+    fn show(&self) -> u8 {
+        self.first.iter().for_each(show_error);
+        if self.more > 0 {
+            print_error(&format!("{} could not be read", counted(self.more, "more file")));
+        }
+        self.status
+    }
+}
+
+/// Writes the files that `path` stands for. Fails if nothing can be written, or if a server does
+/// not answer.
+fn write(
     tree: &dyn Tree,
     open: &OpenArgs,
     path: &[u8],
-    file: Result<Attr>,
     progress: &Progress,
-) -> Result<u8> {
-    let read = file.and_then(|attr| read(tree, attr, path, progress));
-    match read {
-        Ok(Read::Whole) => Ok(0),
-        Ok(Read::NotWritten(error)) => written(Err(error)).map(|()| 0),
+    failures: &mut Failures,
+) -> Result<()> {
+    let mut cat = |path: &[u8], file: Result<Attr>| match file
+        .and_then(|attr| read(tree, attr, path, progress))
+    {
+        Ok(Read::Whole) => Ok(()),
+        Ok(Read::NotWritten(error)) => written(Err(error)),
+        Err(error) if error.kind() == Kind::Unreachable => Err(open.located(path, error)),
         Err(error) => {
-            let error = open.located(path, error);
-            if error.kind() == Kind::Unreachable {
-                return Err(error);
-            }
-            show_error(&error);
-            Ok(exit::of(&error))
+            failures.add(open.located(path, error));
+            Ok(())
         }
+    };
+    match vfs::resolve_file(tree, path) {
+        Err(error) if error.kind() == Kind::NotFound && Pattern::is_one(path) => {
+            // An error of writing, which is none of the pattern.
+            let mut ended = None;
+            let matched = ls::each_match(tree, open, path, false, &mut |found| {
+                let file = vfs::resolve_file(tree, &found.path);
+                let is_other =
+                    |error: &Error| matches!(error.kind(), Kind::IsADirectory | Kind::InvalidInput);
+                if ended.is_some() || file.as_ref().is_err_and(is_other) {
+                    return Ok(false);
+                }
+                ended = cat(&found.path, file).err();
+                Ok(true)
+            });
+            match (ended, matched) {
+                (Some(error), _) => Err(error),
+                (None, Err(error)) if error.kind() == Kind::Unreachable => Err(error),
+                (None, matched) => {
+                    matched.unwrap_or_else(|error| failures.add(error));
+                    Ok(())
+                }
+            }
+        }
+        file => cat(path, file),
     }
 }
 

@@ -11,7 +11,7 @@ use super::term;
 use crate::error::Result;
 use crate::lifecycle::{self, Listed, State};
 use crate::log::{Verbosity, printable};
-use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
+use crate::stats::{Blocked, ReadaheadCounts, StageCounts, TogetherCounts};
 
 /// List your mounts on this node with state, holders and archives
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,8 @@ struct Row {
     staged: Option<StageCounts>,
     /// How much was read ahead of programs; null if the daemon does not answer.
     readahead: Option<ReadaheadCounts>,
+    /// What the nodes of a job read for each other; null unless they do.
+    together: Option<TogetherCounts>,
     /// Requests that have waited for long.
     blocked: Blocked,
     /// The first and the last errors and warnings.
@@ -91,6 +93,7 @@ fn row(listed: &Listed) -> Row {
         kept: *kept,
         staged: health.staged,
         readahead: health.readahead,
+        together: health.together,
         blocked: health.blocked,
         messages: term::without_hints(&health.messages).collect(),
         // Scripts match this value.
@@ -113,6 +116,7 @@ fn remarks(listed: &Listed) -> Vec<String> {
     }
     remarks
         .extend(health.readahead.filter(|ahead| ahead.fetched > 0).map(|ahead| ahead.to_string()));
+    remarks.extend(health.together.map(|counts| counts.to_string()));
     remarks.extend(term::without_hints(&health.messages));
     remarks
 }

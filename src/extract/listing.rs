@@ -5,7 +5,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::Report;
+use super::{Failure, Report};
 use crate::error::{Error, Kind, Result};
 use crate::vfs::{Cookie, DirectoryWalk, FileKind, Finding, Ino, Location, Name, Tree, joined};
 
@@ -102,7 +102,7 @@ impl Listing {
                 return Err(error);
             }
             if let Err(error) = listed {
-                report.problem_of(path, &error);
+                report.failed(path, &Failure::Tree(error));
             }
         }
         listing.entries.sort_unstable();

@@ -91,7 +91,8 @@ pub(super) fn unknown(name: &str, head: &[u8], storage: &dyn Storage, offset: u6
 /// The error for the file `name` that begins with zeros but is no empty tar. It lacks the name.
 pub(super) fn zeros(name: &str, storage: Option<&dyn Storage>) -> Error {
     let found = storage.and_then(file_system);
-    let (description, hint) = found.unwrap_or(("begins with zeros, but is not an empty tar", LOOP));
+    let hint = if storage.is_some() { LOOP } else { "decompress it to see what it is" };
+    let (description, hint) = found.unwrap_or(("begins with zeros, but is not an empty tar", hint));
     Error::new(Kind::UnknownFormat, description).with_hint(with_name(hint, name))
 }
 

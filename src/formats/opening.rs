@@ -191,7 +191,7 @@ impl<'o> Opening<'o> {
         self.progress.expect(storage.len());
         let start = Instant::now();
         let parts = self.open_storage(&name, storage, saved, 0)?;
-        file.note_opened();
+        file.note_opened(self.options.reads_all);
         if self.options.reads_all {
             // It goes on until the file is closed.
             read.begin_scan();

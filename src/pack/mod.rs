@@ -137,6 +137,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
     let Gathered { catalog, excluded } = source::gather(&job, &request.sources)?;
+    job.check()?;
     let is_aborted = || request.on_problem == OnProblem::Abort && job.has_problems();
     let mut outcome = PackOutcome {
         archive: None,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicBool, OnceLock, Ordering};
 use crate::url;
 
 mod address;
@@ -162,6 +162,9 @@ pub struct RemoteFile {
     limits: Limits,
     /// Whether the archive in it was opened, or all of it is being read for that.
     is_opened: AtomicBool,
+    is_read_once: AtomicBool,
+    /// Why nothing more is read, if it `is_read_once`.
+    gave_up: OnceLock<Error>,
     /// Set once another version was seen. Never cleared.
     has_changed: AtomicBool,
     failing: Failing,
@@ -206,6 +209,8 @@ impl RemoteFile {
             compared,
             limits,
             is_opened,
+            is_read_once: AtomicBool::new(false),
+            gave_up: OnceLock::new(),
             has_changed,
             failing,
             mirrors,
@@ -228,9 +233,11 @@ impl RemoteFile {
     }
 
     /// Notes that the archive in it was opened, or that all of it is being read for that: later
-    /// reads wait longer.
-    pub fn note_opened(&self) {
+    /// reads wait longer. If it `is_read_once`, and a reader has waited in vain, no read waits any
+    /// more.
+    pub fn note_opened(&self, is_read_once: bool) {
         self.is_opened.store(true, Ordering::Relaxed);
+        self.is_read_once.fetch_or(is_read_once, Ordering::Relaxed);
     }
 
     /// Fills `buffer` with the bytes at `offset`, which the file has. An error that may pass is
@@ -246,6 +253,9 @@ impl RemoteFile {
     ) -> Result<()> {
         if self.has_changed.load(Ordering::Relaxed) {
             return Err(self.mirrors.changed().within(&self.name));
+        }
+        if let Some(error) = self.gave_up.get() {
+            return Err(error.copy());
         }
         if buffer.is_empty() {
             return Ok(());
@@ -274,7 +284,13 @@ impl RemoteFile {
                 Err(error.within(&self.name))
             }
             Err(error) => {
-                Err(error.with_detail(format_args!("bytes {range:?}")).within(&self.name))
+                let error = error.with_detail(format_args!("bytes {range:?}")).within(&self.name);
+                let is_read_once = self.is_read_once.load(Ordering::Relaxed);
+                let has_waited = requester == Requester::Reader;
+                if is_read_once && has_waited && error.kind() == Kind::Unreachable {
+                    let _ = self.gave_up.set(error.copy());
+                }
+                Err(error)
             }
         }
     }

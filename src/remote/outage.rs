@@ -34,9 +34,6 @@ pub(super) fn paid_by(bytes: usize) -> Duration {
 /// The least time of a request that is repeated, however little is left.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
-/// The time of a read that begins when others have given up already.
-const PROBE: Duration = Duration::from_secs(5);
-
 /// How long a read waits for its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patience {
@@ -101,14 +98,11 @@ pub(super) struct Outage<'f> {
 }
 
 impl<'f> Outage<'f> {
-    /// The read begins now. During an outage it has at least half of the time of a request, but
-    /// less if others have given up: a program then meets one error after the other.
+    /// The read begins now. During an outage it has at least half of the time of a request.
     pub(super) fn new(patience: Patience, failing: &'f Failing) -> Self {
         let now = Instant::now();
         let began = failing.since(now).map_or(now, |since| since.min(now));
-        let has_ended = now.saturating_duration_since(began) >= patience.repeated;
-        let most = if has_ended { PROBE } else { Duration::MAX };
-        let earliest = now + (patience.attempt / 2).min(most);
+        let earliest = now + patience.attempt / 2;
         Self { failing, patience, began, asked: now, earliest, is_paid: false, repetitions: 0 }
     }
 
@@ -334,7 +328,7 @@ mod unit_tests {
         let now = Instant::now();
         failing.note(now.checked_sub(Duration::from_secs(100)).unwrap(), now);
         let mut outage = Outage::new(PATIENCE, &failing);
-        assert!(outage.until() >= now + PROBE.min(PATIENCE.attempt / 2));
+        assert!(outage.until() >= now + PATIENCE.attempt / 2);
         assert_eq!(outage.next(now, None, 1.0), None);
     }
 }

@@ -140,7 +140,7 @@ impl fmt::Display for TogetherCounts {
         let Self { peers, storage, from_peers, to_peers } = *self;
         if peers == 0 && from_peers == 0 && to_peers == 0 {
             let storage = format_size(storage);
-            return write!(formatter, "{storage} read from storage, no other node found");
+            return write!(formatter, "{storage} read from storage, nothing from other nodes");
         }
         let [storage, from_peers, to_peers] = [storage, from_peers, to_peers].map(format_size);
         let nodes = counted(peers, "other node");

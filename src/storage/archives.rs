@@ -257,7 +257,9 @@ pub fn through_copy(
     }
     let name = match scope {
         FillScope::Everything => format!("copy in {}", directory.display()),
-        FillScope::Announced | FillScope::Demanded { .. } => "readahead".to_owned(),
+        FillScope::Announced | FillScope::Demanded { .. } => {
+            format!("readahead in {}", directory.display())
+        }
     };
     let kept = Target::File { file: Arc::clone(&target), kept: None };
     let copy = NearCopy::new(kept, name, originals(&far), room, scope)?;

@@ -49,6 +49,9 @@ const LOOK_ASKED: Duration = Duration::from_millis(500);
 /// The shortest time between two rounds of the thread that looks for peers.
 const ROUND_MIN: Duration = Duration::from_millis(20);
 
+/// Records that are read at once, and peers that are tried.
+const AT_ONCE: usize = 32;
+
 /// How long the fill of a copy waits for other nodes, so that not each node begins to fetch all.
 const GATHERING: Duration = Duration::from_secs(5);
 
@@ -297,20 +300,25 @@ impl Group {
             known.is_changed |= known.peers.len() < before;
             names.into_iter().filter(|name| !is_known(name, &known)).collect()
         };
-        for name in new {
-            // A record that cannot be read now is read at the next look.
-            if let Ok(record) = directory.read(&name)
-                && let Some(peer) = Peer::new(name, record)
-            {
-                self.known.lock().peers.push(Arc::new(peer));
-            }
-        }
+        // On a slow file system, hundreds of records take seconds one after the other.
+        ordered(
+            new.len(),
+            AT_ONCE,
+            |nth| directory.read(&new[nth]),
+            |nth, record| {
+                // A record that cannot be read now is read at the next look.
+                if let Ok(record) = record
+                    && let Some(peer) = Peer::new(new[nth].clone(), record)
+                {
+                    self.known.lock().peers.push(Arc::new(peer));
+                }
+                ControlFlow::Continue(())
+            },
+        );
     }
 
     /// Tries all peers that are due.
     fn try_peers(&self) {
-        /// Peers that are tried at once.
-        const AT_ONCE: usize = 32;
         /// Time between two computations of owners while peers are tried.
         const STEP: Duration = Duration::from_millis(100);
         let now = Instant::now();

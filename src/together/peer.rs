@@ -32,6 +32,9 @@ const SLOW_MIN: Duration = Duration::from_millis(50);
 const SLOW_TIMES: u32 = 8;
 const SLOW_LONG: Duration = Duration::from_secs(3);
 
+/// Without a read for this time, that begins anew.
+const SLOW_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long each address of a peer has when it is tried: the first time, and at most.
 const TRY_FIRST: Duration = Duration::from_millis(500);
 const TRY_MAX: Duration = Duration::from_secs(2);
@@ -68,8 +71,8 @@ struct Connection {
     /// How often in a row it was tried without success, and when it is tried again.
     tries: u32,
     try_at: Instant,
-    /// Since when it is much slower than the storage.
-    slow_since: Option<Instant>,
+    /// Since when it is much slower than the storage, and when that was seen last.
+    slow: Option<(Instant, Instant)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +110,7 @@ impl Peer {
                 server: None,
                 tries: 0,
                 try_at: now,
-                slow_since: None,
+                slow: None,
             }),
             times: Times::default(),
             late: AtomicU64::new(0),
@@ -170,7 +173,7 @@ impl Peer {
             Some(server) => {
                 connection.server = Some(Arc::new(server));
                 connection.state = State::Proven;
-                connection.slow_since = None;
+                connection.slow = None;
                 self.late.store(0, Ordering::Relaxed);
                 self.good.store(0, Ordering::Relaxed);
                 true
@@ -238,8 +241,13 @@ impl Peer {
         let is_slow = own >= SLOW_MIN && own > storage * SLOW_TIMES;
         let since = {
             let mut connection = self.connection.lock();
-            connection.slow_since = is_slow.then(|| connection.slow_since.unwrap_or(now));
-            connection.slow_since
+            // What was seen before a pause says nothing.
+            let before = connection
+                .slow
+                .filter(|(_, seen)| now.saturating_duration_since(*seen) <= SLOW_PAUSE);
+            let since = is_slow.then(|| before.map_or(now, |(since, _)| since));
+            connection.slow = since.map(|since| (since, now));
+            since
         };
         if since.is_some_and(|since| now.duration_since(since) >= SLOW_LONG) {
             log::info!("--together: {} is slower than the storage", self.record.node);
@@ -361,16 +369,22 @@ mod tests {
             noted(&peer.times, own);
             noted(&storage, of_storage);
             let now = Instant::now();
-            peer.compare(&storage, now);
-            peer.compare(&storage, now + SLOW_LONG - MILLISECOND);
-            assert_eq!(peer.state(), State::Proven, "it is not slow for long");
-            peer.compare(&storage, now + SLOW_LONG);
-            peer.state() == State::Proven
+            let compare = |from: u64, to: u64| {
+                for half in from * 2..=to * 2 {
+                    peer.compare(&storage, now + Duration::from_millis(half * 500));
+                }
+                peer.state() == State::Proven
+            };
+            assert!(compare(0, 2), "it is not slow for long");
+            assert!(compare(4, 6), "it was not read from in between");
+            compare(6, 8)
         };
         assert!(is_asked(80, 10) && is_asked(49, 0));
         assert!(!is_asked(81, 10));
         peer.connection.lock().state = State::Proven;
-        peer.compare(&storage, Instant::now());
+        for second in 0..10 {
+            peer.compare(&storage, Instant::now() + Duration::from_secs(second));
+        }
         assert_eq!(peer.state(), State::Proven, "it is measured again");
     }
 

@@ -220,6 +220,15 @@ fn ls_and_cat_read_an_archive_without_mounting() {
     ] {
         assert_eq!(call(arguments).status.code(), Some(status), "{arguments:?}");
     }
+    // The other files are written all the same.
+    let output = call(&["cat", "missing", "none*", "folder/file", "out", "link"]);
+    assert_eq!((text(&output).as_str(), output.status.code()), ("contents\ncontents\n", Some(1)));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said.matches("archfs: error: ").count(), 3, "{said}");
+    let many: Vec<_> = (0..12).map(|number| format!("missing{number}")).collect();
+    let words: Vec<_> = ["cat"].into_iter().chain(many.iter().map(String::as_str)).collect();
+    let said = String::from_utf8(call(&words).stderr).unwrap();
+    assert!(said.ends_with("archfs: error: 2 more files could not be read\n"), "{said}");
     let not_one = archfs().args(["ls", "/etc/passwd"]).output().unwrap();
     assert_eq!(not_one.status.code(), Some(3));
 

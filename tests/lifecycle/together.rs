@@ -63,10 +63,11 @@ fn read(mount_point: &Path, numbers: &[u64]) {
 
 /// A job whose nodes mount the same archive, which is far away.
 struct Job {
-    work: tempfile::TempDir,
     index: String,
-    storage: Faulty,
     nodes: Vec<Mounted>,
+    storage: Faulty,
+    // Dropped last: the others are mounted in it.
+    work: tempfile::TempDir,
 }
 
 impl Job {
@@ -192,7 +193,7 @@ fn nodes_read_an_archive_once_in_all_epochs() {
     }
     let _idle_pages_stay = IdlePagesStay::new();
     for options in [&[][..], &["--stage=/dev/shm"]] {
-        let job = Job::new(4, options);
+        let mut job = Job::new(4, options);
         job.gather();
         for epoch in 0..3 {
             job.epoch(epoch);
@@ -209,6 +210,12 @@ fn nodes_read_an_archive_once_in_all_epochs() {
         let owns = |node: &&Value| of(node, "storage_bytes") > 10 * FILE;
         assert!(counts.iter().filter(owns).count() >= 2, "{counts:?}");
         let sum = |key: &str| counts.iter().map(|node| of(node, key)).sum::<u64>();
+        let list = run(archfs().args(["list", "--json"])).stdout;
+        let own = job.nodes[0].path().to_str().unwrap();
+        let rows =
+            str::from_utf8(&list).unwrap().lines().map(|line| line.parse::<Value>().unwrap());
+        let row = rows.into_iter().find(|row| row["mountpoint"] == own).unwrap();
+        assert_eq!(row["together"], counts[0], "as in stats");
         // Some were read to compare them, or came too late.
         let [sent, received] = ["to_peers_bytes", "from_peers_bytes"].map(sum);
         assert!((received..2 * received).contains(&sent), "{counts:?}");
@@ -216,8 +223,8 @@ fn nodes_read_an_archive_once_in_all_epochs() {
         assert_eq!(fs::metadata(job.records()).unwrap().permissions().mode() & 0o777, 0o700);
         let addresses = job.addresses();
         assert!(addresses.iter().any(|address| TcpStream::connect(address).is_ok()));
-        let (records, Job { nodes, .. }) = (job.records(), job);
-        drop(nodes);
+        let records = job.records();
+        job.nodes.clear();
         assert!(!records.exists(), "nothing is left");
         assert!(addresses.iter().all(|address| TcpStream::connect(address).is_err()));
     }

@@ -156,8 +156,9 @@ with zipfile.ZipFile(sys.argv[1], 'w') as archive:
         let (directory, _) = names[0].split_once('/').unwrap();
         assert_eq!(lines, BTreeSet::from([directory, names[0], names[1]]), "{encoding}");
         let unknown = String::from_utf8(list(&[]).unwrap().stderr).unwrap();
-        let (_, proposed) =
-            unknown.split_once("; try --names ").unwrap_or_else(|| panic!("{unknown}"));
+        let (_, proposed) = unknown
+            .split_once("; for example, try --names ")
+            .unwrap_or_else(|| panic!("{unknown}"));
         assert!(proposed.trim_end().split(" or ").any(|one| one == encoding), "{unknown}");
         let to = work.path().join(format!("extracted-{encoding}"));
         run(archfs().args(["extract", "-q", "--names", encoding]).arg(&path).arg(&to));

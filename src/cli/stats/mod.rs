@@ -102,7 +102,12 @@ fn mount_points(given: &[PathBuf], report: impl Fn(&Error)) -> Result<Vec<PathBu
         return Ok(given.to_vec());
     }
     let mut found = Vec::new();
-    for Listed { mount_point, state, .. } in lifecycle::list()? {
+    let all = lifecycle::list()?;
+    if all.is_empty() {
+        let error = Error::new(Kind::NotMounted, "you have no archfs mount on this node");
+        return Err(error.with_hint("to make one: archfs mount ARCHIVE MOUNTPOINT"));
+    }
+    for Listed { mount_point, state, .. } in all {
         let why = match state {
             State::Alive => {
                 found.push(mount_point);
@@ -115,8 +120,8 @@ fn mount_points(given: &[PathBuf], report: impl Fn(&Error)) -> Result<Vec<PathBu
         report(&Error::new(Kind::NotMounted, format!("{}: {why}", mount_point.display())));
     }
     if found.is_empty() {
-        let error = Error::new(Kind::NotMounted, "you have no archfs mount on this node");
-        return Err(error.with_hint("to make one: archfs mount ARCHIVE MOUNTPOINT"));
+        let error = Error::new(Kind::NotMounted, "no mount of yours is served on this node");
+        return Err(error.with_hint("run `archfs list` to see all of them"));
     }
     Ok(found)
 }

@@ -166,7 +166,7 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(foreign::zeros(name, None));
     }
-    if starts_with_zeros && finished.is_empty() && !options.partial {
+    if starts_with_zeros && finished.is_empty() && (!options.partial || !options.logs_notes) {
         return Err(only_zeros());
     }
     let archive_len = seek_index.len();

@@ -22,17 +22,17 @@ pub enum NameEncoding {
 }
 
 /// Names of code pages that the Encoding Standard does not have.
-const CODE_PAGES: [(&str, &str); 6] = [
+const CODE_PAGES: [(&str, &str); 5] = [
     ("cp932", "shift_jis"),
     ("cp936", "gbk"),
     ("cp949", "euc-kr"),
     ("cp950", "big5"),
-    ("cp1361", "euc-kr"),
     ("utf8", "utf-8"),
 ];
 
 /// Encodings that a note proposes, if all names that look wrong are valid in them.
-const PROPOSED: [&str; 6] = ["utf-8", "gbk", "big5", "shift_jis", "euc-kr", "cp866"];
+const PROPOSED: [&str; 8] =
+    ["utf-8", "gbk", "big5", "shift_jis", "euc-kr", "cp866", "cp1251", "latin1"];
 
 impl FromStr for NameEncoding {
     type Err = String;
@@ -116,15 +116,18 @@ impl Name<'_> {
         self.encoding.filter(|_| !self.is_known())?.decode(self.bytes)
     }
 
-    /// Whether it will look wrong: most letters of code page 437 are below 0xa8, and what follows
-    /// are lines of tables, Greek letters and signs.
+    /// Whether it will look wrong: most letters of code page 437 are below 0xb0, and what follows
+    /// are lines of tables, Greek letters and signs, few of which are usual in names. Other names
+    /// are valid UTF-8 hardly by chance.
     fn looks_wrong(self) -> bool {
-        const SHARP_S: u8 = 0xe1;
-        let is_sign = |byte: &u8| (0xa8..0xff).contains(byte) && *byte != SHARP_S;
+        /// Sharp s, the micro, plus or minus, and degree signs, a point, and square.
+        const USUAL: [u8; 6] = [0xe1, 0xe6, 0xf1, 0xf8, 0xfa, 0xfd];
+        let is_sign = |byte: &u8| (0xb0..0xff).contains(byte) && !USUAL.contains(byte);
         match self.encoding {
             _ if self.is_known() => false,
             Some(_) => self.decoded().is_none(),
-            None => is_unix(self.system) || self.bytes.iter().any(is_sign),
+            None if is_unix(self.system) => true,
+            None => self.bytes.iter().any(is_sign) || str::from_utf8(self.bytes).is_ok(),
         }
     }
 }
@@ -174,7 +177,7 @@ impl WrongNames {
         }
         let proposed = proposed.join(" or ");
         let context = format!(
-            "{names} in an unknown encoding, such as \"{example}\"; try --names {proposed}"
+            "{names} in an unknown encoding, such as \"{example}\"; for example, try --names {proposed}"
         );
         Some(Error::new(Kind::Unsupported, context))
     }
@@ -276,12 +279,16 @@ mod tests {
             note.map(|note| note.to_string())
         };
         let gbk: (&[u8], u8) = (b"\xce\xc4\xbc\xfe", DOS);
-        assert_eq!(note(&[(b"gr\x81n", DOS), (b"gro\xe1", DOS), (b"a", UNIX)], None), None);
+        assert_eq!(
+            note(&[(b"gr\x81n", DOS), (b"gro\xe1", DOS), (b"20\xf8C\xab", DOS)], None),
+            None
+        );
         let found = note(&[gbk, (b"a", DOS), (b"\xbc\xfe", UNIX)], None).unwrap();
         assert!(found.starts_with("2 names in an unknown encoding, such as \"\u{256c}"), "{found}");
-        assert!(found.ends_with("; try --names gbk or big5 or euc-kr or cp866"), "{found}");
+        let proposed = "gbk or big5 or euc-kr or cp866 or cp1251 or latin1";
+        assert!(found.ends_with(&format!("; for example, try --names {proposed}")), "{found}");
         let found = note(&[("\u{6587}".as_bytes(), DOS)], None).unwrap();
-        assert!(found.ends_with("; try --names utf-8"), "{found}");
+        assert!(found.ends_with("; for example, try --names utf-8"), "{found}");
         assert_eq!(note(&[gbk], Some("gbk")), None);
         let found = note(&[gbk, (b"\xff\xff", DOS)], Some("gbk")).unwrap();
         assert_eq!(found, "1 name not valid in GBK, such as \"\\u{a0}\\u{a0}\"");

@@ -453,6 +453,7 @@ impl Responder for Answers<'_> {
         Health {
             staged: self.stats.staged.counts(),
             readahead: self.stats.readahead.counts(),
+            together: self.stats.together.counts(),
             blocked: self.stats.blocked(),
             messages,
             are_printed,

@@ -103,8 +103,11 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
     }
     let options = format!(
         "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {no_exec} \
-         {allow_changes} {umask:?} {names:?}"
+         {allow_changes} {umask:?}"
     );
+    // A daemon of an older version does not know it.
+    let names = names.map(|names| format!(" {names:?}")).unwrap_or_default();
+    digest.update(names.as_bytes());
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
 }

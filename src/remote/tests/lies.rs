@@ -103,10 +103,17 @@ fn reads_wait_longer_once_the_archive_was_opened() {
     file.limits = limits;
     assert_in_time("opening", "does not answer in time", || read(&file, 0..10));
     file.failing.end();
-    file.note_opened();
+    file.note_opened(false);
     let start = Instant::now();
     read(&file, 0..10).unwrap_err();
     assert!(start.elapsed() >= 3 * BRIEFLY, "{:?}", start.elapsed());
+    // Who reads it only once waits only once.
+    file.note_opened(true);
+    let first = read(&file, 0..10).unwrap_err();
+    let start = Instant::now();
+    let second = read(&file, 500..510).unwrap_err();
+    assert!(start.elapsed() < BRIEFLY, "{:?}", start.elapsed());
+    assert_eq!((second.kind(), second.to_string()), (Kind::Unreachable, first.to_string()));
     assert_eq!((LIMITS.opening.attempt.as_secs(), LIMITS.reading.attempt.as_secs()), (8, 60));
     let background = [LIMITS.reading_in_background, LIMITS.opening_in_background];
     assert_eq!(background.map(|patience| patience.attempt.as_secs()), [30, 5]);

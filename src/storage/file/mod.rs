@@ -275,11 +275,11 @@ impl FileStorage {
     }
 
     /// Notes that the archive in it was opened, or that all of it is being read for that. Reads
-    /// from a server then wait longer for it.
-    pub fn note_opened(&self) {
+    /// from a server then wait longer for it, but only once if it `is_read_once`.
+    pub fn note_opened(&self, is_read_once: bool) {
         match &self.bytes {
-            Bytes::Remote(file) => file.note_opened(),
-            Bytes::Near { copy, number, .. } => copy.note_opened(*number),
+            Bytes::Remote(file) => file.note_opened(is_read_once),
+            Bytes::Near { copy, number, .. } => copy.note_opened(*number, is_read_once),
             Bytes::Local(_) | Bytes::Pooled(..) => {}
         }
     }
@@ -532,7 +532,7 @@ impl Storage for FileStorage {
     }
 
     fn begin_scan(&self) {
-        self.note_opened();
+        self.note_opened(false);
         // Elsewhere the few bytes that a scan reads of each file take no request each.
         if let Bytes::Near { copy, number, fill: Some(_), .. } = &self.bytes
             && self.is_remote()
@@ -614,8 +614,8 @@ impl Source for RemoteFile {
         Ok(())
     }
 
-    fn note_opened(&self) {
-        RemoteFile::note_opened(self);
+    fn note_opened(&self, is_read_once: bool) {
+        RemoteFile::note_opened(self, is_read_once);
     }
 
     fn tables_at_once(&self) -> u64 {

@@ -119,8 +119,8 @@ impl Source for SharedSource {
         self.own.check_version()
     }
 
-    fn note_opened(&self) {
-        self.own.note_opened();
+    fn note_opened(&self, is_read_once: bool) {
+        self.own.note_opened(is_read_once);
     }
 
     fn shared(&self) -> Option<&Arc<SharedArchive>> {

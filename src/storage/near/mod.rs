@@ -594,9 +594,9 @@ impl NearCopy {
     }
 
     /// As `Source::note_opened`, for the archive with this number.
-    pub(super) fn note_opened(&self, number: usize) {
+    pub(super) fn note_opened(&self, number: usize, is_read_once: bool) {
         if let Some(Ok(Some(source))) = self.parts.get(number).map(CopiedArchive::source) {
-            source.note_opened();
+            source.note_opened(is_read_once);
         }
     }
 

@@ -33,8 +33,8 @@ pub(in crate::storage) trait Source: Send + Sync {
     fn check_version(&self) -> Result<()>;
 
     /// Notes that the archive was opened, or that all of it is being read for that. Reads then wait
-    /// longer for errors to pass.
-    fn note_opened(&self) {}
+    /// longer for errors to pass, but only once if it `is_read_once`.
+    fn note_opened(&self, _is_read_once: bool) {}
 
     /// The archive that the nodes of a job share, if its bytes come from them as well.
     fn shared(&self) -> Option<&Arc<SharedArchive>> {

@@ -15,16 +15,17 @@ use super::super::{Finding, Ino, Location, Scratch, Severity, Tree};
 use super::File;
 use crate::error::{Error, Kind};
 use crate::progress::Progress;
-use crate::sync::Mutex;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// Reads all of `files`. Returns, for each file with errors, the first damage and the first other
-/// error.
+/// error, and whether it has stopped because a server does not answer.
 pub(super) fn read(
     tree: &dyn Tree,
     files: &[File],
     threads: usize,
     progress: &Progress,
-) -> Vec<Finding> {
+) -> (Vec<Finding>, bool) {
+    let is_stopped = AtomicBool::new(false);
     let feed = Feed { state: Mutex::new(State { rest: files.iter(), part: None }) };
     // The first failure of each file with its offset. Guards only that; no other lock is held with
     // it.
@@ -39,6 +40,7 @@ pub(super) fn read(
             let (finding, is_unreachable) = finding;
             if is_unreachable {
                 // All other reads would wait as long.
+                is_stopped.store(true, Ordering::Relaxed);
                 feed.end();
             }
             let mut failures = failures.lock();
@@ -56,7 +58,8 @@ pub(super) fn read(
         }
         run();
     });
-    failures.into_inner().into_values().map(|(_, finding)| finding).collect()
+    let findings = failures.into_inner().into_values().map(|(_, finding)| finding).collect();
+    (findings, is_stopped.into_inner())
 }
 
 fn read_part(

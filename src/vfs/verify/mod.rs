@@ -14,7 +14,7 @@ use std::thread;
 use super::{
     Attr, Cookie, DirEntry, DirectoryWalk, FileKind, Finding, Ino, Location, Tree, joined,
 };
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::progress::Progress;
 
 mod contents;
@@ -76,7 +76,7 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
         };
         (names, audited)
     });
-    let Names { mut files, mut counts, findings: name_findings, .. } = names;
+    let Names { mut files, mut counts, findings: name_findings, mut is_cut_short, .. } = names;
     findings.extend(audited);
     findings.extend(name_findings);
 
@@ -86,7 +86,14 @@ pub fn verify(tree: &dyn Tree, threads: usize, progress: &Progress) -> Verified 
     counts.bytes = files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size));
     progress.begin("reading contents");
     progress.expect(counts.bytes);
-    findings.extend(contents::read(tree, &files, threads, progress));
+    let (content_findings, is_stopped) = contents::read(tree, &files, threads, progress);
+    findings.extend(content_findings);
+    is_cut_short |= is_stopped;
+    if is_cut_short {
+        let error = Error::new(Kind::Unreachable, "not all of it was read");
+        findings.push(Finding::from_error(Location::Archive, &error));
+        counts.bytes = progress.now().0;
+    }
 
     let mut findings = named(tree, findings);
     findings.sort_by(|a, b| {
@@ -145,6 +152,8 @@ struct Names<'t> {
     files: Vec<File>,
     counts: Counts,
     findings: Vec<Finding>,
+    /// A server does not answer, so the rest cannot be read either.
+    is_cut_short: bool,
 }
 
 impl<'t> Names<'t> {
@@ -156,6 +165,7 @@ impl<'t> Names<'t> {
             files: Vec::new(),
             counts: Counts::default(),
             findings: Vec::new(),
+            is_cut_short: false,
         };
         match tree.attr(Ino::ROOT) {
             Ok(_) => names.attributes(b"", Ino::ROOT),
@@ -168,6 +178,9 @@ impl<'t> Names<'t> {
     fn directories(&mut self) {
         let mut directories = DirectoryWalk::from_root();
         while let Some((path, directory)) = directories.next() {
+            if self.is_cut_short {
+                break;
+            }
             self.counts.directories += 1;
             let listed = self.tree.read_dir(directory, Cookie::START, &mut |entry| {
                 let path = joined(&path, entry.name.as_bytes());
@@ -179,7 +192,10 @@ impl<'t> Names<'t> {
                         "a directory that contains itself or has two names",
                     ));
                 }
-                ControlFlow::Continue(())
+                match self.is_cut_short {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
             });
             if let Err(error) = listed {
                 self.finding(&path, &error);
@@ -251,6 +267,7 @@ impl<'t> Names<'t> {
     }
 
     fn finding(&mut self, path: &[u8], error: &Error) {
+        self.is_cut_short |= error.kind() == Kind::Unreachable;
         self.findings.push(Finding::from_error(Location::Path(path.to_vec()), error));
     }
 }

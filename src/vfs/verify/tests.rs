@@ -150,7 +150,12 @@ fn system_errors_are_not_damage_and_each_file_is_reported_once() {
 fn nothing_more_is_read_from_a_server_that_does_not_answer() {
     let tree = Failing { is_unreachable: true, ..Failing::default() };
     let verified = verify(&tree, 1, &Progress::default());
-    let [finding] = verified.findings.as_slice() else { panic!("{:?}", verified.findings) };
+    let [rest, finding] = verified.findings.as_slice() else { panic!("{:?}", verified.findings) };
+    assert_eq!(
+        (&rest.location, rest.what.as_str()),
+        (&Location::Archive, "not all of it was read")
+    );
+    assert_eq!(verified.counts.bytes, SIZE);
     assert_eq!(
         (finding.severity, finding.what.as_str()),
         (Severity::Unreadable, "from byte 0: no answer")

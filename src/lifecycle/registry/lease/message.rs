@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::Detach;
 use crate::log::Message;
 use crate::os::process::ProcessId;
-use crate::stats::{Blocked, ReadaheadCounts, StageCounts};
+use crate::stats::{Blocked, ReadaheadCounts, StageCounts, TogetherCounts};
 use crate::units::processes;
 
 /// The maximum number of bytes that a client may have sent without an answer, in one request or
@@ -226,6 +226,8 @@ pub struct Health {
     pub staged: Option<StageCounts>,
     /// What was read ahead of programs.
     pub readahead: Option<ReadaheadCounts>,
+    /// What the nodes of a job read for each other; `None` unless they do.
+    pub together: Option<TogetherCounts>,
     /// Requests that have waited for long.
     pub blocked: Blocked,
     /// The first and the last errors and warnings since it was mounted.
