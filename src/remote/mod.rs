@@ -233,8 +233,8 @@ impl RemoteFile {
     }
 
     /// Notes that the archive in it was opened, or that all of it is being read for that: later
-    /// reads wait longer. If it `is_read_once`, and a reader has waited in vain, no read waits any
-    /// more.
+    /// reads wait longer. If it `is_read_once`, nothing more is read after a reader has waited
+    /// without success.
     pub fn note_opened(&self, is_read_once: bool) {
         self.is_opened.store(true, Ordering::Relaxed);
         self.is_read_once.fetch_or(is_read_once, Ordering::Relaxed);

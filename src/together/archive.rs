@@ -231,7 +231,7 @@ impl SharedArchive {
         read(&mut found, *offset).then(|| found == *expected)
     }
 
-    /// Lets go of the storage. Peers that were not compared with it by then are not asked any more.
+    /// Closes the storage. Peers that were not compared with it before are never asked.
     pub fn close_storage(&self) {
         *self.storage.lock() = None;
     }

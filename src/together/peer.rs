@@ -32,7 +32,7 @@ const SLOW_MIN: Duration = Duration::from_millis(50);
 const SLOW_TIMES: u32 = 8;
 const SLOW_LONG: Duration = Duration::from_secs(3);
 
-/// Without a read for this time, that begins anew.
+/// A pause between reads after which that time begins again.
 const SLOW_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long each address of a peer has when it is tried: the first time, and at most.

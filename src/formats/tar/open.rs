@@ -50,6 +50,12 @@ impl TarOptions<'_> {
     pub(super) fn nesting(&self) -> Nesting {
         if self.recursive { Nesting::Recognize } else { Nesting::Ignore }
     }
+
+    /// Whether a file of zeros alone is opened as an empty tar. `archfs verify`, which opens
+    /// damaged archives as well, reports it.
+    fn takes_zeros(&self) -> bool {
+        self.partial && self.logs_notes
+    }
 }
 
 /// Where a saved index may be, and what to do with it.
@@ -120,8 +126,7 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
     if header::is_zero(&first) {
         match is_only_zeros(storage.as_ref())? {
             false => return Err(foreign::zeros(name, Some(storage.as_ref()))),
-            // `archfs verify` opens damaged archives as well.
-            true if !options.partial || !options.logs_notes => return Err(only_zeros()),
+            true if !options.takes_zeros() => return Err(only_zeros()),
             true => {}
         }
     }
@@ -166,7 +171,7 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(foreign::zeros(name, None));
     }
-    if starts_with_zeros && finished.is_empty() && (!options.partial || !options.logs_notes) {
+    if starts_with_zeros && finished.is_empty() && !options.takes_zeros() {
         return Err(only_zeros());
     }
     let archive_len = seek_index.len();

@@ -138,8 +138,8 @@ pub(super) struct WrongNames {
     count: u64,
     /// The first of them.
     example: String,
-    /// In which of `PROPOSED` all of them are valid.
-    fits: [bool; PROPOSED.len()],
+    /// Those of `PROPOSED` in which all of them are valid.
+    fitting: Vec<(&'static str, NameEncoding)>,
 }
 
 impl WrongNames {
@@ -149,18 +149,16 @@ impl WrongNames {
         }
         if self.count == 0 {
             self.example = String::from_utf8_lossy(&name.path()).escape_debug().to_string();
-            self.fits = [true; PROPOSED.len()];
+            let known = |label: &'static str| Some((label, label.parse().ok()?));
+            self.fitting = PROPOSED.into_iter().filter_map(known).collect();
         }
         self.count = self.count.saturating_add(1);
-        for (fits, proposed) in self.fits.iter_mut().zip(PROPOSED) {
-            *fits = *fits
-                && NameEncoding::from_str(proposed).is_ok_and(|it| it.decode(name.bytes).is_some());
-        }
+        self.fitting.retain(|(_, encoding)| encoding.decode(name.bytes).is_some());
     }
 
     /// A note about them, with what to do. `None` if all names look right.
     pub(super) fn note(&self, encoding: Option<NameEncoding>) -> Option<Error> {
-        let Self { count, example, fits } = self;
+        let Self { count, example, fitting } = self;
         if *count == 0 {
             return None;
         }
@@ -170,8 +168,7 @@ impl WrongNames {
                 format!("{names} not valid in {}, such as \"{example}\"", encoding.name());
             return Some(Error::new(Kind::Unsupported, context));
         }
-        let fitting = PROPOSED.iter().zip(fits).filter(|(_, fits)| **fits).map(|(name, _)| *name);
-        let mut proposed: Vec<_> = fitting.collect();
+        let mut proposed: Vec<_> = fitting.iter().map(|(label, _)| *label).collect();
         if proposed.first() == Some(&"utf-8") {
             proposed.truncate(1);
         }

@@ -107,7 +107,7 @@ fn reads_wait_longer_once_the_archive_was_opened() {
     let start = Instant::now();
     read(&file, 0..10).unwrap_err();
     assert!(start.elapsed() >= 3 * BRIEFLY, "{:?}", start.elapsed());
-    // Who reads it only once waits only once.
+    // For a file that is read only once, one read waits.
     file.note_opened(true);
     let first = read(&file, 0..10).unwrap_err();
     let start = Instant::now();

@@ -33,12 +33,12 @@ pub(super) fn read(
     let run = || {
         let mut scratch = Scratch::default();
         while let Some((file, part)) = feed.next() {
-            let Err((offset, finding)) = read_part(tree, &feed, file, part, &mut scratch, progress)
+            let Err((offset, error)) = read_part(tree, &feed, file, part, &mut scratch, progress)
             else {
                 continue;
             };
-            let (finding, is_unreachable) = finding;
-            if is_unreachable {
+            let finding = Finding::from_error(Location::Inode(file.ino), &error);
+            if error.kind() == Kind::Unreachable {
                 // All other reads would wait as long.
                 is_stopped.store(true, Ordering::Relaxed);
                 feed.end();
@@ -69,17 +69,13 @@ fn read_part(
     part: Range<u64>,
     scratch: &mut Scratch,
     progress: &Progress,
-) -> Result<(), (u64, (Finding, bool))> {
-    let subject = Location::Inode(file.ino);
+) -> Result<(), (u64, Box<Error>)> {
     let mut offset = part.start;
     // A file with a checksum is one part.
     let check = ContentCheck::new(file.crc32, file.size);
     let mut sum = check.part(part.start);
     while offset < part.end {
-        let failed = |error: Error| {
-            let is_unreachable = error.kind() == Kind::Unreachable;
-            (offset, (Finding::from_error(subject.clone(), &error), is_unreachable))
-        };
+        let failed = |error: Error| (offset, Box::new(error));
         let data = next_data(tree, file.ino, offset, file.size).map_err(failed)?;
         if data > offset {
             // A hole may be as large as the largest file size, so it must not be split into parts.
@@ -95,10 +91,7 @@ fn read_part(
         offset += count;
         progress.advance(count);
     }
-    match check.add(sum) {
-        Ok(_) => Ok(()),
-        Err(error) => Err((part.start, (Finding::from_error(subject, &error), false))),
-    }
+    check.add(sum).map(drop).map_err(|error| (part.start, Box::new(error)))
 }
 
 /// The queue of parts to read.
