@@ -5,14 +5,17 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::path::Path;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use fuser::{Config, Session, SessionACL};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Setter, ioctl, opcode};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Pid, Resource, getrlimit};
+use rustix::thread::gettid;
 
 use crate::error::{Error, Kind, Result};
 use crate::fuse::{ArchiveFilesystem, SessionShape};
@@ -21,6 +24,10 @@ use crate::os::kernel_file;
 use crate::remote;
 use crate::sync::Mutex;
 use crate::units::{Size, format_size};
+
+/// How long the kernel may take to release threads that have ended; without other load, it takes
+/// less than a millisecond.
+const MOST_RELEASE: Duration = Duration::from_secs(5);
 
 /// Descriptors left for holders of the mount, archives and unmounting.
 const SPARE: usize = 32;
@@ -70,14 +77,19 @@ fn startable_threads(wanted: usize) -> Result<usize> {
     let gate = Mutex::new(());
     // One more for the thread of the session itself.
     let needed = wanted.saturating_add(1);
-    let found = thread::scope(|scope| {
+    let started: Vec<_> = thread::scope(|scope| {
         let closed = gate.lock();
-        let start =
-            |_: &usize| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).is_ok();
-        let found = (0..needed).take_while(start).count();
+        let wait = || {
+            drop(gate.lock());
+            gettid()
+        };
+        let start = |_| thread::Builder::new().spawn_scoped(scope, wait).ok();
+        let trials: Vec<_> = (0..needed).map_while(start).collect();
         drop(closed);
-        found
+        trials.into_iter().filter_map(|trial| trial.join().ok()).collect()
     });
+    wait_until_released(&started);
+    let found = started.len();
     match found {
         found if found == needed => Ok(wanted),
         0..4 => {
@@ -93,6 +105,16 @@ fn startable_threads(wanted: usize) -> Result<usize> {
             );
             Ok(threads)
         }
+    }
+}
+
+/// Waits until the kernel has released `threads`, which have ended: until then, they count against
+/// the limits, and threads that are started in their place may find too little room.
+fn wait_until_released(threads: &[Pid]) {
+    let deadline = Instant::now() + MOST_RELEASE;
+    let is_left = |thread: &Pid| Path::new(&format!("/proc/self/task/{thread}")).exists();
+    while threads.iter().any(is_left) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
