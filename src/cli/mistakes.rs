@@ -95,6 +95,9 @@ const OTHER_COMMANDS: [(&str, &str); 7] = [
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
+/// Options of `run` that people also expect of `mount`.
+const OF_RUN: [&str; 4] = ["--overlay", "--private", "--direct", "--or-extract"];
+
 /// Whether a word is the name of an archive.
 fn is_named(word: &Path) -> bool {
     ends_as_archive(word) || word.is_file()
@@ -147,6 +150,15 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
         ErrorKind::UnknownArgument if arguments.iter().any(|word| word == "--read-only") => {
             let context = "unexpected argument '--read-only' found";
             Some(Error::new(Kind::Usage, context).with_hint("leave it out: mounts are read-only"))
+        }
+        ErrorKind::UnknownArgument if arguments.get(1).is_some_and(|word| word == "mount") => {
+            let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+                return None;
+            };
+            OF_RUN.contains(&option.as_str()).then(|| {
+                Error::new(Kind::Usage, format!("{option}: only for `archfs run`"))
+                    .with_hint(USAGE_OF_RUN)
+            })
         }
         // Perhaps an option of COMMAND, which may resemble one of archfs.
         ErrorKind::UnknownArgument if is_run && !arguments.iter().any(|word| word == "--") => {

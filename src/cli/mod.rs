@@ -139,6 +139,9 @@ enum Command {
 /// Runs `archfs` with `arguments`, which start with the program name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if let Some(outcome) = run::called_in_overlay(&arguments) {
+        return exit::status_of_run(outcome);
+    }
     // What follows is the command of `run`, which gets its words as they are.
     let has_command = arguments.get(1).is_some_and(|word| word == "run");
     let arguments = url::named(arguments, has_command);

@@ -7,13 +7,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
+use rustix::process::{getegid, geteuid};
 
 use super::args::Summary;
 use super::bar::Bar;
 use super::{args, mistakes, mount, mount_plan, stats, term};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{self, Display, Outcome, Privacy, RunOptions};
+use crate::lifecycle::{self, Display, Layer, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
+use crate::os::trust;
 use crate::progress::Progress;
 use crate::sync::Arc;
 
@@ -39,6 +41,13 @@ pub(super) struct Args {
     #[arg(long)]
     direct: bool,
 
+    /// Let COMMAND change files: kept in DIR, or in memory
+    ///
+    /// The next `run` finds changes in DIR; those in memory (`tmp`) are gone after COMMAND. Only
+    /// COMMAND and its children see them. Needs root or user namespaces, and Linux 5.11.
+    #[arg(long, value_name = "DIR|tmp", env = "ARCHFS_OVERLAY", conflicts_with = "direct")]
+    overlay: Option<PathBuf>,
+
     /// If this node cannot mount, extract below DIR; removed at the end
     #[arg(long, value_name = "DIR", env = "ARCHFS_OR_EXTRACT")]
     or_extract: Option<PathBuf>,
@@ -48,7 +57,7 @@ pub(super) struct Args {
     #[arg(hide_short_help = true, long)]
     no_replace: bool,
 
-    /// The command; ARCHFS_MOUNTPOINT in its environment is the mount point
+    /// The command; it gets the mount point as ARCHFS_MOUNTPOINT
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -58,7 +67,7 @@ Examples:
   archfs run data.sqfs -- python train.py --data {}
   srun archfs run data.sqfs -- python train.py --data {}  (tasks share a mount)
   archfs run data.sqfs /data -- python train.py           (mounted on /data)
-  archfs run --private data.sqfs -- python train.py {}    (without fusermount)
+  archfs run --overlay tmp data.sqfs -- yolo train data={}/data.yaml
 
 Without MOUNTPOINT, archfs chooses a private directory in /dev/shm, $TMPDIR or /tmp, and writes it
 in place of {} in COMMAND. The same archives in the same job have the same directory. The last path
@@ -84,6 +93,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan_of(archives, mount_point.clone().unwrap_or_default())?;
     crate::log::start(plan.verbosity, None);
     let mut plan = lifecycle::resolve_descriptors(plan)?;
+    let overlay = args.overlay.as_deref().map(layer).transpose()?;
+    if overlay.is_some() && !trust::is_root_of_node() {
+        // Only an owner may change a file.
+        plan.view.uid.get_or_insert(geteuid().as_raw());
+        plan.view.gid.get_or_insert(getegid().as_raw());
+    }
     let is_chosen = mount_point.is_none();
     if args.or_extract.is_some() && !is_chosen {
         let context = "--or-extract needs a mount point that archfs chooses";
@@ -103,7 +118,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         Box::new((!quiet).then(|| Bar::watch(progress)))
     };
     let or_extract = args.or_extract.as_ref().map(mount_plan::absolute).transpose()?;
-    let options = RunOptions { privacy, is_direct: args.direct, or_extract: or_extract.as_deref() };
+    let options = RunOptions {
+        privacy,
+        is_direct: args.direct,
+        overlay: overlay.as_ref(),
+        or_extract: or_extract.as_deref(),
+    };
     let command = |path: &Path| match is_chosen && !args.no_replace {
         true => args.command.iter().map(|word| replaced(word, path)).collect(),
         false => args.command.clone(),
@@ -120,6 +140,28 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         chart: has_chart.then_some(&|json: &str| stats::print_chart(json)),
     };
     lifecycle::run(&plan, options, &command, display)
+}
+
+/// The layer that `--overlay` names.
+fn layer(name: &Path) -> Result<Layer> {
+    match name == Path::new(lifecycle::IN_MEMORY) {
+        true => Ok(Layer::Memory),
+        false => mount_plan::absolute(&name.to_owned()).map(Layer::Directory),
+    }
+}
+
+/// Executes a command in an overlay, if `run` has started this process for that. No option, no
+/// variable and no configuration file is read.
+pub(super) fn called_in_overlay(arguments: &[OsString]) -> Option<Result<Outcome>> {
+    match arguments {
+        [_, word, name, path, command @ ..] if word == lifecycle::IN_OVERLAY => {
+            crate::log::start(Verbosity::default(), None);
+            let path = Path::new(path);
+            let layer = layer(Path::new(name));
+            Some(layer.and_then(|layer| lifecycle::execute_in_overlay(&layer, path, command)))
+        }
+        _ => None,
+    }
 }
 
 /// The archives, and the mount point if there is one. It is the last path, unless that is a file.

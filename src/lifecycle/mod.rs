@@ -22,7 +22,9 @@ pub use commands::interrupt::Interrupt;
 pub use commands::list::{Listed, STALE, State, list, messages, stats, unseen_messages};
 pub use commands::mount::{Caller, MountOutcome, mount};
 pub use commands::mount_lease::Privacy;
-pub use commands::run::{Outcome, choose_mount_point, is_archive, run};
+pub use commands::run::{
+    IN_MEMORY, IN_OVERLAY, Outcome, choose_mount_point, execute_in_overlay, is_archive, run,
+};
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
 pub use daemon::end_policy::Lifetime;
@@ -38,6 +40,7 @@ pub use job_step::{
 };
 pub use mount::Detach;
 pub use mount::inherited::resolve_descriptors;
+pub use mount::overlay::Layer;
 pub(crate) use plan::Restrictions;
 pub use plan::{
     Access, ArchiveCacheChoice, Background, ConnectionSource, DAEMON_OPTION, DaemonPlan, MountPlan,

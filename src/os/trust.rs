@@ -57,6 +57,11 @@ pub(crate) fn is_in_user_namespace() -> bool {
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps(&map, overflow_uid()))
 }
 
+/// Whether this user is root, and not only in a user namespace.
+pub(crate) fn is_root_of_node() -> bool {
+    geteuid().is_root() && !is_in_user_namespace()
+}
+
 fn overflow_uid() -> u32 {
     let number = |path| fs::read_to_string(path).ok()?.trim().parse().ok();
     number("/proc/sys/kernel/overflowuid").unwrap_or(OVERFLOW_UID)

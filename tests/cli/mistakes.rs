@@ -13,7 +13,7 @@ type Mistake = (&'static [&'static str], i32, &'static str, &'static str);
 
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
-const MISTAKES: [Mistake; 48] = [
+const MISTAKES: [Mistake; 49] = [
     // Options that only change what another option does.
     (
         &["mount", "--stage-wait", "data.sqfs", "m"],
@@ -88,6 +88,12 @@ const MISTAKES: [Mistake; 48] = [
         2,
         "unexpected argument '--read-only' found",
         "leave it out: mounts are read-only",
+    ),
+    (
+        &["mount", "--overlay", "tmp", "data.sqfs", "m"],
+        2,
+        "--overlay: only for `archfs run`",
+        "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...",
     ),
     (&["notfy"], 2, "unrecognized subcommand 'notfy'", "archfs <COMMAND>"),
     (&["verfy"], 2, "unrecognized subcommand 'verfy'", "a similar subcommand exists: 'verify'"),

@@ -21,6 +21,7 @@ mod name_readahead;
 mod namespaces;
 mod opening;
 mod or_extract;
+mod overlay;
 mod private;
 mod readahead;
 mod remote;

@@ -81,6 +81,18 @@ fn the_command_gets_the_files_and_they_are_removed() {
     assert_nothing_left(&parent);
 }
 
+/// > With `--or-extract`, the layer is above the extracted files.
+#[test]
+fn a_layer_is_above_the_extracted_files() {
+    let Some(stage) = stage() else { return };
+    let parent = parent(&stage);
+    let script = "$ARCHFS run -q --or-extract local --overlay layer $IMAGE -- \
+        sh -c 'echo x > {}/hello; rm -r {}/folder; cat {}/hello; ls {}'; cat layer/upper/hello";
+    let output = output(&stage, script);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "x\nhello\nx\n", "{}", said(&output));
+    assert_nothing_left(&parent);
+}
+
 #[test]
 fn a_node_that_can_mount_mounts() {
     let Some(stage) = stage() else { return };

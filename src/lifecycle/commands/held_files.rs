@@ -11,6 +11,7 @@ use crate::extract::{self, Existing, ExtractOptions, Extracted, Hold, LeftOut, S
 use crate::formats::{self, OpenOptions};
 use crate::lifecycle::daemon::opening;
 use crate::lifecycle::mount::device;
+use crate::lifecycle::mount::overlay::Layer;
 use crate::lifecycle::{MountPlan, registry};
 use crate::os::process::ProcessId;
 use crate::progress::{Progress, Show, Watch};
@@ -25,6 +26,8 @@ pub struct RunOptions<'o> {
     pub privacy: Privacy,
     /// Whether the command reads uncompressed files from the archive itself.
     pub is_direct: bool,
+    /// The layer over the files that the command may change.
+    pub overlay: Option<&'o Layer>,
     /// The directory to extract to if this node cannot mount; `None` to fail then.
     pub or_extract: Option<&'o Path>,
 }

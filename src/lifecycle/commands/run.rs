@@ -10,6 +10,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
@@ -27,9 +28,10 @@ use crate::lifecycle::commands::mount_lease::Environment;
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::daemon::signals;
 use crate::lifecycle::mount::mount_point;
+use crate::lifecycle::mount::overlay::{self, Layer};
 use crate::lifecycle::{Lifetime, MountPlan, registry};
 use crate::os::mountinfo::{self, MountEntry};
-use crate::os::process::ProcessId;
+use crate::os::process::{OWN_PROGRAM, ProcessId};
 use crate::os::signal::Mask;
 use crate::progress::Show;
 use crate::sync::{AtomicBool, Ordering};
@@ -88,7 +90,10 @@ pub fn run(
     let mut held = Some(held);
     // The daemon, and processes of a shell that has replaced itself by this process.
     let others = descendants::children();
-    let command = command(&path);
+    let command = match options.overlay {
+        Some(layer) => in_overlay(layer, &path, command(&path)),
+        None => command(&path),
+    };
     let outcome = execute(
         relay,
         mask,
@@ -100,6 +105,7 @@ pub fn run(
     );
     let is_unmounted =
         held.is_some_and(|held| held.end(display.show, display.chart, messages.as_mut()));
+    let _ = options.overlay.map(overlay::make_removable);
     if is_unmounted {
         note_left_behind(&path, &descendants::all_except(&others));
     }
@@ -151,14 +157,7 @@ fn execute(
     };
     let child = match spawned {
         Ok(child) => child,
-        Err(error) if is_not_found(&error, program) => {
-            log::error!("{name}: command not found");
-            return Ok(Outcome::NotFound);
-        }
-        Err(error) => {
-            log::error!("{name}: cannot execute: {}", reason(&error));
-            return Ok(Outcome::NotExecutable);
-        }
+        Err(error) => return Ok(not_started(program, &error)),
     };
     let pid = Pid::from_child(&child);
     let process = ProcessId::of(pid.as_raw_nonzero().get()).ok();
@@ -196,6 +195,52 @@ fn execute(
     status
         .map(outcome)
         .map_err(|error| Error::io(format!("{name}: cannot wait for it"), error.into()))
+}
+
+/// The first word of the command line by which archfs executes the command in an overlay.
+pub const IN_OVERLAY: &str = "run-in-overlay";
+
+/// What the layer in memory is called there, and in the options of `run`.
+pub const IN_MEMORY: &str = "tmp";
+
+/// The command line that executes `command` with `layer` over the files at `path`.
+///
+/// The namespace of the overlay begins there: this process, which ends the mount, stays outside.
+fn in_overlay(layer: &Layer, path: &Path, command: Vec<OsString>) -> Vec<OsString> {
+    let layer = match layer {
+        Layer::Memory => IN_MEMORY.into(),
+        Layer::Directory(directory) => directory.clone().into_os_string(),
+    };
+    let own = [OWN_PROGRAM.into(), IN_OVERLAY.into(), layer, path.as_os_str().to_owned()];
+    own.into_iter().chain(command).collect()
+}
+
+/// Executes `command` in place of this process, with `layer` over the files at `path`. Returns only
+/// if that fails, after it has printed why.
+///
+/// # Errors
+/// As those of `overlay::enter`.
+pub fn execute_in_overlay(layer: &Layer, path: &Path, command: &[OsString]) -> Result<Outcome> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Ok(Outcome::NotFound);
+    };
+    let mask = Mask::clear();
+    overlay::enter(path, layer)?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    mask.pass_to(&mut command);
+    Ok(not_started(program, &command.exec()))
+}
+
+/// Prints why `program` was not started.
+fn not_started(program: &OsStr, error: &std::io::Error) -> Outcome {
+    let name = Path::new(program).display();
+    if is_not_found(error, program) {
+        log::error!("{name}: command not found");
+        return Outcome::NotFound;
+    }
+    log::error!("{name}: cannot execute: {}", reason(error));
+    Outcome::NotExecutable
 }
 
 /// Whether `error` means that there is no such command. If a directory of PATH cannot be searched,

@@ -309,7 +309,7 @@ fn cannot_unmount(mount_point: &Path, error: io::Error) -> Error {
 }
 
 /// Opens the directory at `mount_point` or, if something is mounted there, the root of that.
-fn directory_at(mount_point: &Path) -> io::Result<Directory> {
+pub(super) fn directory_at(mount_point: &Path) -> io::Result<Directory> {
     let (parent, name) = Directory::open_parent(mount_point)?;
     parent.below(name)
 }
@@ -327,7 +327,7 @@ pub(crate) fn may_mount_directly() -> bool {
 /// mounts in another way. It gets the mount point as a path, which it follows for root without a
 /// check. So real root does not use it.
 fn may_ask_helper_after(error: &Error) -> bool {
-    error.kind() == Kind::CannotMount && (!geteuid().is_root() || trust::is_in_user_namespace())
+    error.kind() == Kind::CannotMount && !trust::is_root_of_node()
 }
 
 /// How `connect` mounts with mount(2).

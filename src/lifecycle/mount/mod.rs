@@ -12,6 +12,7 @@ pub(super) mod fusermount;
 pub(super) mod inherited;
 pub(super) mod mount_point;
 pub(super) mod namespace;
+pub(super) mod overlay;
 pub(super) mod owned_directory;
 
 /// How long to probe a mount before it counts as not stale. The kernel answers at once for a stale
