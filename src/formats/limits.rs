@@ -56,8 +56,14 @@ pub(crate) const MEMBER_DEPTH_MAX: usize = 1024;
 /// Most extension headers before one tar member. GNU tar writes at most four.
 pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
 
-/// Most images and ZIP archives within one archive, with --nested. Each has its own caches.
+/// Most images, ZIP archives and compressed tars within one archive, with --nested. Each has its own
+/// caches.
 pub(crate) const SEPARATE_ARCHIVES_MAX: usize = 4096;
+
+/// Bytes to which the compressed tars inside an archive may be decompressed when it is opened: this
+/// many for each byte of the archive, and `INNER_SPARE` more.
+pub(crate) const INNER_RATIO_MAX: u64 = 256;
+pub(crate) const INNER_SPARE: u64 = 1 << 30;
 
 /// Longest file of only zeros that counts as an empty tar, bytes. Tars are padded to records of 10
 /// KiB, or the size given to `tar -b`.

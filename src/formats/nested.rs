@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use super::bytes::length;
+use super::compressed::Container;
 use super::index::members::archive_stem;
 use super::limits::ZIP_WHOLE_MAX;
 use super::squashfs::SquashFs;
@@ -136,7 +137,10 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
 const HEAD: u32 = 1024;
 
 fn recognizes(head: &[u8]) -> bool {
-    SquashFs::recognizes(head) || tar::recognizes(head) || zip::recognizes(head)
+    SquashFs::recognizes(head)
+        || tar::recognizes(head)
+        || zip::recognizes(head)
+        || Container::is_at_start(head)
 }
 
 /// A file of a tree as storage.

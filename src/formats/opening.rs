@@ -12,7 +12,7 @@ use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container, new_number};
 use super::index::Allowance;
 use super::info::SlowReads;
-use super::limits::{CHUNK_MAX, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
+use super::limits::{CHUNK_MAX, INNER_RATIO_MAX, INNER_SPARE, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
 use super::nested::{self, NestedFile};
 use super::squashfs::{Shared, SquashFs};
 use super::tar::{self, Bytes, CompressedTar, SavedIndexOptions, Tar, TarOptions};
@@ -41,6 +41,8 @@ pub(super) struct Memory {
     image_bytes: u64,
     /// Number of inner archives opened.
     inner: AtomicU64,
+    /// Bytes to which compressed inner archives may still be decompressed.
+    inner_bytes: AtomicU64,
     /// Inner archives that could not be opened. The lock is never held together with another.
     findings: Mutex<Vec<Finding>>,
     shared: Shared,
@@ -69,11 +71,10 @@ impl Memory {
         let shared = Shared::new(Arc::clone(&room));
         let workers = Arc::clone(&shared.workers);
         let levels = if options.recursive { NESTING_MAX.saturating_add(1) } else { 1 };
-        // All levels together have `chunk_bytes`, if there is more than one.
-        let first = if options.recursive { chunk_bytes / 2 } else { chunk_bytes };
+        let level_bytes = |level| bytes_of_level(chunk_bytes, options.recursive, level);
         let mut chunks = Vec::new();
         for level in 0..levels {
-            let bytes = first.checked_shr(level).unwrap_or(0);
+            let bytes = level_bytes(level);
             let own_room = if level == 0 { Arc::clone(&room) } else { MemoryLimit::new(bytes) };
             let cache = ChunkCache::within(own_room, bytes, CHUNK_MAX, Arc::clone(&workers));
             cache.report_to(&options.stats);
@@ -89,6 +90,7 @@ impl Memory {
             chunk_bytes,
             image_bytes: chunk_bytes.checked_div(images).unwrap_or(0),
             inner: AtomicU64::new(0),
+            inner_bytes: AtomicU64::new(INNER_SPARE),
             findings: Mutex::default(),
             shared,
             seek_points: Arc::new(LargeMembers::new(chunk_bytes)),
@@ -102,6 +104,11 @@ impl Memory {
         }
     }
 
+    /// Memory for chunks of archives at nesting level `depth`, bytes.
+    fn chunk_bytes(&self, depth: u32) -> u64 {
+        bytes_of_level(self.chunk_bytes, self.chunks.len() > 1, depth)
+    }
+
     /// The cache for chunks of archives at nesting level `depth`.
     fn chunks(&self, depth: u32) -> Result<&Arc<ChunkCache>> {
         let too_deep = || Error::new(Kind::Unsupported, "archives nested too deeply");
@@ -112,6 +119,13 @@ impl Memory {
     pub(super) fn into_findings(self) -> Vec<Finding> {
         self.findings.into_inner()
     }
+}
+
+/// The part of `chunk_bytes` for a nesting level. All levels together have `chunk_bytes`, if there
+/// is more than one.
+fn bytes_of_level(chunk_bytes: u64, has_several: bool, level: u32) -> u64 {
+    let first = if has_several { chunk_bytes / 2 } else { chunk_bytes };
+    first.checked_shr(level).unwrap_or(0)
 }
 
 /// An open archive: its tree and its format.
@@ -189,6 +203,9 @@ impl<'o> Opening<'o> {
         let use_index = offset == 0 && policy != IndexPolicy::Ignore;
         let saved = use_index.then_some(SavedIndexOptions { file, path, policy });
         self.progress.expect(storage.len());
+        let inner = storage.len().saturating_mul(INNER_RATIO_MAX);
+        let add = |left: u64| Some(left.saturating_add(inner));
+        let _ = self.memory.inner_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         let start = Instant::now();
         let parts = self.open_storage(&name, storage, saved, 0)?;
         file.note_opened(self.options.reads_all);
@@ -229,14 +246,13 @@ impl<'o> Opening<'o> {
         if zip::recognizes(head) {
             return self.open_zip(name, storage, depth);
         }
-        // The cache identifies chunks by the number of the file, so an inner archive cannot be
-        // compressed.
-        let container = match depth {
-            0 => Container::of(&*storage, head).map_err(|error| error.within(name))?,
-            _ => None,
-        };
+        let container = Container::of(&*storage, head).map_err(|error| error.within(name))?;
         let bytes = match container {
             Some(container) => {
+                if depth > 0 {
+                    self.progress.begin(format!("decompressing {name}"));
+                    self.progress.expect(storage.len());
+                }
                 let cache = Arc::clone(self.memory.chunks(depth)?);
                 let archive = new_number();
                 Bytes::Compressed(CompressedTar { storage, container, cache, archive })
@@ -250,13 +266,25 @@ impl<'o> Opening<'o> {
                 return Err(foreign::unknown(name, head, &*storage, self.options.offset));
             }
         };
-        let OpenOptions { recursive, partial, index_policy, acls, .. } = *self.options;
-        let (progress, memory) = (self.progress, self.memory.chunk_bytes);
+        let OpenOptions { partial, index_policy, acls, .. } = *self.options;
+        // What is deeper stays a file.
+        let recursive = self.options.recursive && depth < NESTING_MAX;
+        let (progress, memory) = (self.progress, self.memory.chunk_bytes(depth));
+        let most = (depth > 0).then_some(&self.memory.inner_bytes);
         // `archfs verify` reports the notes itself, with more detail.
         let logs_notes = index_policy != IndexPolicy::Compare;
         let indexes = &self.memory.indexes;
-        let options =
-            TarOptions { recursive, saved, progress, partial, logs_notes, memory, acls, indexes };
+        let options = TarOptions {
+            recursive,
+            saved,
+            progress,
+            partial,
+            logs_notes,
+            memory,
+            acls,
+            most,
+            indexes,
+        };
         let tar = Tar::open(name, bytes, &options)?;
         let opening = self.with_share(tar.nested_archives().len());
         let mut parts = Vec::new();

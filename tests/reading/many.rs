@@ -109,6 +109,134 @@ fn a_tar_of_class_tars_becomes_an_image_folder() {
     }
 }
 
+/// The directories `parts/NAME` as compressed tars in `packed`, one for each way to compress.
+fn compressed_parts(work: &Path) -> (PathBuf, PathBuf) {
+    let (parts, packed) = (work.join("parts"), work.join("packed"));
+    fs::create_dir(&packed).unwrap();
+    for (nth, (compressor, suffix)) in [
+        ("gzip", "tar.gz"),
+        ("gzip -1", "tgz"),
+        ("bzip2", "tar.bz2"),
+        ("xz", "tar.xz"),
+        ("xz --block-size=64KiB", "txz"),
+        ("zstd -q", "tar.zst"),
+        ("lz4 -q", "tar.lz4"),
+        ("xz --format=lzma", "tar.lzma"),
+        ("lzip", "tar.lz"),
+        ("cat", "tar"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let part = parts.join(format!("part{nth}"));
+        fs::create_dir_all(part.join("below")).unwrap();
+        let seed = nth as u64;
+        fs::write(part.join("noise"), source::noise(seed, 400_000)).unwrap();
+        fs::write(part.join("below/text"), format!("part {nth} ").repeat(40_000)).unwrap();
+        fs::write(part.join("empty"), "").unwrap();
+        let script = format!("tar -C \"$1\" -cf - . | {compressor} > \"$2.{suffix}\"");
+        let to = packed.join(format!("part{nth}"));
+        run(Command::new("sh").args(["-c", &script, "sh"]).arg(&part).arg(to));
+    }
+    (parts, packed)
+}
+
+#[test]
+fn compressed_tars_in_an_archive_become_directories() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let (parts, packed) = compressed_parts(work.path());
+    let outer = work.path().join("outer.tar");
+    tar::pack(&outer, &packed);
+    let mut archives = with_compressed(&outer, &["gzip", "xz", "zstd"]);
+    archives.push(image::make(work.path(), "outer.sqfs", &packed, &["-comp", "gzip"]));
+    let zip = work.path().join("outer.zip");
+    run(Command::new("zip").args(["-qr"]).arg(&zip).arg(".").current_dir(&packed));
+    archives.push(zip);
+    let expected = files_of(take(&parts, Depth::Everything));
+    for archive in archives {
+        let what = archive.display().to_string();
+        let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &["--nested"]);
+        let found = files_of(take(mounted.path(), Depth::Everything));
+        assert_same(&what, &expected, &found);
+        run(Command::new("diff").arg("-r").arg(&parts).arg(mounted.path()));
+    }
+}
+
+#[test]
+fn a_damaged_compressed_tar_in_an_archive_is_damage() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let (parts, packed) = compressed_parts(work.path());
+    let whole = fs::read(packed.join("part0.tar.gz")).unwrap();
+    fs::write(packed.join("part0.tar.gz"), &whole[..whole.len() / 2]).unwrap();
+    let outer = work.path().join("outer.tar");
+    tar::pack(&outer, &packed);
+    let mount = |options: &[&str]| {
+        let mut command = archfs();
+        command.args(["run", "-q", "--nested"]).args(options).arg(&outer).args(["--", "cat"]);
+        command.arg("{}/part4/below/text").output().unwrap()
+    };
+    let refused = mount(&[]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(123), "{said}");
+    assert!(said.contains("outer.tar: part0: cut off: "), "{said}");
+    let text = fs::read(parts.join("part4/below/text")).unwrap();
+    assert!(mount(&["--partial"]).stdout == text);
+}
+
+/// A tar of one file of `mebibytes` MiB of zeros, compressed to about a thousandth.
+fn zeros(mebibytes: u64) -> Vec<u8> {
+    let gzip = |bytes: &[u8]| {
+        let work = work_directory();
+        let path = work.path().join("part");
+        fs::write(&path, bytes).unwrap();
+        run(Command::new("gzip").arg("-nc").arg(path)).stdout
+    };
+    let mut file = gzip(&tar::header("zeros", b'0', "", mebibytes << 20));
+    let piece = gzip(&vec![0; 16 << 20]);
+    file.extend(piece.repeat((mebibytes / 16) as usize));
+    file.extend(gzip(&[0; 1024]));
+    file
+}
+
+/// Most bytes are 1 GiB, and 256 for each byte of the archive.
+#[test]
+fn compressed_tars_in_an_archive_have_a_limit_together() {
+    let work = work_directory();
+    let archive = work.path().join("outer.tar");
+    for (mebibytes, is_shown) in [(960, true), (1600, false)] {
+        let inner = zeros(mebibytes);
+        fs::write(&archive, tar::of(&[("bomb.tar.gz", &inner), ("beside", b"x")])).unwrap();
+        let tree = open_recursive(&archive);
+        assert_eq!(contents(&*tree, "beside"), b"x");
+        assert_eq!(resolve(&*tree, b"bomb/zeros").is_ok(), is_shown, "{mebibytes}");
+    }
+    let output = archfs().args(["ls", "--nested", "--all"]).arg(&archive).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("bomb: the compressed tars in this archive are too large"), "{said}");
+    // It is a limit of archives in archives alone.
+    fs::write(work.path().join("bomb.tar.gz"), zeros(1600)).unwrap();
+    assert!(resolve(&*tree::open_one(&work.path().join("bomb.tar.gz")), b"zeros").is_ok());
+}
+
+/// A tar in as many compressed tars as `depth` says, each in the next.
+fn with_compressed_levels(work: &Path, depth: usize) -> PathBuf {
+    let (part, archive) = (work.join("part"), work.join("levels.tar"));
+    let mut bytes = tar::of(&[("file", b"innermost")]);
+    for level in (1..=depth).rev() {
+        fs::write(&part, bytes).unwrap();
+        let packed = run(Command::new("gzip").arg("-nc").arg(&part)).stdout;
+        bytes = tar::of(&[(&format!("l{level}.tar.gz"), &packed)]);
+    }
+    fs::write(&archive, bytes).unwrap();
+    archive
+}
+
 #[test]
 fn archives_nested_deeper_than_the_limit_are_files() {
     let work = work_directory();
@@ -131,6 +259,9 @@ fn archives_nested_deeper_than_the_limit_are_files() {
                 assert_eq!(contents(&*tree, &format!("{way}/beside")), b"x");
             }
             assert_eq!(contents(&*tree, "l1/l2/beside"), b"x");
+            let tree = open_recursive(&with_compressed_levels(work.path(), depth));
+            let rest = if depth == NESTING_MAX { "file" } else { "l9.tar.gz" };
+            assert!(resolve(&*tree, format!("{way}/{rest}").as_bytes()).is_ok(), "{depth}");
         }
     }
 }

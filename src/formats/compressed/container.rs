@@ -129,6 +129,12 @@ impl Container {
         Self::ALL.into_iter().find(|container| container.format().number == number)
     }
 
+    /// Whether a file that starts with `head` seems to be compressed.
+    pub(crate) fn is_at_start(head: &[u8]) -> bool {
+        skippable::is_at_start(head)
+            || Self::ALL.iter().any(|container| (container.format().recognizes)(head))
+    }
+
     /// The container of the file in `storage`, if it is compressed. 18 bytes of its `head` are
     /// enough.
     ///

@@ -33,8 +33,8 @@ const FORMAT: u32 = 5;
 pub(crate) const MAGIC: &[u8; 8] = b"ARCHFSIX";
 
 /// The flag of an index with archives within the archive as directories. 1 was that of indexes that
-/// had ZIP archives as files.
-const RECURSIVE: u32 = 2;
+/// had ZIP archives as files, 2 of ones that had compressed tars as files.
+const RECURSIVE: u32 = 3;
 
 /// Most samples that a file may claim. archfs writes far fewer.
 const SAMPLES_MAX: u32 = 4096;

@@ -26,7 +26,7 @@ pub(crate) enum Kind {
 pub(crate) enum Inner {
     /// A tar. Its members go into the same tree.
     Tar,
-    /// An image or a ZIP archive. It is opened by itself.
+    /// An image, a ZIP archive or a compressed tar. It is opened by itself.
     Separate,
 }
 
@@ -245,11 +245,35 @@ pub(crate) fn shown(path: &[u8]) -> String {
     }
 }
 
-/// The path of the directory that shows the archive at `path`: without `.tar`, `.zip`, `.sqfs`
-/// and the like.
+/// The ends of the names of archives. Those of tars are ones that GNU tar knows.
+const SUFFIXES: [&[u8]; 21] = [
+    b".tar",
+    b".zip",
+    b".sqfs",
+    b".squashfs",
+    b".sqsh",
+    b".sfs",
+    b".tar.gz",
+    b".tgz",
+    b".taz",
+    b".tar.bz2",
+    b".tbz2",
+    b".tbz",
+    b".tz2",
+    b".tar.xz",
+    b".txz",
+    b".tar.zst",
+    b".tzst",
+    b".tar.lz4",
+    b".tar.lzma",
+    b".tlz",
+    b".tar.lz",
+];
+
+/// The path of the directory that shows the archive at `path`: without `.tar`, `.tar.gz`, `.zip`,
+/// `.sqfs` and the like.
 pub(crate) fn archive_stem(path: &[u8]) -> Option<&[u8]> {
-    let suffixes = [&b".tar"[..], b".zip", b".sqfs", b".squashfs", b".sqsh", b".sfs"];
-    let stem = suffixes.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
+    let stem = SUFFIXES.iter().find_map(|suffix| path.strip_suffix(*suffix))?;
     // Without its suffix, `...tar` would be `..`.
     let name = stem.rsplit(|&byte| byte == b'/').next();
     name.is_some_and(|name| !matches!(name, b"" | b"." | b"..")).then_some(stem)

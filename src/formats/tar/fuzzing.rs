@@ -164,6 +164,7 @@ pub fn tar(data: &[u8]) {
         memory,
         partial: true,
         logs_notes: true,
+        most: None,
         acls: Acls::Masked,
         indexes,
     };

@@ -3,12 +3,13 @@
 //! It also reads the map of a sparse member and recognizes an archive within the archive.
 
 use super::extensions::Extensions;
-use super::header::{BLOCK_LEN, Header, MemberType, padded};
+use super::header::{Header, MemberType, padded};
 use super::source::{self, Source};
 use super::sparse::{self, Sparse};
 use super::{HEAD, recognizes};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::formats::bytes::index;
+use crate::formats::compressed::Container;
 use crate::formats::index::HeaderRun;
 use crate::formats::index::members::{
     Body, Inner, Kind, Member, Members, Parts, Segment, archive_stem, shown,
@@ -255,14 +256,14 @@ fn inner_format(
     limit: u64,
     source: &mut dyn Source,
 ) -> Result<Option<Inner>> {
-    if archive_stem(path).is_none() || stored < BLOCK_LEN {
+    if archive_stem(path).is_none() {
         return Ok(None);
     }
     let head = HEAD.min(index(stored));
     let Some(head) = source::before(source, data, head, limit)? else {
         return Ok(None);
     };
-    if SquashFs::recognizes(head) || zip::recognizes(head) {
+    if SquashFs::recognizes(head) || zip::recognizes(head) || Container::is_at_start(head) {
         return Ok(Some(Inner::Separate));
     }
     Ok(recognizes(head).then_some(Inner::Tar))

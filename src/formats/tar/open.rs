@@ -24,7 +24,7 @@ use crate::formats::index::{
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::progress::Progress;
 use crate::storage::{FileStorage, Scanning, Storage};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU64};
 use crate::units::format_size;
 use crate::vfs::{Finding, Location};
 
@@ -42,6 +42,8 @@ pub(crate) struct TarOptions<'o> {
     /// Memory for decompressed chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,
+    /// Bytes that may still be decompressed; `None` for any number.
+    pub(crate) most: Option<&'o AtomicU64>,
     /// Memory for blocks of indexes.
     pub(crate) indexes: &'o Arc<Allowance>,
 }
@@ -159,7 +161,7 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     let (storage, container) = (Arc::clone(&tar.storage), tar.container);
     let scanning = Scanning::of(storage.as_ref());
     let first_pass = FirstPass::start(name, Arc::clone(&storage), container, &tar.cache)?;
-    let mut unpacking = Unpacking::new(first_pass, options.progress);
+    let mut unpacking = Unpacking::new(first_pass, options.progress, options.most);
     let (is_tar, starts_with_zeros) = unpacking.probe()?;
     if !is_tar {
         return Err(not_a_tar(container, unpacking.container()));

@@ -15,6 +15,7 @@ use crate::formats::bytes::{index, length};
 use crate::formats::compressed::{Container, FirstPass, SeekIndex, Spool};
 use crate::progress::Progress;
 use crate::storage::{InMemory, Storage};
+use crate::sync::{AtomicU64, Ordering};
 use crate::vfs::SharedBytes;
 
 /// The smallest read, bytes: a pax header, its body and the member's own header.
@@ -120,6 +121,8 @@ pub(super) struct Unpacking<'p> {
     progress: &'p Progress,
     /// Compressed bytes that were already reported as progress.
     reported: u64,
+    /// Bytes that may still be decompressed; `None` for any number.
+    most: Option<&'p AtomicU64>,
 }
 
 /// The result of decompressing the whole file.
@@ -141,7 +144,11 @@ pub(super) struct Damage {
 }
 
 impl<'p> Unpacking<'p> {
-    pub(super) fn new(first_pass: FirstPass, progress: &'p Progress) -> Self {
+    pub(super) fn new(
+        first_pass: FirstPass,
+        progress: &'p Progress,
+        most: Option<&'p AtomicU64>,
+    ) -> Self {
         Self {
             first_pass,
             piece: SharedBytes::from([]),
@@ -152,6 +159,7 @@ impl<'p> Unpacking<'p> {
             damage: None,
             progress,
             reported: 0,
+            most,
         }
     }
 
@@ -202,6 +210,16 @@ impl<'p> Unpacking<'p> {
         let position = self.first_pass.position();
         self.progress.advance(position.saturating_sub(self.reported));
         self.reported = position;
+        if let (Some(most), Some(piece)) = (self.most, &next) {
+            let take = |left: u64| left.checked_sub(length(piece.len()));
+            if most.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+                let context = "the compressed tars in this archive are too large together";
+                return Err(Error::new(Kind::Unsupported, context).with_hint(
+                    "perhaps a decompression bomb: if you trust it, extract this tar and mount it \
+                     by itself",
+                ));
+            }
+        }
         match next {
             Some(piece) => (self.piece, self.start) = (piece, piece_end),
             None => self.end = Some(piece_end),
