@@ -44,6 +44,8 @@ pub(super) struct MountArgs {
     pub(super) offset: Option<u64>,
 
     /// Show archives inside an archive as directories (ImageNet's tar of tars)
+    ///
+    /// Also those in a directory that is given as ARCHIVE.
     #[arg(
         help_heading = ARCHIVE,
         long = "nested",

@@ -12,6 +12,7 @@ use super::options::MountOptions;
 use super::{mistakes, term};
 use crate::batch_job;
 use crate::error::{Error, Kind, Result};
+use crate::formats;
 use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan, ReadaheadChoice};
 use crate::log::Verbosity;
 use crate::os::processors::{self, Cores};
@@ -58,9 +59,15 @@ impl MountArgs {
                 Error::new(Kind::Usage, context).with_hint("leave it out to keep an idle mount")
             );
         }
+        let paths = archives.iter().map(absolute).collect::<Result<Vec<_>>>()?;
+        let (archives, directories) = match self.recursive {
+            true => formats::archives_in(&paths)?,
+            false => (paths, Vec::new()),
+        };
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
-            archives: archives.iter().map(absolute).collect::<Result<_>>()?,
+            archives,
+            directories,
             mount_point,
             covers_files: options.covers_files || self.is_squashfuse,
             offset,

@@ -68,7 +68,13 @@ pub(super) struct OpenArgs {
 impl OpenArgs {
     pub(super) fn open(&self) -> Result<Arc<dyn Tree>> {
         crate::log::start(Verbosity::Default, None);
-        open_watched(slice::from_ref(&self.archive), &self.options())
+        let (mut options, archive) = (self.options(), slice::from_ref(&self.archive));
+        if !options.recursive {
+            return open_watched(archive, &options);
+        }
+        let (archives, directories) = formats::archives_in(archive)?;
+        options.directories = directories;
+        open_watched(&archives, &options)
     }
 
     /// Adds the archive to an error that `path` in it caused. Also adds the path and a remedy to

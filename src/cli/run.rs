@@ -83,7 +83,7 @@ not executable; 120 + the status of `archfs mount` if mounting failed.";
 const PLACEHOLDER: &[u8] = b"{}";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    let (archives, mount_point) = split(&args.mount.paths)?;
+    let (archives, mount_point) = split(&args.mount.paths, args.mount.recursive)?;
     let mount_point = mount_point.map(mount_plan::absolute).transpose()?;
     if args.mount.notify_pipe()?.is_some() {
         let context = "-o notify_pipe: only for mount";
@@ -165,7 +165,7 @@ pub(super) fn called_in_overlay(arguments: &[OsString]) -> Option<Result<Outcome
 }
 
 /// The archives, and the mount point if there is one. It is the last path, unless that is a file.
-fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
+fn split(paths: &[PathBuf], is_nested: bool) -> Result<(&[PathBuf], Option<&PathBuf>)> {
     let Some((last, archives)) = paths.split_last() else { return Ok((paths, None)) };
     if lifecycle::is_archive(last) {
         return match mistakes::misplaced(archives, last) {
@@ -176,8 +176,8 @@ fn split(paths: &[PathBuf]) -> Result<(&[PathBuf], Option<&PathBuf>)> {
     if !archives.is_empty() {
         return Ok((archives, Some(last)));
     }
-    if fs::metadata(last).is_err() {
-        // What is wrong with it is found when it is opened.
+    if is_nested || fs::metadata(last).is_err() {
+        // A directory of archives. What else is wrong with it is found when it is opened.
         return Ok((paths, None));
     }
     let context = format!("{}: not a file, and no archive is named before it", last.display());

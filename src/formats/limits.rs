@@ -56,8 +56,8 @@ pub(crate) const MEMBER_DEPTH_MAX: usize = 1024;
 /// Most extension headers before one tar member. GNU tar writes at most four.
 pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
 
-/// Most images, ZIP archives and compressed tars within one archive, with --nested. Each has its own
-/// caches.
+/// Most images, ZIP archives and compressed tars within one archive, with --nested. Each has caches
+/// of its own.
 pub(crate) const SEPARATE_ARCHIVES_MAX: usize = 4096;
 
 /// Bytes to which the compressed tars inside an archive may be decompressed when it is opened: this

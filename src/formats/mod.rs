@@ -50,7 +50,7 @@ pub use info::{
     Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, MethodShare, READ_COST,
     Shares, Sizes, TarLayout, ZipLayout, info,
 };
-pub use nested::{Contents, contents};
+pub use nested::{Contents, archives_in, contents};
 pub use tar::IndexPolicy;
 pub use zip::NameEncoding;
 
@@ -65,6 +65,8 @@ pub struct OpenOptions {
     pub budget: Budget,
     /// Whether archives in an archive are shown as directories.
     pub recursive: bool,
+    /// Directories of archives: each archive is shown below its path there, without its suffix.
+    pub directories: Vec<PathBuf>,
     /// The encoding of names in ZIP archives that are not marked as UTF-8.
     pub names: Option<NameEncoding>,
     /// Whether an archive that is cut off or damaged is opened as far as it goes. Otherwise that is

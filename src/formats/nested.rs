@@ -1,4 +1,5 @@
-//! Archives that are files of another archive: finds them in a tree, and reads one as storage.
+//! Archives that are files of another archive: finds them in a tree, and reads one as storage. Also
+//! finds the archives in a directory.
 //!
 //! Tars within a tar need neither: the scan finds them, and their bytes are contiguous in the outer
 //! archive.
@@ -6,7 +7,11 @@
 //! Invariant: the search ends, even if the directories of a damaged archive form a loop.
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::fs;
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use super::bytes::length;
 use super::compressed::Container;
@@ -14,7 +19,7 @@ use super::index::members::archive_stem;
 use super::limits::ZIP_WHOLE_MAX;
 use super::squashfs::SquashFs;
 use super::{tar, zip};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::vfs::{Cookie, DirectoryWalk, FileKind, Ino, Scratch, Tree, joined};
@@ -72,6 +77,55 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
         }
     }
     found
+}
+
+/// Replaces each directory in `paths` by the archives in it and in the directories below it, by
+/// their names and in the order of these. Names that start with a dot are passed over. Returns the
+/// paths of the archives, and the directories.
+///
+/// # Errors
+/// `NotFound` if a directory holds no archive; `Io`. A path that cannot be examined stays, so that
+/// opening it reports the error.
+pub fn archives_in(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let (mut archives, mut directories) = (Vec::new(), Vec::new());
+    for path in paths {
+        if !path.is_dir() {
+            archives.push(path.clone());
+            continue;
+        }
+        let before = archives.len();
+        let mut pending = vec![path.clone()];
+        while let Some(directory) = pending.pop() {
+            let failed = |error| Error::io(format!("{}: cannot list", directory.display()), error);
+            for entry in fs::read_dir(&directory).map_err(failed)? {
+                let found = entry.map_err(failed)?.path();
+                let name = found.file_name().map(OsStr::as_bytes).unwrap_or_default();
+                let kind = fs::symlink_metadata(&found).map_err(failed)?;
+                match name.first() {
+                    Some(b'.') => {}
+                    // A link to a directory may lead back.
+                    _ if kind.is_dir() => pending.push(found),
+                    _ if archive_stem(name).is_some() && found.is_file() => archives.push(found),
+                    _ => {}
+                }
+            }
+        }
+        let found = archives.get_mut(before..).unwrap_or_default();
+        if found.is_empty() {
+            let context = format!("{}: there is no archive in this directory", path.display());
+            return Err(Error::new(Kind::NotFound, context)
+                .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
+        }
+        found.sort_unstable();
+        directories.push(path.clone());
+    }
+    Ok((archives, directories))
+}
+
+/// The directory that shows the archive at `path`, if it is one of those in `directories`.
+pub(super) fn place_in(directories: &[PathBuf], path: &Path) -> Option<Vec<u8>> {
+    let below = directories.iter().find_map(|directory| path.strip_prefix(directory).ok())?;
+    archive_stem(below.as_os_str().as_bytes()).map(<[u8]>::to_vec)
 }
 
 /// What a tree holds.

@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::storage::{FileRange, FileStorage, Metered, Storage};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::units::format_duration;
-use crate::vfs::{Finding, Layer, Location, Severity, Tree, View, list_root};
+use crate::vfs::{Finding, Layer, Location, Severity, Tree, View, joined, list_root};
 
 #[cfg(test)]
 mod tests;
@@ -128,6 +128,11 @@ fn bytes_of_level(chunk_bytes: u64, has_several: bool, level: u32) -> u64 {
     first.checked_shr(level).unwrap_or(0)
 }
 
+/// The path of a tree that is shown at `path` in an archive that is shown at `directory`.
+fn below(directory: &[u8], path: &[u8]) -> Vec<u8> {
+    if path.is_empty() { directory.to_vec() } else { joined(directory, path) }
+}
+
 /// An open archive: its tree and its format.
 pub(super) struct Part {
     pub(super) layer: Layer,
@@ -207,7 +212,12 @@ impl<'o> Opening<'o> {
         let add = |left: u64| Some(left.saturating_add(inner));
         let _ = self.memory.inner_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         let start = Instant::now();
-        let parts = self.open_storage(&name, storage, saved, 0)?;
+        let mut parts = self.open_storage(&name, storage, saved, 0)?;
+        if let Some(place) = nested::place_in(&self.options.directories, file.path()) {
+            for Part { layer, .. } in &mut parts {
+                layer.path = below(&place, &layer.path);
+            }
+        }
         file.note_opened(self.options.reads_all);
         if self.options.reads_all {
             // It goes on until the file is closed.
@@ -408,9 +418,8 @@ impl<'o> Opening<'o> {
         match opened {
             Ok(opened) => {
                 parts.extend(opened.into_iter().map(|Part { layer, format }| {
-                    let names = [directory, &layer.path];
-                    let names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).collect();
-                    Part { layer: Layer { path: names.join(&b'/'), ..layer }, format }
+                    let path = below(directory, &layer.path);
+                    Part { layer: Layer { path, ..layer }, format }
                 }));
                 Ok(true)
             }

@@ -50,6 +50,9 @@ pub struct MountPlan {
     pub offset: u64,
     /// Whether archives inside an archive are shown as directories.
     pub recursive: bool,
+    /// Directories of archives: each archive is shown below its path there, without its suffix.
+    #[serde(with = "path_bytes")]
+    pub directories: Vec<PathBuf>,
     /// The encoding of names in ZIP archives that are not marked as UTF-8.
     pub names: Option<NameEncoding>,
     /// Whether an archive that is cut off or damaged is mounted as far as it goes.
@@ -135,6 +138,7 @@ impl MountPlan {
             covers_files: false,
             offset: 0,
             recursive: false,
+            directories: Vec::new(),
             names: None,
             partial: false,
             index: None,
@@ -367,6 +371,7 @@ mod tests {
             covers_files: true,
             offset: u64::MAX,
             recursive: true,
+            directories: vec![OsString::from_vec(b"/\xfd".to_vec()).into()],
             names: Some(NameEncoding::CodePage437),
             partial: true,
             index: Some("/i,n d".into()),

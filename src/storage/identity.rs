@@ -176,8 +176,10 @@ fn check_kind(path: &Path, kind: fs::FileType) -> Result<()> {
     let path = path.display();
     if kind.is_dir() {
         let context = format!("{path}: is a directory, not an archive");
-        return Err(Error::new(Kind::IsADirectory, context)
-            .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
+        return Err(Error::new(Kind::IsADirectory, context).with_hint(
+            "pack it first: archfs pack DIRECTORY data.sqfs; or add --nested to show the \
+                 archives in it",
+        ));
     }
     if kind.is_fifo() {
         let context = format!("{path}: a pipe; archfs needs a file");

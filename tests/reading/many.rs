@@ -166,6 +166,51 @@ fn compressed_tars_in_an_archive_become_directories() {
 }
 
 #[test]
+fn the_archives_of_a_directory_become_directories() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let (parts, packed) = compressed_parts(work.path());
+    let extracted = work.path().join("extracted");
+    // One is deeper, and there are files that are no archives.
+    for directory in [&packed, &extracted] {
+        fs::create_dir_all(directory.join("deeper/still")).unwrap();
+    }
+    for entry in fs::read_dir(&parts).unwrap() {
+        let path = entry.unwrap().path();
+        run(Command::new("cp").arg("-a").arg(&path).arg(&extracted));
+    }
+    fs::rename(packed.join("part3.tar.xz"), packed.join("deeper/still/part3.tar.xz")).unwrap();
+    fs::rename(extracted.join("part3"), extracted.join("deeper/still/part3")).unwrap();
+    image::make(&packed, "image.sqfs", &parts, &["-comp", "gzip"]);
+    run(Command::new("cp").arg("-a").arg(&parts).arg(extracted.join("image")));
+    fs::write(packed.join("README"), "no archive").unwrap();
+    fs::write(packed.join("._part0.tar.gz"), "no archive, from macOS").unwrap();
+    std::os::unix::fs::symlink(".", packed.join("loop")).unwrap();
+    let mounted = Mounted::archfs(&packed, &work.path().join("mount"), &["--nested"]);
+    run(Command::new("diff").arg("-r").arg(&extracted).arg(mounted.path()));
+    drop(mounted);
+    let mut command = archfs();
+    command.args(["run", "-q", "--nested"]).arg(&packed).args(["--", "find", "{}", "-type", "f"]);
+    let found = String::from_utf8(run(command.args(["-printf", "%P\\n"])).stdout).unwrap();
+    let mut listed =
+        String::from_utf8(run(archfs().args(["ls", "--nested", "-R"]).arg(&packed)).stdout)
+            .unwrap();
+    listed.retain(|character| character != '\r');
+    for line in found.lines() {
+        assert!(listed.lines().any(|listed| listed == line), "{line}: {listed}");
+    }
+    assert_eq!(found.lines().count(), 3 * 10 + 3 * 10);
+    let empty = work.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let output = archfs().args(["ls", "--nested"]).arg(&empty).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("empty: there is no archive in this directory"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn a_damaged_compressed_tar_in_an_archive_is_damage() {
     if skip_without_mounts() {
         return;

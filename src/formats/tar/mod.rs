@@ -101,7 +101,7 @@ impl Tar {
         }
     }
 
-    /// Images, ZIP archives and compressed tars within the archive, each to be shown as a directory.
+    /// Images, ZIP archives and compressed tars within the archive, each shown as a directory.
     pub(crate) fn nested_archives(&self) -> &[NestedArchive] {
         &self.index.nested_archives
     }

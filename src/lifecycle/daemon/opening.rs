@@ -15,6 +15,7 @@ pub(crate) fn options(plan: &MountPlan) -> OpenOptions {
         offset: plan.offset,
         cache_bytes: cache_bytes(plan.cache_bytes),
         recursive: plan.recursive,
+        directories: plan.directories.clone(),
         names: plan.names,
         partial: plan.partial,
         index: plan.index.clone(),

@@ -84,7 +84,7 @@ fn identity_on_all_nodes(plan: &MountPlan) -> String {
 /// A digest of what the mount of a plan shows. `file` identifies an archive.
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
     let MountPlan { archives, offset, recursive, partial, view, .. } = plan;
-    let MountPlan { names, access, no_exec, allow_changes, .. } = plan;
+    let MountPlan { directories, names, access, no_exec, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid, umask } = view;
     let mut digest = Xxh3::new();
     for path in archives {
@@ -102,7 +102,7 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
         }
     }
     let options = format!(
-        "{offset} {recursive} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {no_exec} \
+        "{offset} {recursive} {directories:?} {partial} {subdir:?} {uid:?} {gid:?} {access:?} {no_exec} \
          {allow_changes} {umask:?}"
     );
     // A daemon of an older version does not know it.

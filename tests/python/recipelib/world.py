@@ -76,6 +76,8 @@ class World:
             pictures(self.work / name, png, seed)
         pack_tar(self.work / "data", self.work / "data.tar")
         tar_of_tars(self.work / "train", self.work / "ILSVRC2012_img_train.tar")
+        with tarfile.open(self.work / "ILSVRC2012_img_train.tar") as tar:
+            tar.extractall(self.work / "train-tars")
         # Recipes must not read these by mistake. Their digests are known already.
         for name in ["data", "train"]:
             (self.work / name).rename(top / name)
@@ -87,7 +89,9 @@ class World:
         """Adds --direct to each `archfs run`. The program's name still starts with archfs, for `remains`."""
         program = self.bin / "archfs-program"
         (self.bin / "archfs").rename(program)
-        script = f'#!/bin/sh\n[ "$1" = run ] || exec {program} "$@"\nshift\nexec {program} run --direct "$@"\n'
+        script = (
+            f'#!/bin/sh\n[ "$1" = run ] || exec {program} "$@"\nshift\n'
+            f'[ "$1" = --overlay ] && exec {program} run "$@"\nexec {program} run --direct "$@"\n')
         (self.bin / "archfs").write_text(script)
         (self.bin / "archfs").chmod(0o755)
         self.direct = "check"
