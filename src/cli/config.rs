@@ -191,12 +191,11 @@ fn warn(place: &str, what: &str) {
     term::print_warning(&format!("{place}: {what}"));
 }
 
-/// Arguments that name a file or a directory written by archfs, and their variables.
-const WRITTEN: [(&str, &str); 4] = [
+/// Arguments that name a file written by archfs, and their variables.
+const WRITTEN: [(&str, &str); 3] = [
     ("log_file", "ARCHFS_LOG_FILE"),
     ("stats_json", "ARCHFS_STATS_JSON"),
     ("index", "ARCHFS_INDEX"),
-    ("overlay", "ARCHFS_OVERLAY"),
 ];
 
 /// Makes `command` ignore variables of another user that name a file to be written, and reports

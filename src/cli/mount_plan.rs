@@ -42,16 +42,21 @@ impl MountArgs {
                 term::print_note(&format!("-o {option} has no effect: {reason}"));
             }
         }
-        let offset = self.offset.or(options.offset).unwrap_or(0);
-        if let Some(error) = mistakes::needs_one_archive(archives, offset, self.index.as_deref()) {
-            return Err(error.with_hint("run `archfs index` to save an index beside each archive"));
-        }
         if let Some(error) = mistakes::misplaced(archives, &mount_point) {
             return Err(error);
         }
-        if let Some(twice) = named_twice(archives) {
+        let paths = archives.iter().map(absolute).collect::<Result<Vec<_>>>()?;
+        let (archives, directories) = match self.recursive {
+            true => formats::archives_in(&paths)?,
+            false => (paths, Vec::new()),
+        };
+        if let Some(twice) = named_twice(&archives) {
             let context = format!("{}: the same archive twice", twice.display());
             return Err(Error::new(Kind::Usage, context).with_hint("name each archive once"));
+        }
+        let offset = self.offset.or(options.offset).unwrap_or(0);
+        if let Some(error) = mistakes::needs_one_archive(&archives, offset, self.index.as_deref()) {
+            return Err(error.with_hint("run `archfs index` to save an index beside each archive"));
         }
         if self.idle_timeout.is_some_and(|time| time.is_zero()) {
             let context = "--idle-timeout 0: the mount would end before the first read";
@@ -59,11 +64,6 @@ impl MountArgs {
                 Error::new(Kind::Usage, context).with_hint("leave it out to keep an idle mount")
             );
         }
-        let paths = archives.iter().map(absolute).collect::<Result<Vec<_>>>()?;
-        let (archives, directories) = match self.recursive {
-            true => formats::archives_in(&paths)?,
-            false => (paths, Vec::new()),
-        };
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
             archives,

@@ -15,7 +15,6 @@ use super::{args, mistakes, mount, mount_plan, stats, term};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::{self, Display, Layer, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
-use crate::os::trust;
 use crate::progress::Progress;
 use crate::sync::Arc;
 
@@ -45,7 +44,7 @@ pub(super) struct Args {
     ///
     /// The next `run` finds changes in DIR; those in memory (`tmp`) are gone after COMMAND. Only
     /// COMMAND and its children see them. Needs root or user namespaces, and Linux 5.11.
-    #[arg(long, value_name = "DIR|tmp", env = "ARCHFS_OVERLAY", conflicts_with = "direct")]
+    #[arg(long, value_name = "DIR|tmp", conflicts_with = "direct")]
     overlay: Option<PathBuf>,
 
     /// If this node cannot mount, extract below DIR; removed at the end
@@ -94,7 +93,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     crate::log::start(plan.verbosity, None);
     let mut plan = lifecycle::resolve_descriptors(plan)?;
     let overlay = args.overlay.as_deref().map(layer).transpose()?;
-    if overlay.is_some() && !trust::is_root_of_node() {
+    if overlay.is_some() && !lifecycle::keeps_owners() {
         // Only an owner may change a file.
         plan.view.uid.get_or_insert(geteuid().as_raw());
         plan.view.gid.get_or_insert(getegid().as_raw());
@@ -144,7 +143,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 
 /// The layer that `--overlay` names.
 fn layer(name: &Path) -> Result<Layer> {
-    match name == Path::new(lifecycle::IN_MEMORY) {
+    match name == Path::new("tmp") {
         true => Ok(Layer::Memory),
         false => mount_plan::absolute(&name.to_owned()).map(Layer::Directory),
     }
@@ -154,11 +153,10 @@ fn layer(name: &Path) -> Result<Layer> {
 /// variable and no configuration file is read.
 pub(super) fn called_in_overlay(arguments: &[OsString]) -> Option<Result<Outcome>> {
     match arguments {
-        [_, word, name, path, command @ ..] if word == lifecycle::IN_OVERLAY => {
+        [_, word, layer, lock, path, command @ ..] if word == lifecycle::IN_OVERLAY => {
             crate::log::start(Verbosity::default(), None);
-            let path = Path::new(path);
-            let layer = layer(Path::new(name));
-            Some(layer.and_then(|layer| lifecycle::execute_in_overlay(&layer, path, command)))
+            let layer = (Path::new(layer), lock.as_os_str());
+            Some(lifecycle::execute_in_overlay(layer, Path::new(path), command))
         }
         _ => None,
     }

@@ -71,7 +71,7 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
             let head = tree.read(ino, 0, HEAD, &mut scratch);
             let (Ok(attr), Ok(head)) = (tree.attr(ino), head) else { continue };
             let (size, head) = (attr.size, head.as_slice());
-            if recognizes(head) {
+            if recognizes(head) || Container::is_at_start(head) {
                 found.push(Found { directory, ino, size });
             }
         }
@@ -134,6 +134,7 @@ pub enum Contents {
     /// Only directories.
     NoFiles,
     /// Regular files each of which is an archive that would become a directory, and perhaps links.
+    /// Compressed tars do not count: it takes long to find out what they hold.
     OnlyArchives,
     /// Anything else.
     Files,
@@ -191,10 +192,7 @@ pub fn contents(tree: &dyn Tree, most: usize) -> Result<Contents> {
 const HEAD: u32 = 1024;
 
 fn recognizes(head: &[u8]) -> bool {
-    SquashFs::recognizes(head)
-        || tar::recognizes(head)
-        || zip::recognizes(head)
-        || Container::is_at_start(head)
+    SquashFs::recognizes(head) || tar::recognizes(head) || zip::recognizes(head)
 }
 
 /// A file of a tree as storage.

@@ -23,7 +23,7 @@ pub use commands::list::{Listed, STALE, State, list, messages, stats, unseen_mes
 pub use commands::mount::{Caller, MountOutcome, mount};
 pub use commands::mount_lease::Privacy;
 pub use commands::run::{
-    IN_MEMORY, IN_OVERLAY, Outcome, choose_mount_point, execute_in_overlay, is_archive, run,
+    IN_OVERLAY, Outcome, choose_mount_point, execute_in_overlay, is_archive, run,
 };
 pub use commands::unmount::{Unmounted, give_back, unmount};
 pub use commands::wait::wait;
@@ -40,6 +40,7 @@ pub use job_step::{
 };
 pub use mount::Detach;
 pub use mount::inherited::resolve_descriptors;
+pub use mount::namespace::keeps_owners;
 pub use mount::overlay::Layer;
 pub(crate) use plan::Restrictions;
 pub use plan::{

@@ -176,10 +176,8 @@ fn check_kind(path: &Path, kind: fs::FileType) -> Result<()> {
     let path = path.display();
     if kind.is_dir() {
         let context = format!("{path}: is a directory, not an archive");
-        return Err(Error::new(Kind::IsADirectory, context).with_hint(
-            "pack it first: archfs pack DIRECTORY data.sqfs; or add --nested to show the \
-                 archives in it",
-        ));
+        return Err(Error::new(Kind::IsADirectory, context)
+            .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
     }
     if kind.is_fifo() {
         let context = format!("{path}: a pipe; archfs needs a file");

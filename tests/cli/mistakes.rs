@@ -234,7 +234,7 @@ const MISTAKES: [Mistake; 49] = [
         &["mount", "empty", "m"],
         1,
         "WORK/empty: is a directory, not an archive",
-        "pack it first: archfs pack DIRECTORY data.sqfs; or add --nested to show the archives in it",
+        "pack it first: archfs pack DIRECTORY data.sqfs",
     ),
     // Mounts that are not there.
     (

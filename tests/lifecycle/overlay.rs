@@ -87,7 +87,9 @@ fn a_command_changes_files_as_in_a_plain_directory() {
             assert_eq!(output.status.code(), Some(0), "{layer}");
             assert_eq!(said(&output), "", "{layer}");
         }
-        // The next job finds them in a directory, and not in memory.
+        // The next job finds them in a directory, and not in memory. It may mount privately.
+        let script = "$ARCHFS run -q --private --overlay layer $IMAGE mount -- cat mount/moved";
+        assert_eq!(text(&run(&mut bash(script))), "new\n");
         let script =
             "$ARCHFS run --overlay layer $IMAGE -- diff -r --no-dereference plain {} && echo same";
         let output = bash(script).output().unwrap();
@@ -171,6 +173,63 @@ fn a_layer_in_use_is_refused() {
     first.write("\n");
     assert_eq!(first.end(), Some(0));
     assert_eq!(text(&run(&mut stage.bash(second))), "x\n");
+    // Also if the command closes what it inherited.
+    let held = "exec $ARCHFS run --overlay layer $IMAGE -- python3 -c '
+import os
+os.closerange(3, 256)
+print(\"ready\", flush=True)
+input()'";
+    let mut first = Talker::start(&mut stage.bash(held));
+    assert_eq!(first.line(), "ready");
+    assert_eq!(said(&stage.bash(second).output().unwrap()), expected);
+    first.write("\n");
+    assert_eq!(first.end(), Some(0));
+}
+
+/// > Directories of the archive cannot be renamed by one call: rename(2) fails with EXDEV, and mv
+/// > copies them. The names of a hard link become files of their own when one of them is changed.
+#[test]
+fn what_differs_from_a_local_file_system() {
+    let source = |directory: &Path| {
+        let image = crate::support::image::small(directory);
+        let source = directory.join("small-source");
+        fs::hard_link(source.join("hello"), source.join("again")).unwrap();
+        fs::remove_file(image).unwrap();
+        crate::support::image::make(directory, "small.sqfs", &source, &["-comp", "zstd"])
+    };
+    let Some(stage) = crate::support::stage::stage_with(source) else { return };
+    let script = "$ARCHFS run --overlay tmp $IMAGE -- sh -c 'cd {}
+        python3 -c \"import os; os.rename(\\\"folder\\\", \\\"other\\\")\" 2>&1 | grep -o \"Errno 18\"
+        mv folder other; ls other; stat -c %h hello; echo x > hello; cat again'";
+    let output = stage.bash(script).output().unwrap();
+    assert_eq!(text(&output), "Errno 18\ndata\n2\nhello, world\n", "{}", said(&output));
+}
+
+#[test]
+fn the_layer_has_the_restrictions_of_the_mount() {
+    let Some(stage) = stage() else { return };
+    let script = "$ARCHFS run --overlay tmp -o noexec $IMAGE -- \
+        sh -c 'cp /bin/true {}/true; chmod 755 {}/true; {}/true'";
+    let output = stage.bash(script).output().unwrap();
+    assert_eq!(output.status.code(), Some(126), "{}", said(&output));
+}
+
+/// Where a container maps many users, root in it is no root outside.
+#[test]
+fn root_of_a_container_removes_directories() {
+    let Some(stage) = stage() else { return };
+    stage.fifo("mapped");
+    for layer in ["tmp", "layer"] {
+        let script = format!(
+            "unshare --user sh -c 'read x < mapped; exec $ARCHFS run -q --overlay {layer} $IMAGE -- \
+                 sh -c \"rm -r {{}}/folder && mkdir {{}}/folder && ls {{}}\"' &
+             while [ $(readlink /proc/$!/ns/user) = $(readlink /proc/$$/ns/user) ]; do sleep 0.01; done
+             echo 0 0 70000 > /proc/$!/uid_map; echo 0 0 70000 > /proc/$!/gid_map
+             echo > mapped; wait"
+        );
+        let output = stage.bash(&script).output().unwrap();
+        assert_eq!(text(&output), "folder\nhello\n", "{layer}: {}", said(&output));
+    }
 }
 
 /// > If `run` is killed, COMMAND keeps its files and its layer. Nothing stays mounted.
@@ -197,7 +256,7 @@ fn a_killed_run_leaves_the_layer_to_its_command() {
 }
 
 /// > A layer in memory takes at most half of the memory that is left when COMMAND starts. A write
-/// > that needs more fails with ENOSPC.
+/// > that needs more fails with ENOSPC. Tasks that start together each count that memory as theirs.
 #[test]
 fn a_full_layer_is_an_error_of_the_write() {
     let Some(stage) = stage() else { return };
@@ -222,12 +281,21 @@ fn what_cannot_hold_a_layer_is_an_error_before_the_command() {
     fs::create_dir(stage.work.path().join("open")).unwrap();
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(stage.work.path().join("open"), open).unwrap();
+    let (full, sticky) = (stage.work.path().join("full"), stage.work.path().join("sticky"));
+    // Overlayfs empties a directory of that name.
+    fs::create_dir_all(full.join("work/work")).unwrap();
+    fs::write(full.join("work/work/dear"), "x").unwrap();
+    fs::create_dir(&sticky).unwrap();
+    fs::set_permissions(&sticky, fs::Permissions::from_mode(0o1777)).unwrap();
     std::os::unix::fs::chown(&theirs, Some(7), Some(7)).unwrap();
     for (options, status, expected) in [
         ("--overlay theirs", 124, "theirs: belongs to another user"),
         ("--overlay open", 124, "/open"),
         ("--overlay open/layer", 124, "open/layer: other users can replace "),
         ("--overlay none/layer", 124, "none/layer: No such file or directory"),
+        ("--overlay full", 124, "full: neither empty nor a layer of archfs"),
+        ("--overlay sticky", 124, "sticky: neither empty nor a layer of archfs"),
+        ("--overlay .", 124, "neither empty nor a layer of archfs"),
         ("--overlay small.sqfs", 124, "small.sqfs: Not a directory"),
         ("--overlay tmp --direct", 122, "'--overlay <DIR|tmp>' cannot be used with '--direct'"),
     ] {
@@ -238,6 +306,8 @@ fn what_cannot_hold_a_layer_is_an_error_before_the_command() {
         assert_eq!(text(&output), "", "{options}");
         assert!(stage.is_gone(), "{options}");
     }
+    assert_eq!(fs::read(full.join("work/work/dear")).unwrap(), b"x");
+    assert_eq!(fs::metadata(&sticky).unwrap().mode() & 0o7777, 0o1777);
     // Overlayfs writes to no other overlay.
     let nested = "$ARCHFS run --overlay tmp $IMAGE -- $ARCHFS run --overlay {}/layer $IMAGE mount -- echo started";
     let output = stage.bash(nested).output().unwrap();

@@ -211,6 +211,39 @@ fn the_archives_of_a_directory_become_directories() {
 }
 
 #[test]
+fn an_empty_compressed_tar_in_an_archive_is_an_empty_directory() {
+    let work = work_directory();
+    let empty = work.path().join("empty");
+    fs::write(&empty, [0; 10_240]).unwrap();
+    let empty = run(Command::new("gzip").arg("-nc").arg(&empty)).stdout;
+    let archive = work.path().join("outer.tar");
+    fs::write(&archive, tar::of(&[("empty.tgz", &empty), ("beside", b"x")])).unwrap();
+    assert_eq!(paths(&*open_recursive(&archive)), ["/", "beside", "empty"]);
+}
+
+#[test]
+fn an_archive_of_a_directory_is_named_once() {
+    let work = work_directory();
+    let directory = work.path().join("directory");
+    fs::create_dir_all(directory.join("below")).unwrap();
+    fs::write(directory.join("below/a.tar"), tar::of(&[("file", b"a")])).unwrap();
+    fs::write(directory.join("b.tar"), tar::of(&[("file", b"b")])).unwrap();
+    for (paths, expected) in [
+        (&[".", "below"][..], "below/a.tar: the same archive twice"),
+        (&[".", "b.tar"][..], "b.tar: the same archive twice"),
+        (&["--index", "i", "."][..], "take one archive, but several are given"),
+        (&["--offset", "512", "."][..], "take one archive, but several are given"),
+    ] {
+        let mut command = archfs();
+        command.args(["run", "--nested"]).args(paths).args(["/mount", "--", "true"]);
+        let output = command.current_dir(&directory).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(122), "{paths:?}: {said}");
+        assert!(said.contains(expected), "{paths:?}: {said}");
+    }
+}
+
+#[test]
 fn a_damaged_compressed_tar_in_an_archive_is_damage() {
     if skip_without_mounts() {
         return;

@@ -42,7 +42,7 @@ pub(crate) struct TarOptions<'o> {
     /// Memory for decompressed chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,
-    /// Bytes that may still be decompressed; `None` for any number.
+    /// Bytes that may still be decompressed, if it is inside an archive; `None` for any number.
     pub(crate) most: Option<&'o AtomicU64>,
     /// Memory for blocks of indexes.
     pub(crate) indexes: &'o Arc<Allowance>,
@@ -54,9 +54,9 @@ impl TarOptions<'_> {
     }
 
     /// Whether a file of zeros alone is opened as an empty tar. `archfs verify`, which opens
-    /// damaged archives as well, reports it.
+    /// damaged archives as well, reports it. Inside an archive, no copy was cut off.
     fn takes_zeros(&self) -> bool {
-        self.partial && self.logs_notes
+        self.partial && self.logs_notes || self.most.is_some()
     }
 }
 

@@ -28,7 +28,7 @@ use crate::lifecycle::commands::mount_lease::Environment;
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::daemon::signals;
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::mount::overlay::{self, Layer};
+use crate::lifecycle::mount::overlay::{self, HeldLayer};
 use crate::lifecycle::{Lifetime, MountPlan, registry};
 use crate::os::mountinfo::{self, MountEntry};
 use crate::os::process::{OWN_PROGRAM, ProcessId};
@@ -73,6 +73,7 @@ pub fn run(
     // After `Relay::new`, so that a signal that is pending is kept for the command and does not end
     // this process.
     let mask = Mask::clear();
+    let layer = options.overlay.map(HeldLayer::take).transpose()?;
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.
     let held = held_files::obtain(plan, options, display)?;
@@ -90,8 +91,8 @@ pub fn run(
     let mut held = Some(held);
     // The daemon, and processes of a shell that has replaced itself by this process.
     let others = descendants::children();
-    let command = match options.overlay {
-        Some(layer) => in_overlay(layer, &path, command(&path)),
+    let command = match &layer {
+        Some(layer) => in_overlay(layer, &path, command(&path))?,
         None => command(&path),
     };
     let outcome = execute(
@@ -105,7 +106,7 @@ pub fn run(
     );
     let is_unmounted =
         held.is_some_and(|held| held.end(display.show, display.chart, messages.as_mut()));
-    let _ = options.overlay.map(overlay::make_removable);
+    let _ = layer.as_ref().map(HeldLayer::make_removable);
     if is_unmounted {
         note_left_behind(&path, &descendants::all_except(&others));
     }
@@ -200,32 +201,32 @@ fn execute(
 /// The first word of the command line by which archfs executes the command in an overlay.
 pub const IN_OVERLAY: &str = "run-in-overlay";
 
-/// What the layer in memory is called there, and in the options of `run`.
-pub const IN_MEMORY: &str = "tmp";
-
 /// The command line that executes `command` with `layer` over the files at `path`.
 ///
 /// The namespace of the overlay begins there: this process, which ends the mount, stays outside.
-fn in_overlay(layer: &Layer, path: &Path, command: Vec<OsString>) -> Vec<OsString> {
-    let layer = match layer {
-        Layer::Memory => IN_MEMORY.into(),
-        Layer::Directory(directory) => directory.clone().into_os_string(),
-    };
-    let own = [OWN_PROGRAM.into(), IN_OVERLAY.into(), layer, path.as_os_str().to_owned()];
-    own.into_iter().chain(command).collect()
+fn in_overlay(layer: &HeldLayer, path: &Path, command: Vec<OsString>) -> Result<Vec<OsString>> {
+    let failed = |error| Error::io("cannot pass on the layer", error);
+    let [layer, lock] = layer.pass_on().map_err(failed)?;
+    let own = [OWN_PROGRAM.into(), IN_OVERLAY.into(), layer, lock, path.as_os_str().to_owned()];
+    Ok(own.into_iter().chain(command).collect())
 }
 
-/// Executes `command` in place of this process, with `layer` over the files at `path`. Returns only
-/// if that fails, after it has printed why.
+/// Executes `command` in place of this process, with a layer over the files at `path`: `layer` and
+/// `lock` are as `HeldLayer::pass_on` returns them. Returns only if that fails; why a command was
+/// not executed is printed.
 ///
 /// # Errors
 /// As those of `overlay::enter`.
-pub fn execute_in_overlay(layer: &Layer, path: &Path, command: &[OsString]) -> Result<Outcome> {
+pub fn execute_in_overlay(
+    (layer, lock): (&Path, &OsStr),
+    path: &Path,
+    command: &[OsString],
+) -> Result<Outcome> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(Outcome::NotFound);
     };
     let mask = Mask::clear();
-    overlay::enter(path, layer)?;
+    overlay::enter(path, layer, lock)?;
     let mut command = Command::new(program);
     command.args(arguments);
     mask.pass_to(&mut command);

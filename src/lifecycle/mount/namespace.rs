@@ -13,9 +13,10 @@ use std::fs;
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{getegid, geteuid, getpid};
-use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, gettid, unshare_unsafe};
 
 use crate::error::{Error, Kind, Result, reason};
+use crate::os::trust;
 
 /// Moves this process into a new mount namespace. Call it before any thread is started.
 pub(crate) fn enter() -> Result<()> {
@@ -51,6 +52,14 @@ pub(crate) fn enter() -> Result<()> {
         Errno::PERM | Errno::ACCESS => not_permitted(error),
         _ => Error::io("cannot make the mounts private to this process", error.into()),
     })
+}
+
+/// Whether `enter` needs no user namespace, in which the owners of most files are unknown and no
+/// process may change these files.
+pub fn keeps_owners() -> bool {
+    let may_mount =
+        capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_ADMIN));
+    may_mount && trust::is_root_of_node()
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {

@@ -7,15 +7,19 @@
 //! job of the same user can use the layer again.
 //!
 //! Invariants: the kernel removes the overlay when the last process of the namespace ends, so none
-//! is left behind. A directory of the user is opened once (`os::directory`), and as long as a
-//! process has the lock that this one leaves open, no other overlay uses it.
+//! is left behind. `run` takes the directory of a layer outside of the namespace. Both `run` and
+//! the command have its lock, so that no other overlay uses it.
 
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags, flock, fstatvfs, openat};
+use rustix::fs::{
+    FlockOperation, OFlags, StatVfsMountFlags, XattrFlags, flock, fremovexattr, fsetxattr, fstatvfs,
+};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::geteuid;
@@ -31,7 +35,7 @@ use crate::os::{memory, mountinfo, trust};
 pub enum Layer {
     /// To memory. They are gone with the last process that sees them.
     Memory,
-    /// To this directory, which keeps them.
+    /// To this directory, which keeps them: a new or an empty one, or one that a layer was in.
     Directory(PathBuf),
 }
 
@@ -42,18 +46,110 @@ const USER: &str = ",userxattr";
 /// The features that are off would tie the layer to one mount.
 const TRUSTED: &str = ",redirect_dir=nofollow,metacopy=off,index=off";
 
-/// Moves this process into a mount namespace where `layer` is above the files at `path`, a path
-/// without symbolic links. Call it before any thread is started.
+/// What archfs makes in the directory of a layer. The file is locked while the layer is used. It
+/// also tells that the directory is one, and nothing else in it is lost: overlayfs empties its work
+/// directory.
+const LOCK: &str = "archfs-layer";
+const UPPER: &str = "upper";
+const WORK: &str = "work";
+
+/// A layer that no other `run` uses as long as this is there.
+#[derive(Debug)]
+pub(crate) enum HeldLayer {
+    Memory,
+    /// The directory, and its lock.
+    Directory(Directory, File),
+}
+
+impl HeldLayer {
+    /// Takes `layer`, whose directory is created if it is missing. Call this before the process may
+    /// enter a user namespace, where the owners of directories are unknown.
+    ///
+    /// Fails with `CannotMount` if the directory cannot be used; `Busy` if another job uses it.
+    pub(crate) fn take(layer: &Layer) -> Result<Self> {
+        let Layer::Directory(path) = layer else { return Ok(Self::Memory) };
+        let failed = |error: io::Error| unusable(path, &error);
+        let directory = match Directory::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let name = path.file_name().unwrap_or_default();
+                let parent = Directory::open(parent_of(path)).map_err(failed)?;
+                parent.create(name).map_err(failed)?;
+                parent.below(name)
+            }
+            opened => opened,
+        }
+        .map_err(failed)?;
+        refuse_foreign(path, &directory)?;
+        // Only a layer, or an empty directory that becomes one.
+        directory.close_to_others().map_err(failed)?;
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let lock = directory.open_with(LOCK.as_ref(), flags).map_err(failed)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self::Directory(directory, lock)),
+            Err(Errno::WOULDBLOCK) => {
+                let context =
+                    format!("--overlay {}: in use by another job or task", path.display());
+                Err(Error::new(Kind::Busy, context)
+                    .with_hint("name a directory for each, or use --overlay tmp"))
+            }
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// The words by which `EnteredLayer::parse` finds it again in another program. From now on, all
+    /// programs that this process executes inherit the lock, as those of flock(1) do.
+    pub(crate) fn pass_on(&self) -> io::Result<[OsString; 2]> {
+        Ok(match self {
+            Self::Memory => [OsString::new(), "-".into()],
+            Self::Directory(directory, lock) => {
+                fcntl_setfd(lock, FdFlags::empty())?;
+                [directory.location().into(), lock.as_raw_fd().to_string().into()]
+            }
+        })
+    }
+
+    /// Lets the user remove the directory with all that is in it, when no overlay uses it any more:
+    /// overlayfs leaves a directory that its owner may not enter.
+    pub(crate) fn make_removable(&self) {
+        let Self::Directory(directory, _) = self else { return };
+        let Ok(work) = directory.below(WORK.as_ref()) else { return };
+        for name in work.names().unwrap_or_default() {
+            let _ = work.below(&name).and_then(|left| left.open_to_owner());
+        }
+    }
+}
+
+/// Fails unless `directory`, which the user named as `path`, is a layer of this user or may become
+/// one.
+fn refuse_foreign(path: &Path, directory: &Directory) -> Result<()> {
+    let failed = |error: io::Error| unusable(path, &error);
+    let found = directory.metadata(".".as_ref()).map_err(failed)?;
+    let names = directory.names().map_err(failed)?;
+    let is_layer = directory.metadata(LOCK.as_ref()).is_ok_and(|lock| lock.is_file());
+    let own = "name a directory of your own on this node, for example in $TMPDIR";
+    let (why, hint) = match directory.first_untrusted() {
+        _ if found.uid() != geteuid().as_raw() => ("belongs to another user".to_owned(), own),
+        Some(_) if trust::is_in_user_namespace() => (
+            "in a user namespace, archfs cannot tell who owns the directories above".to_owned(),
+            "use --overlay tmp",
+        ),
+        Some(part) => (format!("other users can replace {}", part.display()), own),
+        None if !(is_layer || names.is_empty() && found.mode() & 0o1022 == 0) => (
+            "neither empty nor a layer of archfs".to_owned(),
+            "name a new or an empty directory; --overlay tmp is a layer in memory",
+        ),
+        None => return Ok(()),
+    };
+    let context = format!("--overlay {}: {why}", path.display());
+    Err(Error::new(Kind::CannotMount, context).with_hint(hint))
+}
+
+/// Moves this process into a mount namespace where the layer that `HeldLayer::pass_on` described is
+/// above the files at `path`, a path without symbolic links. Call it before any thread is started.
 ///
 /// # Errors
-/// `CannotMount` if the node, the user or the layer does not allow it; `Busy` if another job uses
-/// the layer.
-pub(crate) fn enter(path: &Path, layer: &Layer) -> Result<()> {
-    // Outside, where the owners of all directories are known.
-    let kept = match layer {
-        Layer::Memory => None,
-        Layer::Directory(directory) => Some(owned(directory)?),
-    };
+/// `CannotMount` if the node, the user or the layer does not allow it.
+pub(crate) fn enter(path: &Path, layer: &Path, lock: &OsStr) -> Result<()> {
     namespace::enter().map_err(|error| {
         error.with_hint(
             "--overlay needs user namespaces (sysctl user.max_user_namespaces), or root; without \
@@ -61,140 +157,88 @@ pub(crate) fn enter(path: &Path, layer: &Layer) -> Result<()> {
         )
     })?;
     let failed = |error| cannot(path, &error);
+    // In the namespace: what was opened before belongs to the mounts outside.
     let lower = directory_at(path).map_err(failed)?;
-    let (upper, attempts): (_, &[&str]) = match (&kept, trust::is_root_of_node()) {
-        (None, true) => (in_memory(&lower, path)?, &[TRUSTED]),
-        (None, false) => (in_memory(&lower, path)?, &[USER]),
-        (Some(kept), is_root) => {
-            let upper = reopened(kept).map_err(|error| unusable(kept.location(), &error))?;
-            (upper, if is_root { &[USER, TRUSTED] } else { &[USER] })
-        }
+    let is_in_memory = layer.as_os_str().is_empty();
+    let layer = match is_in_memory {
+        true => in_memory(&lower, path)?,
+        false => reopened(layer, lock).map_err(|error| unusable(layer, &error))?,
     };
-    prepare(&upper, &lower).map_err(|error| unusable(upper.location(), &error))?;
+    let upper = prepare(&layer, &lower).map_err(|error| unusable(layer.location(), &error))?;
+    let flags = fstatvfs(&lower).map_err(|errno| failed(errno.into()))?.f_flag;
+    let mut mount_flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount_flags.set(MountFlags::NOEXEC, flags.contains(StatVfsMountFlags::NOEXEC));
     let mount_with = |attributes: &str| {
-        let (lower, layer) = (lower.path(), upper.path());
-        let (lower_path, layer) = (lower.display(), layer.display());
+        let (lower_path, layer) = (lower.path(), layer.path());
+        let (lower_path, layer) = (lower_path.display(), layer.display());
         let options = format!(
             "lowerdir={lower_path},upperdir={layer}/{UPPER},workdir={layer}/{WORK}{attributes}\0"
         );
-        let options = std::ffi::CStr::from_bytes_until_nul(options.as_bytes()).ok();
-        mount("archfs-overlay", &lower, "overlay", MountFlags::NOSUID | MountFlags::NODEV, options)
+        let options = CStr::from_bytes_until_nul(options.as_bytes()).ok();
+        mount(SOURCE, lower.path(), "overlay", mount_flags, options)
     };
-    let mut mounted = Err(Errno::INVAL);
-    for attributes in attempts {
-        mounted = mount_with(attributes);
-        if mounted != Err(Errno::INVAL) {
-            break;
+    // Without the attributes, overlayfs could not remove a directory of the archive.
+    let has = |name: &str| has_attributes(&upper, name);
+    let mut mounted = Err(Errno::OPNOTSUPP);
+    for (attribute, options) in [("user.overlay.archfs", USER), ("trusted.overlay.archfs", TRUSTED)]
+    {
+        if matches!(mounted, Err(Errno::OPNOTSUPP | Errno::INVAL)) && has(attribute) {
+            mounted = mount_with(options);
         }
     }
-    mounted.map_err(|errno| refused(path, layer, errno))?;
+    mounted.map_err(|errno| refused(path, &layer, is_in_memory, errno))?;
     // Overlayfs falls back to this where it cannot use the layer.
     let overlay = directory_at(path).map_err(failed)?;
     let is_read_only =
         fstatvfs(&overlay).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
-    if is_read_only { Err(refused(path, layer, Errno::INVAL)) } else { Ok(()) }
+    match is_read_only {
+        true => Err(refused(path, &layer, is_in_memory, Errno::INVAL)),
+        false => Ok(()),
+    }
 }
 
-const UPPER: &str = "upper";
-/// Overlayfs prepares changes there.
-const WORK: &str = "work";
-const LOCK: &str = "lock";
+/// The source of the mounts in the mount table.
+const SOURCE: &str = "archfs-overlay";
 
 /// A tmpfs, mounted over `lower` at `path`, where the overlay covers it. It takes at most half of
 /// the memory that is left, so that a write fails before the job is killed.
 fn in_memory(lower: &Directory, path: &Path) -> Result<Directory> {
     let size = memory::headroom().map_or(String::new(), |left| format!(",size={}", left.bytes / 2));
     let options = format!("mode=0700{size}\0");
-    let options = std::ffi::CStr::from_bytes_until_nul(options.as_bytes()).ok();
+    let options = CStr::from_bytes_until_nul(options.as_bytes()).ok();
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    mount("archfs-overlay", lower.path(), "tmpfs", flags, options)
+    mount(SOURCE, lower.path(), "tmpfs", flags, options)
         .map_err(|errno| cannot(path, &errno.into()))?;
     directory_at(path).map_err(|error| cannot(path, &error))
 }
 
-/// The directory at `path`, closed to others and with its lock taken. Created if it is missing.
-fn owned(path: &Path) -> Result<Directory> {
-    let failed = |error: io::Error| unusable(path, &error);
-    let directory = match Directory::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let name = path.file_name().unwrap_or_default();
-            let parent = Directory::open(parent_of(path)).map_err(failed)?;
-            parent.create(name).map_err(failed)?;
-            parent.below(name)
-        }
-        opened => opened,
+/// The layer at `path` as this mount namespace has it. Its lock is the descriptor `lock`.
+fn reopened(path: &Path, lock: &OsStr) -> io::Result<Directory> {
+    let layer = Directory::open(path)?;
+    let held = fs::metadata(Path::new("/proc/self/fd").join(lock))?;
+    let found = layer.metadata(LOCK.as_ref())?;
+    match (held.dev(), held.ino()) == (found.dev(), found.ino()) {
+        true => Ok(layer),
+        false => Err(Errno::STALE.into()),
     }
-    .map_err(failed)?;
-    let found = directory.metadata(".".as_ref()).map_err(failed)?;
-    if let Some(why) = match (found.uid() == geteuid().as_raw(), directory.first_untrusted()) {
-        (false, _) => Some("belongs to another user".to_owned()),
-        (true, None) => None,
-        (true, Some(part)) => Some(format!("other users can replace {}", part.display())),
-    } {
-        let context = format!("--overlay {}: {why}", path.display());
-        return Err(Error::new(Kind::CannotMount, context)
-            .with_hint("name a directory of your own on this node, for example in $TMPDIR"));
-    }
-    directory.close_to_others().map_err(failed)?;
-    let lock = directory.open_with(LOCK.as_ref(), OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let context = format!("--overlay {}: in use by another job or task", path.display());
-            return Err(Error::new(Kind::Busy, context)
-                .with_hint("name a directory for each, or use --overlay tmp"));
-        }
-        Err(errno) => return Err(failed(errno.into())),
-    }
-    keep_in_command(lock).map_err(failed)?;
-    Ok(directory)
 }
 
-/// `directory` as this mount namespace has it: what was opened before belongs to the mounts
-/// outside.
-fn reopened(directory: &Directory) -> io::Result<Directory> {
-    let again = Directory::open(directory.location())?;
-    let inode = |directory: &Directory| {
-        directory.metadata(".".as_ref()).map(|found| (found.dev(), found.ino()))
-    };
-    if inode(&again)? == inode(directory)? { Ok(again) } else { Err(Errno::STALE.into()) }
-}
-
-/// Leaves `lock` open in the program that this process executes, as flock(1) does: all processes
-/// that it starts have it as well.
-fn keep_in_command(lock: File) -> io::Result<()> {
-    fcntl_setfd(&lock, FdFlags::empty())?;
-    std::mem::forget(lock);
-    Ok(())
-}
-
-/// Creates what overlayfs needs in `layer`. The upper directory shows its mode as that of `lower`.
-fn prepare(layer: &Directory, lower: &Directory) -> io::Result<()> {
+/// Creates what overlayfs needs in `layer`. Returns the upper directory, which has the mode of
+/// `lower`.
+fn prepare(layer: &Directory, lower: &Directory) -> io::Result<File> {
     layer.create(WORK.as_ref())?;
-    if layer.create(UPPER.as_ref())? {
+    let is_new = layer.create(UPPER.as_ref())?;
+    let upper = layer.open_with(UPPER.as_ref(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+    if is_new {
         let mode = lower.metadata(".".as_ref())?.mode() & 0o7777;
-        let upper: File = openat(
-            layer,
-            UPPER,
-            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?
-        .into();
         upper.set_permissions(Permissions::from_mode(mode | 0o700))?;
     }
-    Ok(())
+    Ok(upper)
 }
 
-/// Lets the user remove `layer`, which no overlay uses any more, with all that is in it: overlayfs
-/// leaves a directory that its owner may not enter.
-pub(crate) fn make_removable(layer: &Layer) {
-    let Layer::Directory(path) = layer else { return };
-    let Ok(work) = Directory::open(path).and_then(|layer| layer.below(WORK.as_ref())) else {
-        return;
-    };
-    for name in work.names().unwrap_or_default() {
-        let _ = work.below(&name).and_then(|left| left.open_to_owner());
-    }
+/// Whether this process can give `file` attributes such as `name`.
+fn has_attributes(file: &File, name: &str) -> bool {
+    fsetxattr(file, name, b"", XattrFlags::empty()).is_ok() && fremovexattr(file, name).is_ok()
 }
 
 fn cannot(path: &Path, error: &io::Error) -> Error {
@@ -208,17 +252,21 @@ fn unusable(layer: &Path, error: &io::Error) -> Error {
 }
 
 /// Explains why the kernel refused to mount with `errno`.
-fn refused(path: &Path, layer: &Layer, errno: Errno) -> Error {
+fn refused(path: &Path, layer: &Directory, is_in_memory: bool, errno: Errno) -> Error {
     let error = cannot(path, &errno.into());
-    match (errno, layer) {
-        (Errno::NODEV, _) => error.with_hint("this kernel has no overlayfs (module overlay)"),
-        (Errno::PERM, _) => {
+    match errno {
+        Errno::NODEV => error.with_hint("this kernel has no overlayfs (module overlay)"),
+        Errno::PERM => {
             error.with_hint("without root, overlayfs needs Linux 5.11 and user namespaces")
         }
-        (Errno::INVAL, Layer::Directory(directory)) => {
-            let kind = kind_of(directory).unwrap_or_else(|| "its file system".to_owned());
+        Errno::OPNOTSUPP if is_in_memory => error.with_hint(
+            "without root, a layer in memory needs Linux 6.6; name a directory on a local disk",
+        ),
+        Errno::OPNOTSUPP | Errno::INVAL if !is_in_memory => {
+            let layer = layer.location();
+            let kind = kind_of(layer).unwrap_or_else(|| "its file system".to_owned());
             let context =
-                format!("--overlay {}: overlayfs cannot write to {kind}", directory.display());
+                format!("--overlay {}: overlayfs cannot write to {kind}", layer.display());
             Error::new(Kind::CannotMount, context).with_hint(
                 "name a directory on a local file system, such as ext4, xfs or tmpfs, or use \
                  --overlay tmp",
