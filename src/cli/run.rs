@@ -43,7 +43,8 @@ pub(super) struct Args {
     /// Let COMMAND change files: kept in DIR, or in memory
     ///
     /// The next `run` finds changes in DIR; those in memory (`tmp`) are gone after COMMAND. Only
-    /// COMMAND and its children see them. Needs root or user namespaces, and Linux 5.11.
+    /// COMMAND and its children see them. Without root, this needs user namespaces and Linux 5.11
+    /// (6.6 for `tmp`).
     #[arg(long, value_name = "DIR|tmp", conflicts_with = "direct")]
     overlay: Option<PathBuf>,
 
@@ -70,7 +71,7 @@ Examples:
 
 Without MOUNTPOINT, archfs chooses a private directory in /dev/shm, $TMPDIR or /tmp, and writes it
 in place of {} in COMMAND. The same archives in the same job have the same directory. The last path
-is MOUNTPOINT unless it is a file.
+is MOUNTPOINT unless it is a file, or the only path with --nested.
 
 archfs passes signals on to COMMAND. SIGTERM and SIGHUP also start the grace period. If COMMAND
 still runs when it ends, archfs unmounts lazily: files that COMMAND has open stay readable.
@@ -175,7 +176,7 @@ fn split(paths: &[PathBuf], is_nested: bool) -> Result<(&[PathBuf], Option<&Path
         return Ok((archives, Some(last)));
     }
     if is_nested || fs::metadata(last).is_err() {
-        // A directory of archives. What else is wrong with it is found when it is opened.
+        // A directory of archives. Opening it reports other errors.
         return Ok((paths, None));
     }
     let context = format!("{}: not a file, and no archive is named before it", last.display());

@@ -60,8 +60,8 @@ pub(crate) const TAR_EXTENSIONS_MAX: u32 = 64;
 /// of its own.
 pub(crate) const SEPARATE_ARCHIVES_MAX: usize = 4096;
 
-/// Bytes to which the compressed tars inside an archive may be decompressed when it is opened: this
-/// many for each byte of the archive, and `INNER_SPARE` more.
+/// Bytes that may be decompressed from the compressed tars inside the archives of a mount when they
+/// are opened: this many for each byte of the archives, and `INNER_SPARE` more.
 pub(crate) const INNER_RATIO_MAX: u64 = 256;
 pub(crate) const INNER_SPARE: u64 = 1 << 30;
 

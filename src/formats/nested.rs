@@ -79,9 +79,9 @@ pub(super) fn find(tree: &dyn Tree) -> Vec<Found> {
     found
 }
 
-/// Replaces each directory in `paths` by the archives in it and in the directories below it, by
-/// their names and in the order of these. Names that start with a dot are passed over. Returns the
-/// paths of the archives, and the directories.
+/// Replaces each directory in `paths` by the archives below it, sorted by path. An archive is found
+/// by its suffix. Skips names that start with a dot. Returns the paths of the archives, and the
+/// directories.
 ///
 /// # Errors
 /// `NotFound` if a directory holds no archive; `Io`. A path that cannot be examined stays, so that
@@ -112,7 +112,7 @@ pub fn archives_in(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         }
         let found = archives.get_mut(before..).unwrap_or_default();
         if found.is_empty() {
-            let context = format!("{}: there is no archive in this directory", path.display());
+            let context = format!("{}: no archive in this directory", path.display());
             return Err(Error::new(Kind::NotFound, context)
                 .with_hint("pack it first: archfs pack DIRECTORY data.sqfs"));
         }
@@ -123,7 +123,7 @@ pub fn archives_in(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
 }
 
 /// The directory that shows the archive at `path`, if it is one of those in `directories`.
-pub(super) fn place_in(directories: &[PathBuf], path: &Path) -> Option<Vec<u8>> {
+pub(super) fn shown_path(directories: &[PathBuf], path: &Path) -> Option<Vec<u8>> {
     let below = directories.iter().find_map(|directory| path.strip_prefix(directory).ok())?;
     archive_stem(below.as_os_str().as_bytes()).map(<[u8]>::to_vec)
 }
@@ -134,7 +134,7 @@ pub enum Contents {
     /// Only directories.
     NoFiles,
     /// Regular files each of which is an archive that would become a directory, and perhaps links.
-    /// Compressed tars do not count: it takes long to find out what they hold.
+    /// Compressed tars do not count: checking them takes long.
     OnlyArchives,
     /// Anything else.
     Files,

@@ -41,7 +41,7 @@ pub(super) struct Memory {
     image_bytes: u64,
     /// Number of inner archives opened.
     inner: AtomicU64,
-    /// Bytes to which compressed inner archives may still be decompressed.
+    /// Bytes that may still be decompressed from inner archives.
     inner_bytes: AtomicU64,
     /// Inner archives that could not be opened. The lock is never held together with another.
     findings: Mutex<Vec<Finding>>,
@@ -213,9 +213,9 @@ impl<'o> Opening<'o> {
         let _ = self.memory.inner_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         let start = Instant::now();
         let mut parts = self.open_storage(&name, storage, saved, 0)?;
-        if let Some(place) = nested::place_in(&self.options.directories, file.path()) {
+        if let Some(shown) = nested::shown_path(&self.options.directories, file.path()) {
             for Part { layer, .. } in &mut parts {
-                layer.path = below(&place, &layer.path);
+                layer.path = below(&shown, &layer.path);
             }
         }
         file.note_opened(self.options.reads_all);
@@ -277,7 +277,7 @@ impl<'o> Opening<'o> {
             }
         };
         let OpenOptions { partial, index_policy, acls, .. } = *self.options;
-        // What is deeper stays a file.
+        // Deeper archives stay files.
         let recursive = self.options.recursive && depth < NESTING_MAX;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes(depth));
         let most = (depth > 0).then_some(&self.memory.inner_bytes);

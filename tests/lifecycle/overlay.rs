@@ -69,8 +69,8 @@ END
     find . -type f -exec sha256sum {} + | sort
     stat -c %Y named"#;
 
-/// > With `run --overlay`, COMMAND sees what it does to the files as on a local file system, and so do
-/// > the processes that it starts. Nobody else does, and archives never change.
+/// > With `run --overlay`, COMMAND and its children can change files as on a local file system. No
+/// > other process sees the changes, and the archives never change.
 #[test]
 fn a_command_changes_files_as_in_a_plain_directory() {
     let Some(stage) = stage() else { return };
@@ -166,7 +166,7 @@ fn a_layer_in_use_is_refused() {
     assert_eq!(output.status.code(), Some(121), "{}", said(&output));
     let expected = format!(
         "archfs: error: --overlay {}: in use by another job or task\n\
-         archfs: hint: name a directory for each, or use --overlay tmp\n",
+         archfs: hint: name one directory for each task, or use --overlay tmp\n",
         stage.work.path().join("layer").display()
     );
     assert_eq!(said(&output), expected);
@@ -186,8 +186,8 @@ input()'";
     assert_eq!(first.end(), Some(0));
 }
 
-/// > Directories of the archive cannot be renamed by one call: rename(2) fails with EXDEV, and mv
-/// > copies them. The names of a hard link become files of their own when one of them is changed.
+/// > rename(2) of a directory of the archive fails with EXDEV; mv copies it instead. A write to one
+/// > name of a file with several hard links breaks the link: the other names keep the old contents.
 #[test]
 fn what_differs_from_a_local_file_system() {
     let source = |directory: &Path| {
@@ -203,6 +203,19 @@ fn what_differs_from_a_local_file_system() {
         mv folder other; ls other; stat -c %h hello; echo x > hello; cat again'";
     let output = stage.bash(script).output().unwrap();
     assert_eq!(text(&output), "Errno 18\ndata\n2\nhello, world\n", "{}", said(&output));
+}
+
+#[test]
+fn a_layer_of_another_archive_is_noticed() {
+    let Some(stage) = stage() else { return };
+    let script = |image: &str| format!("$ARCHFS run --overlay layer {image} -- ls {{}}");
+    for (image, is_noticed) in [("$IMAGE", false), ("$IMAGE", false), ("other.tar", true)] {
+        run(&mut stage.bash("tar -cf other.tar small-source"));
+        let output = stage.bash(&script(image)).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let expected = "layer: made with other archives or options, or they have changed since";
+        assert_eq!(said(&output).contains(expected), is_noticed, "{image}: {}", said(&output));
+    }
 }
 
 #[test]
@@ -232,7 +245,8 @@ fn root_of_a_container_removes_directories() {
     }
 }
 
-/// > If `run` is killed, COMMAND keeps its files and its layer. Nothing stays mounted.
+/// > If `run` is killed, COMMAND keeps its files and its layer. When COMMAND and its children have
+/// > ended, nothing stays mounted.
 #[test]
 fn a_killed_run_leaves_the_layer_to_its_command() {
     let Some(stage) = stage() else { return };
@@ -256,7 +270,8 @@ fn a_killed_run_leaves_the_layer_to_its_command() {
 }
 
 /// > A layer in memory takes at most half of the memory that is left when COMMAND starts. A write
-/// > that needs more fails with ENOSPC. Tasks that start together each count that memory as theirs.
+/// > that needs more fails with ENOSPC. Tasks that start at the same time each take
+/// > half of the same memory.
 #[test]
 fn a_full_layer_is_an_error_of_the_write() {
     let Some(stage) = stage() else { return };
@@ -294,7 +309,7 @@ fn what_cannot_hold_a_layer_is_an_error_before_the_command() {
         ("--overlay open/layer", 124, "open/layer: other users can replace "),
         ("--overlay none/layer", 124, "none/layer: No such file or directory"),
         ("--overlay full", 124, "full: neither empty nor a layer of archfs"),
-        ("--overlay sticky", 124, "sticky: neither empty nor a layer of archfs"),
+        ("--overlay sticky", 124, "sticky: other programs may use it: it has the sticky bit"),
         ("--overlay .", 124, "neither empty nor a layer of archfs"),
         ("--overlay small.sqfs", 124, "small.sqfs: Not a directory"),
         ("--overlay tmp --direct", 122, "'--overlay <DIR|tmp>' cannot be used with '--direct'"),

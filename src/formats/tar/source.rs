@@ -213,7 +213,8 @@ impl<'p> Unpacking<'p> {
         if let (Some(most), Some(piece)) = (self.most, &next) {
             let take = |left: u64| left.checked_sub(length(piece.len()));
             if most.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
-                let context = "the compressed tars in this archive are too large together";
+                let context =
+                    "the compressed tars in the archives of this mount are too large together";
                 return Err(Error::new(Kind::Unsupported, context).with_hint(
                     "perhaps a decompression bomb: if you trust it, extract this tar and mount it \
                      by itself",

@@ -74,6 +74,9 @@ pub fn run(
     // this process.
     let mask = Mask::clear();
     let layer = options.overlay.map(HeldLayer::take).transpose()?;
+    if let Some(layer) = &layer {
+        layer.check_archives(&registry::identity_on_all_nodes(plan)).map_err(cannot_pass_on)?;
+    }
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.
     let held = held_files::obtain(plan, options, display)?;
@@ -205,15 +208,18 @@ pub const IN_OVERLAY: &str = "run-in-overlay";
 ///
 /// The namespace of the overlay begins there: this process, which ends the mount, stays outside.
 fn in_overlay(layer: &HeldLayer, path: &Path, command: Vec<OsString>) -> Result<Vec<OsString>> {
-    let failed = |error| Error::io("cannot pass on the layer", error);
-    let [layer, lock] = layer.pass_on().map_err(failed)?;
+    let [layer, lock] = layer.pass_on().map_err(cannot_pass_on)?;
     let own = [OWN_PROGRAM.into(), IN_OVERLAY.into(), layer, lock, path.as_os_str().to_owned()];
     Ok(own.into_iter().chain(command).collect())
 }
 
+fn cannot_pass_on(error: std::io::Error) -> Error {
+    Error::io("cannot use the layer of --overlay", error)
+}
+
 /// Executes `command` in place of this process, with a layer over the files at `path`: `layer` and
-/// `lock` are as `HeldLayer::pass_on` returns them. Returns only if that fails; why a command was
-/// not executed is printed.
+/// `lock` are as `HeldLayer::pass_on` returns them. Returns only on failure, and prints why the
+/// command did not start.
 ///
 /// # Errors
 /// As those of `overlay::enter`.

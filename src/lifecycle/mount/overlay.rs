@@ -3,8 +3,8 @@
 //!
 //! What a process creates or changes goes to the upper directory of the layer, and a file that it
 //! removes becomes a whiteout there. The format is that of overlayfs (the kernel's
-//! Documentation/filesystems/overlayfs.rst), with the attributes `user.overlay.*`, so that another
-//! job of the same user can use the layer again.
+//! Documentation/filesystems/overlayfs.rst). It keeps its attributes in `user.overlay.*`, or for
+//! root on older kernels in `trusted.overlay.*`.
 //!
 //! Invariants: the kernel removes the overlay when the last process of the namespace ends, so none
 //! is left behind. `run` takes the directory of a layer outside of the namespace. Both `run` and
@@ -12,7 +12,7 @@
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{self, File, Permissions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -35,25 +35,26 @@ use crate::os::{memory, mountinfo, trust};
 pub enum Layer {
     /// To memory. They are gone with the last process that sees them.
     Memory,
-    /// To this directory, which keeps them: a new or an empty one, or one that a layer was in.
+    /// To this directory, which keeps them: a new or an empty one, or one with a layer.
     Directory(PathBuf),
 }
 
-/// Options with which overlayfs works in a user namespace: its attributes are ones of users.
+/// Keeps the attributes of overlayfs in `user.overlay.*`, which a user namespace allows.
 const USER: &str = ",userxattr";
 
 /// Those for root on kernels and file systems without them: Linux before 5.11, tmpfs before 6.6.
 /// The features that are off would tie the layer to one mount.
 const TRUSTED: &str = ",redirect_dir=nofollow,metacopy=off,index=off";
 
-/// What archfs makes in the directory of a layer. The file is locked while the layer is used. It
-/// also tells that the directory is one, and nothing else in it is lost: overlayfs empties its work
-/// directory.
+/// Marks a directory as a layer, and is locked while the layer is in use. archfs refuses other
+/// directories with files, because overlayfs empties `work`.
 const LOCK: &str = "archfs-layer";
+/// It contains the identity of the archives, which is shorter than this, bytes.
+const IDENTITY_MAX: u64 = 4096;
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
-/// A layer that no other `run` uses as long as this is there.
+/// A layer that this process has locked.
 #[derive(Debug)]
 pub(crate) enum HeldLayer {
     Memory,
@@ -80,7 +81,7 @@ impl HeldLayer {
         }
         .map_err(failed)?;
         refuse_foreign(path, &directory)?;
-        // Only a layer, or an empty directory that becomes one.
+        // Now it is a layer, or an empty directory.
         directory.close_to_others().map_err(failed)?;
         let flags = OFlags::RDWR | OFlags::CREATE;
         let lock = directory.open_with(LOCK.as_ref(), flags).map_err(failed)?;
@@ -90,14 +91,37 @@ impl HeldLayer {
                 let context =
                     format!("--overlay {}: in use by another job or task", path.display());
                 Err(Error::new(Kind::Busy, context)
-                    .with_hint("name a directory for each, or use --overlay tmp"))
+                    .with_hint("name one directory for each task, or use --overlay tmp"))
             }
             Err(errno) => Err(failed(errno.into())),
         }
     }
 
-    /// The words by which `EnteredLayer::parse` finds it again in another program. From now on, all
-    /// programs that this process executes inherit the lock, as those of flock(1) do.
+    /// Warns if the layer was made over other files than `identity` names, which is noted in a new
+    /// one.
+    pub(crate) fn check_archives(&self, identity: &str) -> io::Result<()> {
+        let Self::Directory(directory, lock) = self else { return Ok(()) };
+        let mut before = String::new();
+        lock.take(IDENTITY_MAX).read_to_string(&mut before)?;
+        if before.is_empty() {
+            let mut lock: &File = lock;
+            return lock.write_all(identity.as_bytes());
+        }
+        if before != identity {
+            let what = format_args!(
+                "--overlay {}: made with other archives or options, or they have changed since",
+                directory.location().display()
+            );
+            crate::log::warn(
+                what,
+                "files that were changed or removed in it hide those of the archives",
+            );
+        }
+        Ok(())
+    }
+
+    /// The arguments with which `enter` finds this layer in the program that runs the command. From
+    /// this call on, every program that this process executes inherits the lock, as with flock(1).
     pub(crate) fn pass_on(&self) -> io::Result<[OsString; 2]> {
         Ok(match self {
             Self::Memory => [OsString::new(), "-".into()],
@@ -130,11 +154,16 @@ fn refuse_foreign(path: &Path, directory: &Directory) -> Result<()> {
     let (why, hint) = match directory.first_untrusted() {
         _ if found.uid() != geteuid().as_raw() => ("belongs to another user".to_owned(), own),
         Some(_) if trust::is_in_user_namespace() => (
-            "in a user namespace, archfs cannot tell who owns the directories above".to_owned(),
+            "archfs cannot check who owns the directories above it in this user namespace"
+                .to_owned(),
             "use --overlay tmp",
         ),
         Some(part) => (format!("other users can replace {}", part.display()), own),
-        None if !(is_layer || names.is_empty() && found.mode() & 0o1022 == 0) => (
+        None if !is_layer && found.mode() & 0o1000 != 0 => (
+            "other programs may use it: it has the sticky bit".to_owned(),
+            "name a new directory in it; --overlay tmp is a layer in memory",
+        ),
+        None if !is_layer && !names.is_empty() => (
             "neither empty nor a layer of archfs".to_owned(),
             "name a new or an empty directory; --overlay tmp is a layer in memory",
         ),
@@ -152,12 +181,12 @@ fn refuse_foreign(path: &Path, directory: &Directory) -> Result<()> {
 pub(crate) fn enter(path: &Path, layer: &Path, lock: &OsStr) -> Result<()> {
     namespace::enter().map_err(|error| {
         error.with_hint(
-            "--overlay needs user namespaces (sysctl user.max_user_namespaces), or root; without \
-             them, let the program write elsewhere",
+            "--overlay needs user namespaces (sysctl user.max_user_namespaces), or root; or let the \
+             program write to another directory",
         )
     })?;
     let failed = |error| cannot(path, &error);
-    // In the namespace: what was opened before belongs to the mounts outside.
+    // In the namespace: a descriptor opened before refers to the mounts outside.
     let lower = directory_at(path).map_err(failed)?;
     let is_in_memory = layer.as_os_str().is_empty();
     let layer = match is_in_memory {
@@ -187,7 +216,7 @@ pub(crate) fn enter(path: &Path, layer: &Path, lock: &OsStr) -> Result<()> {
         }
     }
     mounted.map_err(|errno| refused(path, &layer, is_in_memory, errno))?;
-    // Overlayfs falls back to this where it cannot use the layer.
+    // If overlayfs cannot write to the layer, it mounts read-only.
     let overlay = directory_at(path).map_err(failed)?;
     let is_read_only =
         fstatvfs(&overlay).is_ok_and(|found| found.f_flag.contains(StatVfsMountFlags::RDONLY));
@@ -219,12 +248,12 @@ fn reopened(path: &Path, lock: &OsStr) -> io::Result<Directory> {
     let found = layer.metadata(LOCK.as_ref())?;
     match (held.dev(), held.ino()) == (found.dev(), found.ino()) {
         true => Ok(layer),
-        false => Err(Errno::STALE.into()),
+        false => Err(io::Error::other("no longer the directory that archfs locked")),
     }
 }
 
-/// Creates what overlayfs needs in `layer`. Returns the upper directory, which has the mode of
-/// `lower`.
+/// Creates the directories of overlayfs in `layer`, and returns the upper one. If that is new, it
+/// gets the mode of `lower`, and all rights for its owner.
 fn prepare(layer: &Directory, lower: &Directory) -> io::Result<File> {
     layer.create(WORK.as_ref())?;
     let is_new = layer.create(UPPER.as_ref())?;
@@ -264,7 +293,7 @@ fn refused(path: &Path, layer: &Directory, is_in_memory: bool, errno: Errno) -> 
         ),
         Errno::OPNOTSUPP | Errno::INVAL if !is_in_memory => {
             let layer = layer.location();
-            let kind = kind_of(layer).unwrap_or_else(|| "its file system".to_owned());
+            let kind = file_system_type(layer).unwrap_or_else(|| "its file system".to_owned());
             let context =
                 format!("--overlay {}: overlayfs cannot write to {kind}", layer.display());
             Error::new(Kind::CannotMount, context).with_hint(
@@ -277,7 +306,7 @@ fn refused(path: &Path, layer: &Directory, is_in_memory: bool, errno: Errno) -> 
 }
 
 /// The type of the file system of `path`, as /proc/self/mountinfo names it.
-fn kind_of(path: &Path) -> Option<String> {
+fn file_system_type(path: &Path) -> Option<String> {
     let device = fs::metadata(path).ok()?.dev();
     let is_it = |entry: &mountinfo::MountEntry| entry.device_number() == Some(device);
     Some(mountinfo::find(is_it).ok()??.kind)

@@ -74,7 +74,7 @@ pub fn at_read_socket<T>(
 
 /// Like `identity`, but equal on all nodes that have the archives at the same paths. Nodes number
 /// the devices of a network file system differently.
-fn identity_on_all_nodes(plan: &MountPlan) -> String {
+pub(crate) fn identity_on_all_nodes(plan: &MountPlan) -> String {
     digest(plan, |path, _| {
         let real = fs::canonicalize(path);
         real.as_deref().unwrap_or(path).as_os_str().as_bytes().to_owned()

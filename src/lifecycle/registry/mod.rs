@@ -25,7 +25,7 @@ pub(super) use clean_up::{
 };
 pub use clean_up::{remove_stale_socket, try_connect};
 pub use identity::at_read_socket;
-pub(super) use identity::{first_record, name_on_all_nodes, real_paths};
+pub(super) use identity::{first_record, identity_on_all_nodes, name_on_all_nodes, real_paths};
 pub(super) use join::{JoinOutcome, join_or_lock};
 pub use lease::Health;
 pub(super) use lease::{

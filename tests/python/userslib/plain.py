@@ -1,6 +1,7 @@
 """Sections without packages: the standard library on every kind of archive, and Python run from a mount."""
 
 import functools
+import shutil
 import subprocess
 import sys
 
@@ -25,6 +26,20 @@ def standard_library(stage):
     views.append(of_parts(stage, directory))
     stage.compare("standard library", directory, views, "plain.py", scratch, python=sys.executable)
     write_ahead_log(stage, views[0])
+
+
+def beside_the_data(stage):
+    """Code that writes beside its data: in a copy, and in a layer over each kind of archive (`run --overlay`)."""
+    directory, layer = dataset(stage), stage.work / "layer"
+    copy = stage.work / "copy"
+    stage.call("cp", "-a", directory, copy)
+    expected = stage.user("writes_beside.py", copy, python=sys.executable)
+    for view in archives.views_of(stage, directory):
+        for where, overlay in [("in memory", "tmp"), ("in a directory", layer)]:
+            with stage.report.check(f"code that writes beside its data, {view.name}, {where}"):
+                under = [stage.archfs, "run", "--quiet", "--overlay", overlay, *view.options, *view.archives, "--"]
+                same(expected, stage.user("writes_beside.py", "{}", python=sys.executable, under=under))
+        shutil.rmtree(layer)
 
 
 def of_mksquashfs(stage, directory):
