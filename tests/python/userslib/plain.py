@@ -29,12 +29,12 @@ def standard_library(stage):
 
 
 def beside_the_data(stage):
-    """Code that writes beside its data: in a copy, and in a layer over each kind of archive (`run --overlay`)."""
-    directory, layer = dataset(stage), stage.work / "layer"
-    copy = stage.work / "copy"
-    stage.call("cp", "-a", directory, copy)
-    expected = stage.user("writes_beside.py", copy, python=sys.executable)
-    for view in archives.views_of(stage, directory):
+    """Code that writes beside its data: in a directory, and in a layer over each kind of archive (`run --overlay`)."""
+    directory, layer = stage.work / "beside", stage.work / "layer"
+    stage.call("cp", "-a", dataset(stage), directory)
+    views = archives.views_of(stage, directory)
+    expected = stage.user("writes_beside.py", directory, python=sys.executable)
+    for view in views:
         for where, overlay in [("in memory", "tmp"), ("in a directory", layer)]:
             with stage.report.check(f"code that writes beside its data, {view.name}, {where}"):
                 under = [stage.archfs, "run", "--quiet", "--overlay", overlay, *view.options, *view.archives, "--"]
