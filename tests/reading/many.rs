@@ -194,10 +194,8 @@ fn the_archives_of_a_directory_become_directories() {
     let mut command = archfs();
     command.args(["run", "-q", "--nested"]).arg(&packed).args(["--", "find", "{}", "-type", "f"]);
     let found = String::from_utf8(run(command.args(["-printf", "%P\\n"])).stdout).unwrap();
-    let mut listed =
-        String::from_utf8(run(archfs().args(["ls", "--nested", "-R"]).arg(&packed)).stdout)
-            .unwrap();
-    listed.retain(|character| character != '\r');
+    let listed = run(archfs().args(["ls", "--nested", "-R"]).arg(&packed)).stdout;
+    let listed = String::from_utf8(listed).unwrap();
     for line in found.lines() {
         assert!(listed.lines().any(|listed| listed == line), "{line}: {listed}");
     }
@@ -213,9 +211,7 @@ fn the_archives_of_a_directory_become_directories() {
 #[test]
 fn an_empty_compressed_tar_in_an_archive_is_an_empty_directory() {
     let work = work_directory();
-    let empty = work.path().join("empty");
-    fs::write(&empty, [0; 10_240]).unwrap();
-    let empty = run(Command::new("gzip").arg("-nc").arg(&empty)).stdout;
+    let empty = gzip(&[0; 10_240]);
     let archive = work.path().join("outer.tar");
     fs::write(&archive, tar::of(&[("empty.tgz", &empty), ("beside", b"x")])).unwrap();
     assert_eq!(paths(&*open_recursive(&archive)), ["/", "beside", "empty"]);
@@ -267,14 +263,16 @@ fn a_damaged_compressed_tar_in_an_archive_is_damage() {
     assert!(mount(&["--partial"]).stdout == text);
 }
 
+/// `bytes`, compressed by gzip.
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let work = work_directory();
+    let path = work.path().join("part");
+    fs::write(&path, bytes).unwrap();
+    run(Command::new("gzip").arg("-nc").arg(path)).stdout
+}
+
 /// A tar of one file of `mebibytes` MiB of zeros, compressed to about a thousandth.
 fn zeros(mebibytes: u64) -> Vec<u8> {
-    let gzip = |bytes: &[u8]| {
-        let work = work_directory();
-        let path = work.path().join("part");
-        fs::write(&path, bytes).unwrap();
-        run(Command::new("gzip").arg("-nc").arg(path)).stdout
-    };
     let mut file = gzip(&tar::header("zeros", b'0', "", mebibytes << 20));
     let piece = gzip(&vec![0; 16 << 20]);
     file.extend(piece.repeat((mebibytes / 16) as usize));
@@ -307,12 +305,10 @@ fn compressed_tars_in_an_archive_have_a_limit_together() {
 
 /// A tar in as many compressed tars as `depth` says, each in the next.
 fn with_compressed_levels(work: &Path, depth: usize) -> PathBuf {
-    let (part, archive) = (work.join("part"), work.join("levels.tar"));
+    let archive = work.join("levels.tar");
     let mut bytes = tar::of(&[("file", b"innermost")]);
     for level in (1..=depth).rev() {
-        fs::write(&part, bytes).unwrap();
-        let packed = run(Command::new("gzip").arg("-nc").arg(&part)).stdout;
-        bytes = tar::of(&[(&format!("l{level}.tar.gz"), &packed)]);
+        bytes = tar::of(&[(&format!("l{level}.tar.gz"), &gzip(&bytes))]);
     }
     fs::write(&archive, bytes).unwrap();
     archive

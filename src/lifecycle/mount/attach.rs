@@ -15,11 +15,10 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
-use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::error::{Error, Kind, Result, reason};
 use crate::lifecycle::mount::owned_directory::is_on_autofs;
-use crate::lifecycle::mount::{Detach, PROBE_TIMEOUT, busy, device, fusermount};
+use crate::lifecycle::mount::{Detach, PROBE_TIMEOUT, busy, device, fusermount, namespace};
 use crate::lifecycle::{Access, Restrictions};
 use crate::os::directory::Directory;
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
@@ -318,9 +317,7 @@ pub(super) fn directory_at(mount_point: &Path) -> io::Result<Directory> {
 /// a container, the error says so. Another user has the capability in a user namespace that a
 /// container runtime made.
 pub(crate) fn may_mount_directly() -> bool {
-    let has_capability =
-        || capabilities(None).map(|own| own.effective.contains(CapabilitySet::SYS_ADMIN));
-    geteuid().is_root() || has_capability().unwrap_or(false)
+    geteuid().is_root() || namespace::has_capability()
 }
 
 /// Whether the helper may try what the kernel refused with `error`: a container may have one that

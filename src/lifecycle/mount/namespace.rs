@@ -57,9 +57,12 @@ pub(crate) fn enter() -> Result<()> {
 /// Whether `enter` needs no user namespace, in which the owners of most files are unknown and no
 /// process may change these files.
 pub fn keeps_owners() -> bool {
-    let may_mount =
-        capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_ADMIN));
-    may_mount && trust::is_root_of_node()
+    has_capability() && trust::is_root_of_node()
+}
+
+/// Whether this process has the capability to mount, perhaps only in its user namespace.
+pub(super) fn has_capability() -> bool {
+    capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
