@@ -65,8 +65,10 @@ pub trait Storage: Send + Sync {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
     /// Like `read_exact_at`, for the contents of a file of the archive. The bytes around them
-    /// belong to other files, so the storage should not read them as well.
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    /// belong to other files, so the storage should not read them as well. If `is_continued`, the
+    /// bytes before them are of the same file.
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
+        let _ = is_continued;
         self.read_exact_at(buffer, offset)
     }
 

@@ -63,9 +63,9 @@ impl Storage for FileRange {
         self.inner.read_exact_at(buffer, start)
     }
 
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
         let start = self.inner_offset(offset, buffer.len())?;
-        self.inner.read_contents_at(buffer, start)
+        self.inner.read_contents_at(buffer, start, is_continued)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
@@ -120,9 +120,9 @@ impl Storage for Metered {
         self.inner.read_exact_at(buffer, offset)
     }
 
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
         let _read = self.stats.begin_archive_read(buffer.len());
-        self.inner.read_contents_at(buffer, offset)
+        self.inner.read_contents_at(buffer, offset, is_continued)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {

@@ -419,8 +419,8 @@ impl StoredReads {
     ) -> Result<()> {
         self.read_ahead(id, (start, len), range.clone());
         let end = start.saturating_add(range.end);
-        let outcome =
-            self.storage.read_contents_at(answer, end.saturating_sub(length(answer.len())));
+        let offset = end.saturating_sub(length(answer.len()));
+        let outcome = self.storage.read_contents_at(answer, offset, range.start > 0);
         self.drop_served(start, range, after_reply);
         outcome
     }

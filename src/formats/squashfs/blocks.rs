@@ -371,6 +371,11 @@ impl BlockRanges<'_> {
         self.body.start
     }
 
+    /// Whether blocks of the same file are stored before `start`, which is in the block of `part`.
+    pub(super) fn continues_in(&self, part: &BlockRange, start: u64) -> bool {
+        !part.is_tail && start > self.body.start
+    }
+
     /// Whether the next range is after all blocks of the file except its tail in a fragment.
     pub(super) fn is_past_blocks(&self) -> bool {
         let tail = match self.body.tail {

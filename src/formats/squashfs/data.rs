@@ -100,7 +100,8 @@ impl Data {
                 filled = filled.saturating_add(ranges.skip_uncompressed(&mut image_range)?);
                 self.read_ahead(&part, &ranges, image_range.clone());
                 let target = answer.get_mut(start..filled).unwrap_or_default();
-                self.storage.read_contents_at(target, image_range.start)?;
+                let is_continued = ranges.continues_in(&part, image_range.start);
+                self.storage.read_contents_at(target, image_range.start, is_continued)?;
                 served.add(image_range);
                 continue;
             }
@@ -171,7 +172,7 @@ impl Data {
             self.cache.get_or_load(part.block, || {
                 was_loaded = true;
                 let permit = || self.limit.ahead(self.block_size.into());
-                let block = self.load(part.block, &mut run, &ranges, permit)?;
+                let block = self.load(&part, &mut run, &ranges, permit)?;
                 Ok(Arc::new(block.fitted()))
             })?;
             if was_loaded {
@@ -195,7 +196,7 @@ impl Data {
         let block = self.cache.get_or_load(part.block, || {
             was_loaded = true;
             let permit = || Ok(self.limit.wait(self.block_size.into()));
-            let block = self.load(part.block, run, later, permit)?;
+            let block = self.load(part, run, later, permit)?;
             is_used_up = block.hand_out(count);
             Ok(Arc::new(if is_used_up { block } else { block.fitted() }))
         })?;
@@ -209,14 +210,16 @@ impl Data {
         Ok((block, is_used_up))
     }
 
-    /// Reads and decompresses a compressed block. `permit` gets the permit for its memory.
+    /// Reads and decompresses the compressed block of `part`. `permit` gets the permit for its
+    /// memory.
     fn load(
         &self,
-        stored: DataBlock,
+        part: &BlockRange,
         run: &mut Run,
         later: &BlockRanges<'_>,
         permit: impl FnOnce() -> Result<Permit>,
     ) -> Result<Block> {
+        let stored = part.block;
         let Range { start, end } = stored.range();
         let len = end.saturating_sub(start);
         if len > u64::from(self.block_size) {
@@ -225,8 +228,9 @@ impl Data {
             return Err(Error::corrupt(context).with_detail(stored.describe()));
         }
         let len_max = RUN_MAX.saturating_sub(len);
-        let compressed =
-            run.bytes(&*self.storage, start..end, || later.contiguous_end(end, len_max))?;
+        let is_continued = later.continues_in(part, start);
+        let contiguous_end = || later.contiguous_end(end, len_max);
+        let compressed = run.bytes(&*self.storage, start..end, is_continued, contiguous_end)?;
         // The permit is taken only now, because reading an image within an image also takes
         // permits.
         let permit = permit()?;
@@ -308,10 +312,12 @@ impl Run {
     }
 
     /// The bytes of the image at `range`. If they were not fetched yet, fetches all up to `end`.
+    /// If `is_continued`, the bytes before them are of the same file.
     fn bytes(
         &mut self,
         storage: &dyn Storage,
         range: Range<u64>,
+        is_continued: bool,
         end: impl FnOnce() -> u64,
     ) -> Result<&[u8]> {
         let fetched = self.start..self.start.saturating_add(length(self.len));
@@ -324,7 +330,7 @@ impl Run {
                 self.bytes.resize(len, 0);
             }
             let target = self.bytes.get_mut(..len).unwrap_or_default();
-            storage.read_contents_at(target, range.start)?;
+            storage.read_contents_at(target, range.start, is_continued)?;
             (self.start, self.len) = (range.start, len);
         }
         let from = index(range.start.saturating_sub(self.start));

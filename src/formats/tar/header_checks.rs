@@ -79,7 +79,7 @@ impl HeaderChecks {
     pub(super) fn read(&self, storage: &dyn Storage, headers: Headers, end: u64) -> Result<()> {
         let mut found = vec![0; headers.len()];
         let start = end.checked_sub(length(found.len())).ok_or_else(|| self.refuse())?;
-        storage.read_contents_at(&mut found, start)?;
+        storage.read_contents_at(&mut found, start, false)?;
         self.compare(headers, &found)
     }
 

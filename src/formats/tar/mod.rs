@@ -149,7 +149,7 @@ impl Tar {
             // The storage of a compressed archive reads ahead by itself.
             Some(storage) => {
                 let offset = start.saturating_add(range.start).saturating_sub(length(before));
-                storage.read_contents_at(answer, offset)?;
+                storage.read_contents_at(answer, offset, range.start > 0)?;
             }
             None => {
                 self.stored.read(id, (start, node.size), range, (&mut *answer, after_reply))?;
@@ -190,7 +190,7 @@ impl Tar {
             let skipped = part_start.saturating_sub(segment.offset);
             let archive_offset = segment.archive_offset.saturating_add(skipped);
             let part = answer.get_mut(within).unwrap_or_default();
-            self.storage.read_contents_at(part, archive_offset)?;
+            self.storage.read_contents_at(part, archive_offset, part_start > 0)?;
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(answer)

@@ -390,6 +390,6 @@ fn may_be_replaced(directory: &Directory, name: &OsStr) -> io::Result<bool> {
 /// The hash of the block at `offset`.
 fn sample(archive: &dyn Storage, offset: u64) -> Result<Hash> {
     let mut block = [0; BLOCK];
-    archive.read_contents_at(&mut block, offset)?;
+    archive.read_contents_at(&mut block, offset, false)?;
     Ok(*blake3::hash(&block).as_bytes())
 }

@@ -130,14 +130,15 @@ impl LocalHeaders {
         buffer: &mut [u8],
         len: usize,
     ) -> Result<(usize, Range<usize>)> {
-        self.storage.read_contents_at(buffer, packed.header)?;
+        self.storage.read_contents_at(buffer, packed.header, false)?;
         let header_len = self.checked_len(LocalHeader::parse(buffer)?, packed)?;
         let data = header_len..header_len.saturating_add(len);
         if data.end <= buffer.len() {
             return Ok((header_len, data));
         }
         let start = packed.header.saturating_add(length(header_len));
-        self.storage.read_contents_at(buffer.get_mut(..len).unwrap_or_default(), start)?;
+        let data = buffer.get_mut(..len).unwrap_or_default();
+        self.storage.read_contents_at(data, start, false)?;
         Ok((header_len, 0..len))
     }
 

@@ -206,7 +206,7 @@ impl Storage for Framed {
             let len = index(left).min(rest.len());
             let (target, remaining) = rest.split_at_mut_checked(len).unwrap_or_default();
             if !target.is_empty() {
-                part.read_contents_at(target, skipped)?;
+                part.read_contents_at(target, skipped, skipped > 0)?;
             }
             skipped = skipped.saturating_sub(part.len());
             rest = remaining;

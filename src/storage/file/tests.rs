@@ -121,7 +121,7 @@ fn a_copy_on_a_disk_can_be_dropped() {
     assert_eq!(pages(&copies[0]), 0);
     // What is read of it then can be dropped file by file.
     copies[0].serve(&Arc::new(ArchiveCache::default()), true, None);
-    copies[0].read_contents_at(&mut vec![0; LEN as usize], 0).unwrap();
+    copies[0].read_contents_at(&mut vec![0; LEN as usize], 0, false).unwrap();
     drop_piecewise(&copies[0]);
     assert_eq!(pages(&copies[0]), 0);
 }
@@ -150,7 +150,7 @@ fn readahead_of_the_head_does_not_continue_in_the_contents() {
     storage.read_exact_at(&mut [0; 1024], 0).unwrap();
     storage.serve(&Arc::new(ArchiveCache::default()), true, None);
     for part in 0..64 {
-        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10)).unwrap();
+        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10), false).unwrap();
     }
     assert_eq!(pages(&storage), 64 * 8);
 }
@@ -172,10 +172,13 @@ fn contents_are_read_without_what_lies_around_them() {
     }
     // Reads in order, for which the kernel would read ahead.
     for part in 0..8 {
-        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10)).unwrap();
+        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10), false).unwrap();
     }
     assert_eq!(pages(&storage), 64);
+    // The end of a file of 260 KiB.
+    storage.read_contents_at(&mut [0; 4 << 10], 256 << 10, true).unwrap();
+    assert_eq!(pages(&storage), 65);
     storage.will_need(1 << 20, 1 << 20);
-    storage.read_contents_at(&mut [0; 32 << 10], (2 << 20) - (32 << 10)).unwrap();
-    assert_eq!(pages(&storage), 64 + 256, "what is asked for by name");
+    storage.read_contents_at(&mut [0; 32 << 10], (2 << 20) - (32 << 10), false).unwrap();
+    assert_eq!(pages(&storage), 65 + 256, "what is asked for by name");
 }
