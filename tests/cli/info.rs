@@ -32,6 +32,20 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
+#[test]
+fn an_archive_whose_files_are_all_encrypted_gets_no_ratio_and_no_advice() {
+    let work = work_directory();
+    let (file, archive) = (work.path().join("a.txt"), work.path().join("all.zip"));
+    fs::write(&file, "a secret").unwrap();
+    run(Command::new("zip").args(["-qjP", "password"]).arg(&archive).arg(&file));
+    let output = call(&archive, &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (size, last) = (fs::metadata(&archive).unwrap().len(), text.lines().last().unwrap());
+    assert!(text.contains(&format!("\nsize         {size} B for 0 B of files\n")), "{text}");
+    assert_eq!(last, "random read  decompresses nothing", "{text}");
+    assert!(output.status.success());
+}
+
 /// The counts that `find` would give for a directory, with the keys of the JSON.
 fn counts(root: &Path) -> Value {
     let [mut files, mut directories, mut links, mut devices, mut fifos, mut sockets] = [0_u64; 6];

@@ -91,7 +91,7 @@ fn a_daemon_stays_within_the_memory_of_its_group_under_full_load() {
     let work = work_directory();
     let mount_point = work.path().join("mount");
     let _clean_up = CleanUp(mount_point.clone());
-    let rounds = if std::env::var_os("ARCHFS_LONG_TESTS").is_some() { 100 } else { 8 };
+    let rounds = if std::env::var_os("ARCHFS_LONG_TESTS").is_some() { 100 } else { 4 };
     for archive in archives() {
         for limit in [256 * MIB, 128 * MIB] {
             group.set(limit);
@@ -236,7 +236,7 @@ fn a_daemon_stays_within_its_budget_if_half_of_the_job_is_used() {
                 }
                 assert!(output.status.success(), "{what}: {}", said(&output));
                 let daemon = daemon_of(&mount_point).unwrap();
-                load(&mount_point, readers, if is_long { 20 } else { 6 });
+                load(&mount_point, readers, if is_long { 20 } else { 3 });
                 assert_eq!(group.killed(), 0, "{what}");
                 assert_eq!(daemon_of(&mount_point), Some(daemon), "{what}: the same daemon serves");
                 let threads = fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count() as u64;

@@ -29,6 +29,9 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
             "copy the archive again; `archfs verify {archive}` reports all damage"
         )];
     }
+    if info.sizes.bytes() == 0 {
+        return Vec::new();
+    }
     let mut advice = Vec::new();
     if let Layout::Tar(TarLayout {
         compressed: Some(Compressed { chunks: None, .. }), bytes, ..
@@ -76,9 +79,6 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
 /// The gain of smaller blocks.
 fn gain(archive: &str, info: &Info) -> Option<String> {
     let (current, repacked) = (info.cost.mean, info.packed.mean);
-    if info.sizes.bytes() == 0 {
-        return None;
-    }
     if info.cost.worst == 0 {
         return Some("use it as it is: reads decompress nothing".to_owned());
     }

@@ -42,10 +42,14 @@ pub(super) fn lines(archive: &str, info: &Info, width: usize) -> String {
     }
     screen.within(info);
     screen.cost(info);
-    screen.text.push('\n');
-    screen.sizes(info);
-    screen.text.push('\n');
+    if info.sizes.bytes() > 0 {
+        screen.text.push('\n');
+        screen.sizes(info);
+    }
     for (nth, sentence) in advice::sentences(archive, info).iter().enumerate() {
+        if nth == 0 {
+            screen.text.push('\n');
+        }
         screen.add_labeled(if nth == 0 { "advice" } else { "" }, sentence);
     }
     screen.text
@@ -177,8 +181,9 @@ impl Screen {
     fn counts(&mut self, info: &Info, stored: u64) {
         let (bytes, kinds) = (info.sizes.bytes(), info.kinds);
         let (size, files) = (format_size(stored), format_size(bytes));
-        let part = percent(stored, bytes);
-        self.add_labeled("size", &format!("{size} for {files} of files ({part})"));
+        let part =
+            if bytes == 0 { String::new() } else { format!(" ({})", percent(stored, bytes)) };
+        self.add_labeled("size", &format!("{size} for {files} of files{part}"));
         let directories = counted_directories(kinds.directories);
         let mut names = format!("{}, {directories}", count(kinds.files, "file"));
         for (number, what) in [
