@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use super::term;
 use crate::log::printable;
@@ -80,8 +80,9 @@ fn draw(progress: &Progress, stopped: &Receiver<()>) {
             bar.finish_and_clear();
             // The first phase may have begun before the bar appeared.
             let elapsed = since.elapsed();
-            // Setting the message draws the bar, so set its style first.
+            // Setting the message draws the bar, so set the rest first.
             bar = ProgressBar::new(total).with_style(bar_style.clone()).with_elapsed(elapsed);
+            bar = bar.with_position(done.min(total));
             bar.set_message(printable(&now));
             phase = now;
         }
@@ -100,10 +101,21 @@ fn style(estimate: &str) -> ProgressStyle {
     let size = |state: &ProgressState, text: &mut dyn Write| {
         let _ = text.write_str(&format_size(state.len().unwrap_or_default()));
     };
+    // Of the whole phase: indicatif's own rate begins with the bar.
     let rate = |state: &ProgressState, text: &mut dyn Write| {
-        let _ = text.write_str(&format_size(state.per_sec() as u64));
+        let _ = text.write_str(&format_size(per_second(state) as u64));
     };
-    style.with_key("size", size).with_key("rate", rate)
+    let left = |state: &ProgressState, text: &mut dyn Write| {
+        let left = state.len().unwrap_or_default().saturating_sub(state.pos()) as f64;
+        let seconds = (left / per_second(state).max(1.0)).ceil();
+        let _ = write!(text, "{:#}", HumanDuration(Duration::from_secs(seconds as u64)));
+    };
+    style.with_key("size", size).with_key("rate", rate).with_key("eta", left)
+}
+
+/// Bytes a second since the phase began.
+fn per_second(state: &ProgressState) -> f64 {
+    state.pos() as f64 / state.elapsed().as_secs_f64().max(0.001)
 }
 
 /// The style for waits of unknown length: only the elapsed time.

@@ -138,7 +138,8 @@ impl Args {
         }
         let is_damaged = problems.iter().any(|found| found.severity == Severity::Damage);
         match (problems.is_empty(), is_damaged) {
-            (true, _) => 0,
+            // With --partial, the archive may be cut off.
+            (true, _) => exit::of_shown(),
             (false, true) => 3,
             (false, false) => 1,
         }

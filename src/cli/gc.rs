@@ -14,8 +14,9 @@ use crate::units::{counted, format_size};
 
 Examples:
   archfs gc
-  archfs gc --stage /local                                    (also copies of --stage-keep)
-  su \"$SLURM_JOB_USER\" -s /bin/sh -c 'archfs gc --quiet'     (in an epilog, as the job's user)")]
+  archfs gc --stage /local          (also copies of --stage-keep)
+  In an epilog, as the job's user:
+  su \"$SLURM_JOB_USER\" -s /bin/sh -c 'archfs gc --quiet'")]
 pub(super) struct Args {
     /// Also remove your copies of archives that --stage-keep left in DIR
     #[arg(long, value_name = "DIR")]

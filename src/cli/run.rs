@@ -179,7 +179,14 @@ fn split(paths: &[PathBuf], is_nested: bool) -> Result<(&[PathBuf], Option<&Path
         // A directory of archives. Opening it reports other errors.
         return Ok((paths, None));
     }
-    let context = format!("{}: not a file, and no archive is named before it", last.display());
+    let name = last.display();
+    if last.is_dir() {
+        let context = format!("{name}: is a directory, not an archive");
+        let hint = "pack it first: archfs pack DIRECTORY data.sqfs; or use --nested to show the \
+                    archives in it";
+        return Err(Error::new(Kind::Usage, context).with_hint(hint));
+    }
+    let context = format!("{name}: not a file, and no archive is named before it");
     Err(Error::new(Kind::Usage, context).with_hint("archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND"))
 }
 

@@ -27,10 +27,10 @@ use crate::vfs::{Counts, Finding, Location, Severity, Verified};
   archfs verify data.sqfs
   archfs verify --json data.tar.zst
 
-Images and uncompressed tars have no checksums of file contents: wrong bytes that can still be
-decompressed are not found. Compare a checksum of the archive.
+Images and uncompressed tars have no checksums of file contents: wrong bytes
+that can still be decompressed are not found. Compare a checksum of the archive.
 
-Exit status: 0 no damage found, 3 damaged, 1 the system refused to read.")]
+Exit status: 0 no damage found, 3 damaged, 1 something could not be read.")]
 pub(super) struct Args {
     /// Archives; each is verified separately
     #[arg(required = true, value_name = "ARCHIVE")]

@@ -69,7 +69,7 @@ impl Failure {
     }
 
     pub(super) fn unsupported(context: String, hint: &str) -> Self {
-        Self::Final(Error::new(Kind::Unsupported, context).with_hint(hint))
+        Self::Final(Error::new(Kind::Io, context).with_hint(hint))
     }
 }
 

@@ -21,7 +21,7 @@ pub struct Finding {
 pub enum Severity {
     /// Bytes of the archive are wrong or missing, or contradict each other.
     Damage,
-    /// The system could not read the data, so its state is unknown.
+    /// The system could not read the data, or archfs cannot decode it, so its state is unknown.
     Unreadable,
     /// No damage, but something in the archive is not shown.
     LeftOut,

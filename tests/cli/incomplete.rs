@@ -105,6 +105,9 @@ fn a_tar_that_is_cut_off_is_refused() {
             let text = String::from_utf8(output.stdout).unwrap();
             assert_eq!(text.contains("copy the archive again"), command == "info", "{text}");
         }
+        // Also if it is asked for a path behind the cut.
+        let output = archfs().arg("ls").arg(&archive).args(["a", "missing"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
         let output =
             archfs().arg("run").arg(&archive).args(["--", "echo", "started"]).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(123), 0), "{output:?}");
@@ -179,6 +182,9 @@ fn a_tar_of_zeros_is_refused_and_one_of_directories_is_mounted_with_a_warning() 
     let zeros = fs::read(&empty).unwrap();
     trial.refuses(&trial.file("empty.tar.gz", &compressed("gzip", &zeros)), "contains only zeros");
     assert!(trial.shows(&["--partial"], &empty).0.is_empty());
+    let listed = archfs().arg("ls").arg(&empty).output().unwrap();
+    assert_eq!(listed.status.code(), Some(3), "{listed:?}");
+    assert!(String::from_utf8_lossy(&listed.stderr).contains("contains only zeros"));
 
     let tree = trial.work().join("tree");
     fs::create_dir_all(tree.join("a/b")).unwrap();

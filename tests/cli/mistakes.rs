@@ -227,8 +227,8 @@ const MISTAKES: [Mistake; 49] = [
     (
         &["run", "empty", "--", "true"],
         122,
-        "empty: not a file, and no archive is named before it",
-        USAGE_OF_RUN_SHORT,
+        "empty: is a directory, not an archive",
+        "pack it first: archfs pack DIRECTORY data.sqfs; or use --nested to show the archives in it",
     ),
     (
         &["mount", "empty", "m"],
@@ -256,8 +256,6 @@ const MISTAKES: [Mistake; 49] = [
         "run `archfs list` to see your mounts on this node",
     ),
 ];
-
-const USAGE_OF_RUN_SHORT: &str = "archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND";
 
 #[test]
 fn mistakes_are_named() {

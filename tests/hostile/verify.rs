@@ -156,6 +156,24 @@ fn small_tree(root: &Path) {
     }
 }
 
+/// `mount` refuses such an archive without `--partial`, so a job script that verifies it first must
+/// not go on.
+#[test]
+fn an_archive_with_encrypted_members_is_not_called_sound() {
+    let work = work_directory();
+    let (file, archive) = (work.path().join("a.txt"), work.path().join("all.zip"));
+    fs::write(&file, "a secret").unwrap();
+    run(Command::new("zip").args(["-qjP", "password"]).arg(&archive).arg(&file));
+    let (output, rows) = reported(&archive);
+    assert_eq!(output.status.code(), Some(1));
+    let last = rows.last().unwrap();
+    assert_eq!((&last["status"], &last["unreadable"]), (&"unreadable".into(), &1.into()));
+    assert_eq!(rows[0]["what"], "cannot read encrypted files, such as \"a.txt\"");
+    let refused = archfs().arg("mount").arg(&archive).arg(work.path().join("m")).output().unwrap();
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert!(stderr.contains("unpack it with 7z") && !stderr.contains("--partial"), "{stderr}");
+}
+
 #[test]
 fn sound_images_pass_and_their_contents_are_counted() {
     let work = work_directory();

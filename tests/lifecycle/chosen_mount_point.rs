@@ -108,7 +108,7 @@ fn the_last_path_is_an_archive_if_it_is_a_file() {
     image::small(stage.work.path());
     fs::create_dir(stage.work.path().join("empty")).unwrap();
     for (words, status, message) in [
-        ("empty", 122, "empty: not a file, and no archive is named before it"),
+        ("empty", 122, "empty: is a directory, not an archive"),
         ("missing.sqfs", 121, "missing.sqfs: no such file"),
     ] {
         let output = run(&stage, &job(&stage), &format!("{words} -- echo started"));

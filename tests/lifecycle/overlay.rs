@@ -307,7 +307,7 @@ fn what_cannot_hold_a_layer_is_an_error_before_the_command() {
         ("--overlay theirs", 124, "theirs: belongs to another user"),
         ("--overlay open", 124, "/open"),
         ("--overlay open/layer", 124, "open/layer: other users can replace "),
-        ("--overlay none/layer", 124, "none/layer: No such file or directory"),
+        ("--overlay none/layer", 124, "none/layer: no such directory: "),
         ("--overlay full", 124, "full: neither empty nor a layer of archfs"),
         ("--overlay sticky", 124, "sticky: other programs may use it: it has the sticky bit"),
         ("--overlay .", 124, "neither empty nor a layer of archfs"),

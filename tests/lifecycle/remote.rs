@@ -730,7 +730,7 @@ fn errors_name_the_url_and_what_to_do() {
     for (path, status, text) in [
         ("/missing.tar", 1, "no such file on the server"),
         ("/secret", 1, "the server answers 403 Forbidden"),
-        ("/whole", 3, "the server sends only whole files"),
+        ("/whole", 1, "the server sends only whole files"),
         ("/huge", 1, "an impossible size of the file: 18446744073709551615 bytes"),
         ("/text", 3, "text"),
     ] {

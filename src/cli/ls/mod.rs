@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         }
     }
     written(listing.out.flush())?;
-    Ok(if status == 0 { exit::of_shown() } else { status })
+    Ok(status.max(exit::of_shown()))
 }
 
 struct Listing<'t> {

@@ -22,14 +22,17 @@ use crate::pack::{
 
 /// Make a SquashFS image, a tar or shards for fast reads
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    override_usage = "archfs pack [OPTIONS] SOURCE... ARCHIVE",
+    after_help = "Examples:
   archfs pack train/ train.sqfs
   archfs pack ILSVRC2012_img_train.tar imagenet.sqfs         (a tar of tars)
   archfs pack --exclude '*.tmp' --exclude .git/ project/ project.sqfs
   archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs  (PATH <tab> NEW)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
-Exit status: 0 done; 1 failed, or some files could not be packed; 3 a source is damaged.")]
+Exit status: 0 done; 1 failed, or some files could not be packed; 3 a source is damaged."
+)]
 pub(in crate::cli) struct Args {
     /// Directories, archives and files, then the archive to make: .sqfs or .tar
     ///

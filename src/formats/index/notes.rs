@@ -7,7 +7,7 @@ use super::members::{components_of, shown};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
 use crate::units::counted;
-use crate::vfs::{Finding, Location};
+use crate::vfs::{Finding, Location, Severity};
 
 /// Most lines about damage. A damaged archive may have any number of faults.
 const DAMAGES_MAX: usize = 10;
@@ -47,6 +47,12 @@ impl Notes {
             self.findings.push(Finding::note(format!("{error:#}")));
         }
         self.damage_line(false, line_of(error));
+    }
+
+    /// Adds that members are there which archfs cannot read, so nothing is known of their bytes.
+    pub(crate) fn unreadable(&mut self, error: &Error) {
+        let (severity, what) = (Severity::Unreadable, format!("{error:#}"));
+        self.findings.push(Finding { severity, location: Location::Archive, what });
     }
 
     /// Adds damage because of which the member at `path` is missing, and perhaps others. An empty

@@ -53,10 +53,20 @@ impl TarOptions<'_> {
         if self.recursive { Nesting::Recognize } else { Nesting::Ignore }
     }
 
-    /// Whether a file of zeros alone is opened as an empty tar. `archfs verify`, which opens
-    /// damaged archives as well, reports it. Inside an archive, no copy was cut off.
-    fn takes_zeros(&self) -> bool {
-        self.partial && self.logs_notes || self.most.is_some()
+    /// Opens a file of zeros alone as an empty tar, or refuses it: a file that was never written
+    /// has only zeros as well. `archfs verify`, which opens damaged archives too, reports it.
+    /// Inside an archive, no copy was cut off.
+    fn take_zeros(&self, name: &str) -> Result<()> {
+        const WHAT: &str = "contains only zeros: an empty tar, or a file that was not written";
+        if self.most.is_some() {
+            return Ok(());
+        }
+        if !(self.partial && self.logs_notes) {
+            return Err(Error::corrupt(WHAT)
+                .with_hint("copy the archive again, or use --partial to take it as empty"));
+        }
+        crate::log::loss(format_args!("{name}: {WHAT}"));
+        Ok(())
     }
 }
 
@@ -128,8 +138,7 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
     if header::is_zero(&first) {
         match is_only_zeros(storage.as_ref())? {
             false => return Err(foreign::zeros(name, Some(storage.as_ref()))),
-            true if !options.takes_zeros() => return Err(only_zeros()),
-            true => {}
+            true => options.take_zeros(name)?,
         }
     }
     let source = IndexSource::new(name, options);
@@ -173,8 +182,8 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(foreign::zeros(name, None));
     }
-    if starts_with_zeros && finished.is_empty() && !options.takes_zeros() {
-        return Err(only_zeros());
+    if starts_with_zeros && finished.is_empty() {
+        options.take_zeros(name)?;
     }
     let archive_len = seek_index.len();
     let mut seek_points = Vec::new();
@@ -283,13 +292,6 @@ fn is_only_zeros(storage: &dyn Storage) -> Result<bool> {
     let mut bytes = vec![0; index(storage.len())];
     storage.read_exact_at(&mut bytes, 0)?;
     Ok(bytes.iter().all(|&byte| byte == 0))
-}
-
-/// The error for a file of zeros alone. A file that was never written has only zeros as well, so an
-/// empty tar is refused unless the user wants what there is of the archive.
-fn only_zeros() -> Error {
-    Error::corrupt("contains only zeros: an empty tar, or a file that was not written")
-        .with_hint("copy the archive again, or add --partial to mount an empty directory")
 }
 
 /// An index with at least this many members is saved without being asked for.

@@ -259,14 +259,21 @@ impl Scan<'_> {
     }
 
     fn finish(mut self, partial: bool) -> Result<Scanned> {
-        if let Some(error) = self.unreadable.filter(|_| !partial) {
-            let count = counted(self.unreadable_count, "member");
-            return Err(error
-                .with_detail(format_args!("{count} of this and other kinds"))
-                .with_hint(
-                    "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add --partial to \
-                 mount the other files",
-                ));
+        match self.unreadable {
+            Some(error) if partial => self.tree.notes.unreadable(&error),
+            Some(error) => {
+                let count = counted(self.unreadable_count, "member");
+                let error = error.with_detail(format_args!("{count} of this and other kinds"));
+                // Without regular files, there are no others that --partial would show.
+                return Err(error.with_hint(match self.methods.is_empty() {
+                    true => "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs",
+                    false => {
+                        "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add \
+                         --partial to mount the other files"
+                    }
+                }));
+            }
+            None => {}
         }
         if let Some(note) = self.wrong_names.note(self.decoder.directory.names) {
             self.tree.notes.unusual(&note);

@@ -18,7 +18,7 @@ use crate::units::counted;
 /// When the daemon is asked first, and the longest time until it is asked again. The time doubles
 /// with each question. A short command asks only at its end.
 const INTERVAL: Duration = Duration::from_secs(2);
-const INTERVAL_MAX: Duration = Duration::from_secs(16);
+const INTERVAL_MAX: Duration = Duration::from_secs(4);
 
 /// How long the daemon may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -29,6 +29,7 @@ use super::namespace;
 use crate::error::{Error, Kind, Result, reason};
 use crate::os::directory::{Directory, parent_of};
 use crate::os::{memory, mountinfo, trust};
+use crate::units::quoted;
 
 /// Where changes go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +74,16 @@ impl HeldLayer {
         let directory = match Directory::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let name = path.file_name().unwrap_or_default();
-                let parent = Directory::open(parent_of(path)).map_err(failed)?;
+                let parent = parent_of(path);
+                let parent = Directory::open(parent).map_err(|error| match error.kind() {
+                    io::ErrorKind::NotFound => {
+                        let (layer, parent) = (path.display(), parent.display());
+                        let context = format!("--overlay {layer}: no such directory: {parent}");
+                        Error::new(Kind::CannotMount, context)
+                            .with_hint(format!("mkdir -p {}", quoted(parent)))
+                    }
+                    _ => failed(error),
+                })?;
                 parent.create(name).map_err(failed)?;
                 parent.below(name)
             }
