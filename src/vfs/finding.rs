@@ -58,11 +58,6 @@ impl Finding {
         Self { severity: Severity::Note, location: Location::Archive, what: what.into() }
     }
 
-    /// Something in the archive that is not shown, without being damaged.
-    pub fn left_out(what: impl Into<String>) -> Self {
-        Self { severity: Severity::LeftOut, ..Self::note(what) }
-    }
-
     /// The finding for an error that occurred at `location`.
     pub fn from_error(location: Location, error: &Error) -> Self {
         let severity = match error.kind() {

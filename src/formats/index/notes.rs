@@ -1,7 +1,7 @@
 //! Collects what the user should know about an archive: damage, and members that are left out.
 //! There are few lines, however many members they concern.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::members::{components_of, shown};
 use crate::error::{Error, Result};
@@ -29,6 +29,8 @@ pub(crate) struct Notes {
     more_damages: u64,
     /// Kinds of members that are left out: how many, and the path of one of them.
     skipped: BTreeMap<String, (u64, Option<String>)>,
+    /// Those kinds of which nothing is known.
+    unreadable: BTreeSet<String>,
     /// Damage per file, for `archfs verify`.
     findings: Vec<Finding>,
     more_findings: u64,
@@ -47,12 +49,6 @@ impl Notes {
             self.findings.push(Finding::note(format!("{error:#}")));
         }
         self.damage_line(false, line_of(error));
-    }
-
-    /// Adds that members are there which archfs cannot read, so nothing is known of their bytes.
-    pub(crate) fn unreadable(&mut self, error: &Error) {
-        let (severity, what) = (Severity::Unreadable, format!("{error:#}"));
-        self.findings.push(Finding { severity, location: Location::Archive, what });
     }
 
     /// Adds damage because of which the member at `path` is missing, and perhaps others. An empty
@@ -91,6 +87,12 @@ impl Notes {
     /// for a record without a member.
     pub(crate) fn skip(&mut self, what: &str, path: Option<&[u8]>) {
         self.skip_many(what, 1, path.map(shown));
+    }
+
+    /// The same for a member that archfs cannot decode, so that nothing is known of its bytes.
+    pub(crate) fn skip_unreadable(&mut self, what: &str, path: &[u8]) {
+        self.skip(what, Some(path));
+        self.unreadable.insert(what.to_owned());
     }
 
     fn skip_many(&mut self, what: &str, count: u64, path: Option<String>) {
@@ -139,6 +141,7 @@ impl Notes {
         for (what, (count, path)) in other.skipped {
             self.skip_many(&what, count, path);
         }
+        self.unreadable.extend(other.unreadable);
     }
 
     /// One text for each note, as a saved index has it, and the findings for `archfs verify`.
@@ -150,9 +153,11 @@ impl Notes {
         }
         // Each lost link already has its own finding.
         let skipped = self.skipped.iter().filter(|(what, _)| *what != LOST_LINKS);
-        findings.extend(
-            skipped.map(|(what, left_out)| Finding::left_out(left_out_line(what, left_out))),
-        );
+        findings.extend(skipped.map(|(what, left_out)| {
+            let is_unreadable = self.unreadable.contains(what);
+            let severity = if is_unreadable { Severity::Unreadable } else { Severity::LeftOut };
+            Finding { severity, ..Finding::note(left_out_line(what, left_out)) }
+        }));
         (self.lines(), findings)
     }
 

@@ -115,7 +115,7 @@ impl Scan<'_> {
         self.wrong_names.add(entry.name());
         if let Some(what) = entry.unreadable() {
             let shown = shown(&path);
-            self.tree.notes.skip(&what, Some(&path));
+            self.tree.notes.skip_unreadable(&what, &path);
             self.unreadable_count = self.unreadable_count.saturating_add(1);
             self.unreadable.get_or_insert_with(|| {
                 Error::new(Kind::Unsupported, format!("cannot read {what}, such as \"{shown}\""))
@@ -259,21 +259,17 @@ impl Scan<'_> {
     }
 
     fn finish(mut self, partial: bool) -> Result<Scanned> {
-        match self.unreadable {
-            Some(error) if partial => self.tree.notes.unreadable(&error),
-            Some(error) => {
-                let count = counted(self.unreadable_count, "member");
-                let error = error.with_detail(format_args!("{count} of this and other kinds"));
-                // Without regular files, there are no others that --partial would show.
-                return Err(error.with_hint(match self.methods.is_empty() {
-                    true => "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs",
-                    false => {
-                        "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add \
-                         --partial to mount the other files"
-                    }
-                }));
-            }
-            None => {}
+        if let Some(error) = self.unreadable.filter(|_| !partial) {
+            let count = counted(self.unreadable_count, "member");
+            let error = error.with_detail(format_args!("{count} of this and other kinds"));
+            // Without regular files, there are no others that --partial would show.
+            return Err(error.with_hint(match self.methods.is_empty() {
+                true => "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs",
+                false => {
+                    "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add --partial to \
+                     mount the other files"
+                }
+            }));
         }
         if let Some(note) = self.wrong_names.note(self.decoder.directory.names) {
             self.tree.notes.unusual(&note);
