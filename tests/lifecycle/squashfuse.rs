@@ -215,7 +215,8 @@ fn the_reader_of_the_named_pipe_may_come_later() {
             .is_ok_and(|words| String::from_utf8_lossy(&words).contains(&path))
     };
     let notifiers = || processes_about(&["notify"]).into_iter().filter(notifies).count();
-    assert_eq!(notifiers(), 1);
+    // It may not have become a program of its own yet.
+    wait_until("a notifier waits for a reader", || notifiers() == 1);
     fs::remove_file(&pipe).unwrap();
     wait_until("the notifier has ended", || notifiers() == 0);
     assert!(stage.ends(&["unmount", "mount"]).status.success());
