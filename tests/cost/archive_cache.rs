@@ -1,9 +1,11 @@
 //! What a mount leaves of its archives in the page cache, and how much it reads of them.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 
 use crate::support::cgroup::{Bound, Group};
@@ -289,6 +291,33 @@ fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
             let most = readers * (5 << 19);
             assert!(ahead() <= most, "{}: {} bytes ahead", archive.path.display(), ahead());
         }
+    }
+}
+
+#[test]
+fn the_end_of_a_file_is_read_without_the_files_after_it() {
+    let Some((work, [tar, image, _])) = stage() else { return };
+    // In the image, most ends are in uncompressed fragment blocks.
+    for archive in [tar, image] {
+        let mount_point = work.path().join("mount");
+        let options = ["--archive-cache=keep", "--readahead=off"];
+        let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
+        run(Command::new("ls").arg("-lR").arg(mounted.path()));
+        assert!(forget(&archive.path));
+        let mut wanted = 0;
+        for number in (0..FILES).step_by(31) {
+            let file = File::open(mounted.path().join(number.to_string())).unwrap();
+            // Each read is a READ.
+            fadvise(&file, 0, None, Advice::Random).unwrap();
+            let mut found = vec![0; len(number)];
+            let (start, end) = found.split_at_mut(len(number) - 8000);
+            file.read_exact_at(start, 0).unwrap();
+            file.read_exact_at(end, start.len() as u64).unwrap();
+            assert!(found == (archive.contents)(number), "{number}: other bytes");
+            wanted += found.len() as u64;
+        }
+        let found = archive.bytes_in_memory();
+        assert!(found * 100 <= wanted * 115, "{}: {found} of {wanted}", archive.path.display());
     }
 }
 

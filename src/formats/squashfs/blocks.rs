@@ -371,9 +371,16 @@ impl BlockRanges<'_> {
         self.body.start
     }
 
-    /// Whether blocks of the same file are stored before `start`, which is in the block of `part`.
+    /// Whether the bytes before `start`, which is in the block of `part`, are of the same file.
     pub(super) fn continues_in(&self, part: &BlockRange, start: u64) -> bool {
-        !part.is_tail && start > self.body.start
+        let first = match self.body.tail {
+            // A compressed fragment block is read from its start.
+            Some(tail) if part.is_tail => {
+                part.block.range().start.saturating_add(tail.offset.into())
+            }
+            _ => self.body.start,
+        };
+        start > first
     }
 
     /// Whether the next range is after all blocks of the file except its tail in a fragment.

@@ -116,9 +116,9 @@ impl ArchiveCache {
 
 /// The shortest read of contents, in bytes, for which the kernel does no readahead. For shorter
 /// ones it does: storage takes about as long to deliver a few pages as 32 KiB, and many small files
-/// of an archive are likely to be needed. But the rest of a longer file follows pages that were
-/// just read, which the kernel takes for a reader in order: on a device with a readahead of 8 MiB,
-/// it read up to 8 MiB of other files there.
+/// of an archive are likely to be needed. But the end of a longer file follows pages that were
+/// just read. The kernel takes such a read for sequential, and may read other files up to the
+/// readahead of the device, for example 8 MiB.
 const RANDOM_MIN: usize = 32 << 10;
 
 /// Bytes at the start of an archive whose pages are dropped before it is served. The reads that
