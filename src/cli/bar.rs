@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use super::term;
 use crate::log::printable;
@@ -74,7 +74,7 @@ fn draw(progress: &Progress, stopped: &Receiver<()>) {
         let bar_style = match (done, total) {
             (_, 0) => elapsed_only(),
             (0, _) => style(""),
-            _ => style(", {rate}/s, {eta} left"),
+            _ => style("{pace}"),
         };
         if now != phase {
             bar.finish_and_clear();
@@ -101,21 +101,12 @@ fn style(estimate: &str) -> ProgressStyle {
     let size = |state: &ProgressState, text: &mut dyn Write| {
         let _ = text.write_str(&format_size(state.len().unwrap_or_default()));
     };
-    // Of the whole phase: indicatif's own rate begins with the bar.
-    let rate = |state: &ProgressState, text: &mut dyn Write| {
-        let _ = text.write_str(&format_size(per_second(state) as u64));
+    // The rate of indicatif begins with the bar, and not with the phase.
+    let pace = |state: &ProgressState, text: &mut dyn Write| {
+        let (done, total) = (state.pos(), state.len().unwrap_or_default());
+        let _ = text.write_str(&pace(done, total, state.elapsed()).unwrap_or_default());
     };
-    let left = |state: &ProgressState, text: &mut dyn Write| {
-        let left = state.len().unwrap_or_default().saturating_sub(state.pos()) as f64;
-        let seconds = (left / per_second(state).max(1.0)).ceil();
-        let _ = write!(text, "{:#}", HumanDuration(Duration::from_secs(seconds as u64)));
-    };
-    style.with_key("size", size).with_key("rate", rate).with_key("eta", left)
-}
-
-/// Bytes a second since the phase began.
-fn per_second(state: &ProgressState) -> f64 {
-    state.pos() as f64 / state.elapsed().as_secs_f64().max(0.001)
+    style.with_key("size", size).with_key("pace", pace)
 }
 
 /// The style for waits of unknown length: only the elapsed time.
@@ -189,19 +180,20 @@ fn so_far(done: u64, total: u64, time: Duration, still: Duration) -> String {
     let done = done.min(total);
     let percent = u128::from(done) * 100 / u128::from(total);
     let share = format!("{percent}% of {}, {elapsed}", format_size(total));
-    match rate(done, time) {
-        _ if still >= LOG_PATIENCE && done < total => {
-            format!("{share}, no progress for {}", format_duration(still))
-        }
-        Some(rate) => {
-            let left = match (total - done) / rate {
-                seconds @ ..60 => format!("{seconds} s"),
-                seconds => format_duration(Duration::from_secs(seconds)),
-            };
-            format!("{share}, {}/s, {left} left", format_size(rate))
-        }
-        None => share,
+    if still >= LOG_PATIENCE && done < total {
+        return format!("{share}, no progress for {}", format_duration(still));
     }
+    share + &pace(done, total, time).unwrap_or_default()
+}
+
+/// The bytes per second, and the time that is left, if anything is done.
+fn pace(done: u64, total: u64, time: Duration) -> Option<String> {
+    let rate = rate(done, time)?;
+    let left = match total.saturating_sub(done) / rate {
+        seconds @ ..60 => format!("{seconds} s"),
+        seconds => format_duration(Duration::from_secs(seconds)),
+    };
+    Some(format!(", {}/s, {left} left", format_size(rate)))
 }
 
 /// Bytes per second, if there are any.

@@ -137,11 +137,11 @@ impl Args {
             term::print_note(&format!("{shown}: {contents}; {pace}"));
         }
         let is_damaged = problems.iter().any(|found| found.severity == Severity::Damage);
-        match (problems.is_empty(), is_damaged) {
-            // With --partial, the archive may be cut off.
-            (true, _) => exit::of_shown(),
+        let status: u8 = match (problems.is_empty(), is_damaged) {
+            (true, _) => 0,
             (false, true) => 3,
             (false, false) => 1,
-        }
+        };
+        if self.partial { status.max(exit::of_shown()) } else { status }
     }
 }

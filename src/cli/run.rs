@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -175,19 +174,15 @@ fn split(paths: &[PathBuf], is_nested: bool) -> Result<(&[PathBuf], Option<&Path
     if !archives.is_empty() {
         return Ok((archives, Some(last)));
     }
-    if is_nested || fs::metadata(last).is_err() {
+    if is_nested || !last.is_dir() {
         // A directory of archives. Opening it reports other errors.
         return Ok((paths, None));
     }
-    let name = last.display();
-    if last.is_dir() {
-        let context = format!("{name}: is a directory, not an archive");
-        let hint = "pack it first: archfs pack DIRECTORY data.sqfs; or use --nested to show the \
-                    archives in it";
-        return Err(Error::new(Kind::Usage, context).with_hint(hint));
-    }
-    let context = format!("{name}: not a file, and no archive is named before it");
-    Err(Error::new(Kind::Usage, context).with_hint("archfs run ARCHIVE... [MOUNTPOINT] -- COMMAND"))
+    let context = format!("{}: is a directory, not an archive", last.display());
+    Err(Error::new(Kind::Usage, context).with_hint(
+        "name an archive before it, or pack it: archfs pack DIRECTORY data.sqfs; --nested shows \
+         the archives in it",
+    ))
 }
 
 /// Whether `command` runs `archfs run` with a placeholder, which may be meant for that.

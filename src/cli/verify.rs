@@ -243,7 +243,8 @@ impl Report<'_> {
         let count =
             |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         let mut text = String::new();
-        for (severity, noun) in [(Severity::Damage, "fault"), (Severity::Unreadable, "failed read")]
+        for (severity, noun) in
+            [(Severity::Damage, "fault"), (Severity::Unreadable, "unreadable part")]
         {
             let count = count(severity) as u64;
             if count > 0 {

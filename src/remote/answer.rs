@@ -105,7 +105,7 @@ fn check_status(
         StatusCode::OK if opened.is_some() => {
             Err(Failure::passing("the server sends all of the file instead of a part"))
         }
-        StatusCode::OK => Err(Failure::unsupported(
+        StatusCode::OK => Err(Failure::unusable(
             "the server sends only whole files".to_owned(),
             "download it, or use a server that answers requests for ranges",
         )),
@@ -182,7 +182,7 @@ fn check_range(
         return Err(Failure::passing("the server does not say which part it sends"));
     };
     let Some(len) = len.or(opened_len) else {
-        return Err(Failure::unsupported(
+        return Err(Failure::unusable(
             "the server does not say how large the file is".to_owned(),
             "download it, or use another server",
         ));
@@ -206,7 +206,7 @@ fn check_length(headers: &HeaderMap, sent: &Range<u64>) -> Result<(), Failure> {
     let encoding = headers.get("content-encoding").filter(|it| *it != "identity" && !is_as_long);
     if let Some(encoding) = encoding {
         let encoding = encoding.to_str().unwrap_or("?");
-        return Err(Failure::unsupported(
+        return Err(Failure::unusable(
             format!("the server compresses what it sends ({encoding})"),
             "switch off compression of this file at the server",
         ));

@@ -68,7 +68,8 @@ impl Failure {
         Self::Final(Error::new(Kind::Changed, "changed"))
     }
 
-    pub(super) fn unsupported(context: String, hint: &str) -> Self {
+    /// The server cannot do what archfs needs.
+    pub(super) fn unusable(context: String, hint: &str) -> Self {
         Self::Final(Error::new(Kind::Io, context).with_hint(hint))
     }
 }

@@ -125,8 +125,8 @@ impl Server {
         match &self.file {
             Location::Object(object) if !object.has_endpoint() => error.with_hint(s3::NO_ENDPOINT),
             _ => error.with_hint(
-                "see with curl what the server answers to this node; http_proxy and HTTPS_PROXY name \
-                 a proxy",
+                "run curl on this node to see what the server answers; http_proxy and https_proxy \
+                 name a proxy",
             ),
         }
     }

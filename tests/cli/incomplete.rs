@@ -105,7 +105,7 @@ fn a_tar_that_is_cut_off_is_refused() {
             let text = String::from_utf8(output.stdout).unwrap();
             assert_eq!(text.contains("copy the archive again"), command == "info", "{text}");
         }
-        // Also if it is asked for a path behind the cut.
+        // Also if it is asked for a path after the cut.
         let output = archfs().arg("ls").arg(&archive).args(["a", "missing"]).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{output:?}");
         let output =

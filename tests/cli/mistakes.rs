@@ -228,7 +228,7 @@ const MISTAKES: [Mistake; 49] = [
         &["run", "empty", "--", "true"],
         122,
         "empty: is a directory, not an archive",
-        "pack it first: archfs pack DIRECTORY data.sqfs; or use --nested to show the archives in it",
+        "name an archive before it, or pack it: archfs pack DIRECTORY data.sqfs; --nested shows the archives in it",
     ),
     (
         &["mount", "empty", "m"],

@@ -171,6 +171,7 @@ fn an_archive_with_encrypted_members_is_not_called_sound() {
     assert_eq!(rows[0]["what"], "left out 1: encrypted files, such as \"a.txt\"");
     let refused = archfs().arg("mount").arg(&archive).arg(work.path().join("m")).output().unwrap();
     let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(3));
     assert!(stderr.contains("unpack it with 7z") && !stderr.contains("--partial"), "{stderr}");
 }
 

@@ -1,7 +1,7 @@
 //! Advice on how to make reads of an archive faster.
 //!
-//! Invariant: there is always a sentence, if only that there is nothing to gain. Estimates are
-//! called so.
+//! Invariant: an archive of files with contents always gets a sentence, if only that there is
+//! nothing to gain. Estimates are called so.
 
 use std::path::Path;
 
@@ -28,9 +28,6 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
         return vec![format!(
             "copy the archive again; `archfs verify {archive}` reports all damage"
         )];
-    }
-    if info.sizes.bytes() == 0 {
-        return Vec::new();
     }
     let mut advice = Vec::new();
     if let Layout::Tar(TarLayout {
@@ -70,7 +67,7 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
             quoted(archive)
         ));
     }
-    if advice.is_empty() {
+    if advice.is_empty() && info.sizes.bytes() > 0 {
         advice.push("use it as it is: packing it again gains nothing".to_owned());
     }
     advice
@@ -79,6 +76,9 @@ pub(super) fn sentences(archive: &str, info: &Info) -> Vec<String> {
 /// The gain of smaller blocks.
 fn gain(archive: &str, info: &Info) -> Option<String> {
     let (current, repacked) = (info.cost.mean, info.packed.mean);
+    if info.sizes.bytes() == 0 {
+        return None;
+    }
     if info.cost.worst == 0 {
         return Some("use it as it is: reads decompress nothing".to_owned());
     }

@@ -29,7 +29,7 @@ pub(crate) struct Notes {
     more_damages: u64,
     /// Kinds of members that are left out: how many, and the path of one of them.
     skipped: BTreeMap<String, (u64, Option<String>)>,
-    /// Those kinds of which nothing is known.
+    /// Kinds among them that archfs cannot decode.
     unreadable: BTreeSet<String>,
     /// Damage per file, for `archfs verify`.
     findings: Vec<Finding>,
@@ -89,7 +89,7 @@ impl Notes {
         self.skip_many(what, 1, path.map(shown));
     }
 
-    /// The same for a member that archfs cannot decode, so that nothing is known of its bytes.
+    /// The same for a member that archfs cannot decode.
     pub(crate) fn skip_unreadable(&mut self, what: &str, path: &[u8]) {
         self.skip(what, Some(path));
         self.unreadable.insert(what.to_owned());

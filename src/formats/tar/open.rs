@@ -19,7 +19,7 @@ use crate::formats::bytes::{Reader, index};
 use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::formats::foreign;
 use crate::formats::index::{
-    Acls, Allowance, FinishedTree, Index, IndexFile, IndexOptions, notes, unsaved,
+    Acls, Allowance, FinishedTree, Index, IndexFile, IndexOptions, unsaved,
 };
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::progress::Progress;
@@ -51,22 +51,6 @@ pub(crate) struct TarOptions<'o> {
 impl TarOptions<'_> {
     pub(super) fn nesting(&self) -> Nesting {
         if self.recursive { Nesting::Recognize } else { Nesting::Ignore }
-    }
-
-    /// Opens a file of zeros alone as an empty tar, or refuses it: a file that was never written
-    /// has only zeros as well. `archfs verify`, which opens damaged archives too, reports it.
-    /// Inside an archive, no copy was cut off.
-    fn take_zeros(&self, name: &str) -> Result<()> {
-        const WHAT: &str = "contains only zeros: an empty tar, or a file that was not written";
-        if self.most.is_some() {
-            return Ok(());
-        }
-        if !(self.partial && self.logs_notes) {
-            return Err(Error::corrupt(WHAT)
-                .with_hint("copy the archive again, or use --partial to take it as empty"));
-        }
-        crate::log::loss(format_args!("{name}: {WHAT}"));
-        Ok(())
     }
 }
 
@@ -135,11 +119,9 @@ pub(super) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result
 fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>) -> Result<Opened> {
     let mut first = [0; BLOCK];
     storage.read_exact_at(&mut first, 0)?;
-    if header::is_zero(&first) {
-        match is_only_zeros(storage.as_ref())? {
-            false => return Err(foreign::zeros(name, Some(storage.as_ref()))),
-            true => options.take_zeros(name)?,
-        }
+    let is_empty = header::is_zero(&first);
+    if is_empty && !is_only_zeros(storage.as_ref())? {
+        return Err(foreign::zeros(name, Some(storage.as_ref())));
     }
     let source = IndexSource::new(name, options);
     let check = |file: &IndexFile| match file.seek_points.is_empty() {
@@ -149,8 +131,11 @@ fn uncompressed(name: &str, storage: Arc<dyn Storage>, options: &TarOptions<'_>)
     let index = match source.load(check) {
         Some(((), index)) => index,
         None => {
-            let finished =
+            let mut finished =
                 scan::uncompressed(storage.as_ref(), options.nesting(), options.progress)?;
+            if is_empty {
+                finished.lose(&only_zeros());
+            }
             let offsets = finished.header_offsets(SAMPLES, BLOCK_LEN);
             source.make(finished, storage.len(), &offsets)?
         }
@@ -182,8 +167,9 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
         return Err(foreign::zeros(name, None));
     }
-    if starts_with_zeros && finished.is_empty() {
-        options.take_zeros(name)?;
+    // Inside an archive, no copy was cut off.
+    if starts_with_zeros && finished.is_empty() && options.most.is_none() {
+        finished.lose(&only_zeros());
     }
     let archive_len = seek_index.len();
     let mut seek_points = Vec::new();
@@ -194,9 +180,7 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
             finished = scan_sound(decompressed.as_ref(), &error, options)?;
         }
         let what = format!("damaged: {error}; everything after it is missing");
-        let error = Error::corrupt(what).with_details_of(&error);
-        finished.notes.push(notes::loss_of(&error));
-        finished.findings.push(Finding::from_error(Location::Archive, &error));
+        finished.lose(&Error::corrupt(what).with_details_of(&error));
     }
     if let Some(at) = garbage {
         let what = format!("bytes after the {} data at {at:#x} are ignored", container.name());
@@ -292,6 +276,12 @@ fn is_only_zeros(storage: &dyn Storage) -> Result<bool> {
     let mut bytes = vec![0; index(storage.len())];
     storage.read_exact_at(&mut bytes, 0)?;
     Ok(bytes.iter().all(|&byte| byte == 0))
+}
+
+/// The fault of a file of zeros alone. It is an empty tar, but a file that was never written has
+/// only zeros as well.
+fn only_zeros() -> Error {
+    Error::corrupt("contains only zeros: an empty tar, or a file that was not written")
 }
 
 /// An index with at least this many members is saved without being asked for.

@@ -15,10 +15,8 @@ use crate::log::Message;
 use crate::os::mountinfo;
 use crate::units::counted;
 
-/// When the daemon is asked first, and the longest time until it is asked again. The time doubles
-/// with each question. A short command asks only at its end.
-const INTERVAL: Duration = Duration::from_secs(2);
-const INTERVAL_MAX: Duration = Duration::from_secs(4);
+/// How often the daemon is asked. A short command asks only at its end.
+const INTERVAL: Duration = Duration::from_secs(4);
 
 /// How long the daemon may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -58,12 +56,10 @@ impl DaemonMessages {
 
     /// Prints what the daemon logs until `end` is closed, or the daemon has ended.
     pub(super) fn follow(&mut self, end: Receiver<()>) {
-        let mut interval = INTERVAL;
         while self.is_printing
             && self.can_ask
-            && end.recv_timeout(interval) == Err(RecvTimeoutError::Timeout)
+            && end.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout)
         {
-            interval = (interval * 2).min(INTERVAL_MAX);
             self.catch_up();
         }
     }

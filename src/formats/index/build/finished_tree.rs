@@ -6,11 +6,13 @@ use super::super::NodeId;
 use super::super::file::Output;
 use super::super::layout::{Key, Section};
 use super::super::node::{Content, Node};
+use super::super::notes::loss_of;
 use super::numbering::Numbering;
 use super::pending_tree::PendingTree;
 use super::side_tables::SideTables;
+use crate::error::Error;
 use crate::formats::bytes::{index, length};
-use crate::vfs::Finding;
+use crate::vfs::{Finding, Location};
 
 /// A finished tree that is not an index yet.
 pub(crate) struct FinishedTree {
@@ -29,6 +31,12 @@ impl FinishedTree {
     /// Number of nodes.
     pub(crate) fn len(&self) -> usize {
         self.numbering.len()
+    }
+
+    /// Adds damage because of which members of the archive are missing.
+    pub(crate) fn lose(&mut self, error: &Error) {
+        self.notes.push(loss_of(error));
+        self.findings.push(Finding::from_error(Location::Archive, error));
     }
 
     /// Whether the tree has only its root.
