@@ -81,8 +81,10 @@ fn draw(progress: &Progress, stopped: &Receiver<()>) {
             // The first phase may have begun before the bar appeared.
             let elapsed = since.elapsed();
             // Setting the message draws the bar, so set the rest first.
-            bar = ProgressBar::new(total).with_style(bar_style.clone()).with_elapsed(elapsed);
-            bar = bar.with_position(done.min(total));
+            bar = ProgressBar::new(total)
+                .with_style(bar_style.clone())
+                .with_elapsed(elapsed)
+                .with_position(done.min(total));
             bar.set_message(printable(&now));
             phase = now;
         }

@@ -73,6 +73,16 @@ impl Archive {
     fn bytes_in_memory(&self) -> u64 {
         bytes_in_memory(&self.path)
     }
+
+    /// A mount of it below `work` that reads ahead only what is in order. Its names and attributes
+    /// were read, and nothing of the archive is in memory.
+    fn listed_and_forgotten(&self, work: &Path) -> Mounted {
+        let options = ["--archive-cache=keep", "--readahead=off"];
+        let mounted = Mounted::archfs(&self.path, &work.join("mount"), &options);
+        run(Command::new("ls").arg("-lR").arg(mounted.path()));
+        assert!(forget(&self.path));
+        mounted
+    }
 }
 
 /// A work directory with the archives in it; `None` if they cannot be mounted, or are only in
@@ -195,11 +205,7 @@ fn files_that_were_dropped_are_read_from_storage_again() {
 fn random_files_read_little_of_their_neighbors() {
     let Some((work, [tar, image, _])) = stage() else { return };
     for archive in [tar, image] {
-        let mount_point = work.path().join("mount");
-        let options = ["--archive-cache=keep", "--readahead=off"];
-        let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
-        run(Command::new("ls").arg("-lR").arg(mounted.path()));
-        assert!(forget(&archive.path));
+        let mounted = archive.listed_and_forgotten(work.path());
         let wanted = archive.read(mounted.path(), (0..FILES).map(|nth| nth * 97 % FILES).take(100));
         let found = archive.bytes_in_memory();
         assert!(found * 100 <= wanted * 115, "{}: {found} of {wanted}", archive.path.display());
@@ -276,12 +282,8 @@ fn files_in_the_order_of_the_archive_are_read_ahead_for_each_reader() {
     for archive in [tar, image] {
         let order = in_archive_order(&archive.path);
         assert_eq!(order.len() as u64, FILES);
-        let mount_point = work.path().join("mount");
         for readers in [1, 4] {
-            let options = ["--archive-cache=keep", "--readahead=off"];
-            let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
-            run(Command::new("ls").arg("-lR").arg(mounted.path()));
-            assert!(forget(&archive.path));
+            let mounted = archive.listed_and_forgotten(work.path());
             let steps = 0..20;
             let numbers = steps.flat_map(|step| (0..readers).map(move |reader| reader * 70 + step));
             let wanted = archive.read(mounted.path(), numbers.map(|nth| order[nth]));
@@ -299,11 +301,7 @@ fn the_end_of_a_file_is_read_without_the_files_after_it() {
     let Some((work, [tar, image, _])) = stage() else { return };
     // In the image, most ends are in uncompressed fragment blocks.
     for archive in [tar, image] {
-        let mount_point = work.path().join("mount");
-        let options = ["--archive-cache=keep", "--readahead=off"];
-        let mounted = Mounted::archfs(&archive.path, &mount_point, &options);
-        run(Command::new("ls").arg("-lR").arg(mounted.path()));
-        assert!(forget(&archive.path));
+        let mounted = archive.listed_and_forgotten(work.path());
         let mut wanted = 0;
         for number in (0..FILES).step_by(31) {
             let file = File::open(mounted.path().join(number.to_string())).unwrap();

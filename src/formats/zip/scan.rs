@@ -263,13 +263,13 @@ impl Scan<'_> {
             let count = counted(self.unreadable_count, "member");
             let error = error.with_detail(format_args!("{count} of this and other kinds"));
             // Without regular files, there are no others that --partial would show.
-            return Err(error.with_hint(match self.methods.is_empty() {
-                true => "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs",
-                false => {
-                    "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add --partial to \
-                     mount the other files"
-                }
-            }));
+            let hint = if self.methods.is_empty() {
+                "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs"
+            } else {
+                "unpack it with 7z, then: archfs pack DIRECTORY data.sqfs; or add --partial to \
+                 mount the other files"
+            };
+            return Err(error.with_hint(hint));
         }
         if let Some(note) = self.wrong_names.note(self.decoder.directory.names) {
             self.tree.notes.unusual(&note);
