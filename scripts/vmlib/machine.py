@@ -71,10 +71,12 @@ class Architecture:
     def options(self):
         if self.name == "aarch64":
             return ["-machine", "virt", "-cpu", "cortex-a72"]
-        if self.counts_instructions:
-            # Idle time is skipped. With erms, the kernel would copy byte by byte, an instruction for each.
-            return ["-icount", "shift=0,sleep=off", "-cpu", "max,erms=off,fsrm=off"]
-        return ["-enable-kvm", "-cpu", "host"] if has_kvm() else ["-cpu", "max"]
+        if has_kvm() and not self.counts_instructions:
+            return ["-enable-kvm", "-cpu", "host"]
+        # With erms, the kernel would copy byte by byte, an instruction for each.
+        emulated = ["-cpu", "max,erms=off,fsrm=off"]
+        # Idle time is skipped.
+        return ["-icount", "shift=0,sleep=off", *emulated] if self.counts_instructions else emulated
 
 
 def has_kvm():
