@@ -53,6 +53,22 @@ impl Drop for Scanning<'_> {
     }
 }
 
+/// Where bytes are in the file that they belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilePart {
+    /// From its first byte.
+    First,
+    /// The bytes before them belong to it as well.
+    Later,
+}
+
+impl FilePart {
+    /// Of bytes at `offset` in a file.
+    pub fn at(offset: u64) -> Self {
+        if offset == 0 { Self::First } else { Self::Later }
+    }
+}
+
 /// Bytes that can be read at any offset.
 pub trait Storage: Send + Sync {
     /// Size in bytes.
@@ -65,10 +81,9 @@ pub trait Storage: Send + Sync {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
     /// Like `read_exact_at`, for the contents of a file of the archive. The bytes around them
-    /// belong to other files, so the storage should not read them as well. If `is_continued`, the
-    /// bytes before them are of the same file.
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
-        let _ = is_continued;
+    /// belong to other files, so the storage should not read them as well.
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, part: FilePart) -> Result<()> {
+        let _ = part;
         self.read_exact_at(buffer, offset)
     }
 
@@ -96,11 +111,11 @@ pub trait Storage: Send + Sync {
         false
     }
 
-    /// Announces that `range` was handed out, so that the page cache of the mount holds it. If
-    /// `is_continued`, the bytes before `range` were handed out as well. Advice, which may be
-    /// ignored.
-    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
-        let _ = (range, is_continued);
+    /// Announces that `range`, which is `part` of a file, was handed out, so that the page cache
+    /// of the mount holds it. Before a later part, the file was handed out up to `range`. Advice,
+    /// which may be ignored.
+    fn drop_served(&self, range: Range<u64>, part: FilePart) {
+        let _ = (range, part);
     }
 
     /// Frees memory that is kept only for speed. Does not affect the storage below.

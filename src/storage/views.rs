@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Storage;
+use super::{FilePart, Storage};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::FilePosition;
 use crate::stats::Stats;
@@ -63,9 +63,9 @@ impl Storage for FileRange {
         self.inner.read_exact_at(buffer, start)
     }
 
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, part: FilePart) -> Result<()> {
         let start = self.inner_offset(offset, buffer.len())?;
-        self.inner.read_contents_at(buffer, start, is_continued)
+        self.inner.read_contents_at(buffer, start, part)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
@@ -77,10 +77,10 @@ impl Storage for FileRange {
         self.inner.drops_served()
     }
 
-    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+    fn drop_served(&self, range: Range<u64>, part: FilePart) {
         let end = range.end.min(self.len);
         let [start, end] = [range.start, end].map(|offset| self.start.saturating_add(offset));
-        self.inner.drop_served(start..end, is_continued);
+        self.inner.drop_served(start..end, part);
     }
 
     fn begin_scan(&self) {
@@ -120,9 +120,9 @@ impl Storage for Metered {
         self.inner.read_exact_at(buffer, offset)
     }
 
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, part: FilePart) -> Result<()> {
         let _read = self.stats.begin_archive_read(buffer.len());
-        self.inner.read_contents_at(buffer, offset, is_continued)
+        self.inner.read_contents_at(buffer, offset, part)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
@@ -133,8 +133,8 @@ impl Storage for Metered {
         self.inner.drops_served()
     }
 
-    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
-        self.inner.drop_served(range, is_continued);
+    fn drop_served(&self, range: Range<u64>, part: FilePart) {
+        self.inner.drop_served(range, part);
     }
 
     fn begin_scan(&self) {

@@ -15,7 +15,7 @@ use crate::cache::{ArchiveOrder, Readahead};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::limits::SYMLINK_MAX;
-use crate::storage::Storage;
+use crate::storage::{FilePart, Storage};
 use crate::sync::Arc;
 use crate::vfs::{
     AfterReply, Attr, Cookie, DirEntry, FileKind, Finding, Ino, Name, ReadBytes, Scratch,
@@ -420,7 +420,7 @@ impl StoredReads {
         self.read_ahead(id, (start, len), range.clone());
         let end = start.saturating_add(range.end);
         let offset = end.saturating_sub(length(answer.len()));
-        let outcome = self.storage.read_contents_at(answer, offset, range.start > 0);
+        let outcome = self.storage.read_contents_at(answer, offset, FilePart::at(range.start));
         self.drop_served(start, range, after_reply);
         outcome
     }
@@ -445,9 +445,9 @@ impl StoredReads {
     pub(crate) fn drop_served(&self, start: u64, range: Range<u64>, after_reply: &mut AfterReply) {
         if self.storage.drops_served() {
             let storage = Arc::clone(&self.storage);
-            let is_continued = range.start > 0;
+            let part = FilePart::at(range.start);
             let served = shifted(start, range);
-            after_reply.push(Box::new(move || storage.drop_served(served, is_continued)));
+            after_reply.push(Box::new(move || storage.drop_served(served, part)));
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::cache::{Cache, Cached};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{Reader, index, length};
 use crate::formats::limits::SQUASHFS_FILE_BLOCKS_MAX;
-use crate::storage::Storage;
+use crate::storage::{FilePart, Storage};
 use crate::sync::Arc;
 use crate::vfs::SeekTarget;
 
@@ -361,9 +361,9 @@ pub(super) struct BlockRanges<'m> {
 }
 
 impl BlockRanges<'_> {
-    /// Whether the next range is at the start of the file.
-    pub(super) fn is_at_start(&self) -> bool {
-        self.offset == 0
+    /// Offset in the file of the next range.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Offset in the image of the file's first block.
@@ -371,8 +371,8 @@ impl BlockRanges<'_> {
         self.body.start
     }
 
-    /// Whether the bytes before `start`, which is in the block of `part`, are of the same file.
-    pub(super) fn continues_in(&self, part: &BlockRange, start: u64) -> bool {
+    /// What the bytes at `start`, which is in the block of `part`, are to the file.
+    pub(super) fn file_part(&self, part: &BlockRange, start: u64) -> FilePart {
         let first = match self.body.tail {
             // A compressed fragment block is read from its start.
             Some(tail) if part.is_tail => {
@@ -380,7 +380,7 @@ impl BlockRanges<'_> {
             }
             _ => self.body.start,
         };
-        start > first
+        FilePart::at(start.saturating_sub(first))
     }
 
     /// Whether the next range is after all blocks of the file except its tail in a fragment.

@@ -18,7 +18,7 @@ use crate::cache::{ArchiveOrder, Block, BlockPool, Cache, MemoryLimit, Permit};
 use crate::codecs::Codec;
 use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
-use crate::storage::Storage;
+use crate::storage::{FilePart, Storage};
 use crate::sync::Arc;
 use crate::vfs::{AfterReply, ReadBytes, Scratch};
 
@@ -91,7 +91,7 @@ impl Data {
         }
         let mut run = Run::new();
         let (answer, after_reply) = scratch.parts(index(wanted));
-        let mut served = Served::new(&self.storage, after_reply, !ranges.is_at_start());
+        let mut served = Served::new(&self.storage, after_reply, FilePart::at(ranges.offset()));
         let mut filled: usize = 0;
         while let Some(part) = ranges.next()? {
             let start = filled;
@@ -100,8 +100,8 @@ impl Data {
                 filled = filled.saturating_add(ranges.skip_uncompressed(&mut image_range)?);
                 self.read_ahead(&part, &ranges, image_range.clone());
                 let target = answer.get_mut(start..filled).unwrap_or_default();
-                let is_continued = ranges.continues_in(&part, image_range.start);
-                self.storage.read_contents_at(target, image_range.start, is_continued)?;
+                let file_part = ranges.file_part(&part, image_range.start);
+                self.storage.read_contents_at(target, image_range.start, file_part)?;
                 served.add(image_range);
                 continue;
             }
@@ -228,9 +228,9 @@ impl Data {
             return Err(Error::corrupt(context).with_detail(stored.describe()));
         }
         let len_max = RUN_MAX.saturating_sub(len);
-        let is_continued = later.continues_in(part, start);
+        let file_part = later.file_part(part, start);
         let contiguous_end = || later.contiguous_end(end, len_max);
-        let compressed = run.bytes(&*self.storage, start..end, is_continued, contiguous_end)?;
+        let compressed = run.bytes(&*self.storage, start..end, file_part, contiguous_end)?;
         // The permit is taken only now, because reading an image within an image also takes
         // permits.
         let permit = permit()?;
@@ -253,18 +253,13 @@ struct Served<'s> {
     storage: Option<&'s Arc<dyn Storage>>,
     after_reply: &'s mut AfterReply,
     range: Range<u64>,
-    /// Whether the bytes of the file before `range` were handed out earlier.
-    is_continued: bool,
+    part: FilePart,
 }
 
 impl<'s> Served<'s> {
-    fn new(
-        storage: &'s Arc<dyn Storage>,
-        after_reply: &'s mut AfterReply,
-        is_continued: bool,
-    ) -> Self {
+    fn new(storage: &'s Arc<dyn Storage>, after_reply: &'s mut AfterReply, part: FilePart) -> Self {
         let storage = storage.drops_served().then_some(storage);
-        Self { storage, after_reply, range: 0..0, is_continued }
+        Self { storage, after_reply, range: 0..0, part }
     }
 
     fn add(&mut self, range: Range<u64>) {
@@ -285,8 +280,8 @@ impl<'s> Served<'s> {
             && !self.range.is_empty()
         {
             let (storage, range) = (Arc::clone(storage), self.range.clone());
-            let is_continued = std::mem::take(&mut self.is_continued);
-            let work = move || storage.drop_served(range, is_continued);
+            let part = std::mem::replace(&mut self.part, FilePart::First);
+            let work = move || storage.drop_served(range, part);
             self.after_reply.push(Box::new(work));
         }
     }
@@ -312,12 +307,11 @@ impl Run {
     }
 
     /// The bytes of the image at `range`. If they were not fetched yet, fetches all up to `end`.
-    /// If `is_continued`, the bytes before them are of the same file.
     fn bytes(
         &mut self,
         storage: &dyn Storage,
         range: Range<u64>,
-        is_continued: bool,
+        part: FilePart,
         end: impl FnOnce() -> u64,
     ) -> Result<&[u8]> {
         let fetched = self.start..self.start.saturating_add(length(self.len));
@@ -330,7 +324,7 @@ impl Run {
                 self.bytes.resize(len, 0);
             }
             let target = self.bytes.get_mut(..len).unwrap_or_default();
-            storage.read_contents_at(target, range.start, is_continued)?;
+            storage.read_contents_at(target, range.start, part)?;
             (self.start, self.len) = (range.start, len);
         }
         let from = index(range.start.saturating_sub(self.start));

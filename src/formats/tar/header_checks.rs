@@ -19,7 +19,7 @@ use crate::formats::bytes::{index, length};
 use crate::formats::index::{Hash, Headers, NodeId};
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
-use crate::storage::{FileStorage, Storage, Validator};
+use crate::storage::{FilePart, FileStorage, Storage, Validator};
 
 /// The checks of one open index.
 pub(super) struct HeaderChecks {
@@ -79,7 +79,7 @@ impl HeaderChecks {
     pub(super) fn read(&self, storage: &dyn Storage, headers: Headers, end: u64) -> Result<()> {
         let mut found = vec![0; headers.len()];
         let start = end.checked_sub(length(found.len())).ok_or_else(|| self.refuse())?;
-        storage.read_contents_at(&mut found, start, false)?;
+        storage.read_contents_at(&mut found, start, FilePart::First)?;
         self.compare(headers, &found)
     }
 

@@ -10,7 +10,7 @@
 use std::ops::{ControlFlow, Range};
 
 use crate::error::{Error, Result};
-use crate::storage::{FileRange, Storage};
+use crate::storage::{FilePart, FileRange, Storage};
 use crate::sync::Arc;
 use crate::vfs::{ReadBytes, Scratch};
 
@@ -149,7 +149,7 @@ impl Tar {
             // The storage of a compressed archive reads ahead by itself.
             Some(storage) => {
                 let offset = start.saturating_add(range.start).saturating_sub(length(before));
-                storage.read_contents_at(answer, offset, range.start > 0)?;
+                storage.read_contents_at(answer, offset, FilePart::at(range.start))?;
             }
             None => {
                 self.stored.read(id, (start, node.size), range, (&mut *answer, after_reply))?;
@@ -190,7 +190,7 @@ impl Tar {
             let skipped = part_start.saturating_sub(segment.offset);
             let archive_offset = segment.archive_offset.saturating_add(skipped);
             let part = answer.get_mut(within).unwrap_or_default();
-            self.storage.read_contents_at(part, archive_offset, part_start > 0)?;
+            self.storage.read_contents_at(part, archive_offset, FilePart::at(part_start))?;
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(answer)

@@ -46,7 +46,7 @@ use crate::formats::index::{
 use crate::os::directory::Directory;
 use crate::os::new_file::{NewFile, Readers};
 use crate::os::trust;
-use crate::storage::{FileStorage, Identity, Origin, Storage, Validator};
+use crate::storage::{FilePart, FileStorage, Identity, Origin, Storage, Validator};
 use crate::sync::Arc;
 use crate::vfs::{Finding, Location};
 
@@ -390,6 +390,6 @@ fn may_be_replaced(directory: &Directory, name: &OsStr) -> io::Result<bool> {
 /// The hash of the block at `offset`.
 fn sample(archive: &dyn Storage, offset: u64) -> Result<Hash> {
     let mut block = [0; BLOCK];
-    archive.read_contents_at(&mut block, offset, false)?;
+    archive.read_contents_at(&mut block, offset, FilePart::First)?;
     Ok(*blake3::hash(&block).as_bytes())
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::error::{Error, Result};
 use crate::formats::bytes::{Reader, index, length};
-use crate::storage::Storage;
+use crate::storage::{FilePart, Storage};
 use crate::sync::Arc;
 
 /// Length of the fixed part of a local header, bytes.
@@ -130,7 +130,7 @@ impl LocalHeaders {
         buffer: &mut [u8],
         len: usize,
     ) -> Result<(usize, Range<usize>)> {
-        self.storage.read_contents_at(buffer, packed.header, false)?;
+        self.storage.read_contents_at(buffer, packed.header, FilePart::First)?;
         let header_len = self.checked_len(LocalHeader::parse(buffer)?, packed)?;
         let data = header_len..header_len.saturating_add(len);
         if data.end <= buffer.len() {
@@ -138,7 +138,7 @@ impl LocalHeaders {
         }
         let start = packed.header.saturating_add(length(header_len));
         let data = buffer.get_mut(..len).unwrap_or_default();
-        self.storage.read_contents_at(data, start, false)?;
+        self.storage.read_contents_at(data, start, FilePart::First)?;
         Ok((header_len, 0..len))
     }
 

@@ -8,7 +8,7 @@ use crate::formats::compressed::Container;
 use crate::formats::limits::{
     BZIP2_BLOCK_MAX, DEFLATE_RATIO_MAX, MEMBER_OVERHEAD_MAX, ZSTD_BLOCK_MAX,
 };
-use crate::storage::{FileRange, InMemory, Storage};
+use crate::storage::{FilePart, FileRange, InMemory, Storage};
 use crate::sync::Arc;
 
 /// A method that archfs reads.
@@ -206,7 +206,7 @@ impl Storage for Framed {
             let len = index(left).min(rest.len());
             let (target, remaining) = rest.split_at_mut_checked(len).unwrap_or_default();
             if !target.is_empty() {
-                part.read_contents_at(target, skipped, skipped > 0)?;
+                part.read_contents_at(target, skipped, FilePart::at(skipped))?;
             }
             skipped = skipped.saturating_sub(part.len());
             rest = remaining;

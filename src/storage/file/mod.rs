@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Advice, fadvise, fstatfs};
 use rustix::param;
 
-use super::Storage;
 use super::changes::{Attributes, Changes, Version, nanoseconds};
 use super::download;
 use super::identity::{
@@ -23,6 +22,7 @@ use super::identity::{
 };
 use super::near::{Fill, NearCopy, Source, Wanted};
 use super::pool::{FilePool, Slot};
+use super::{FilePart, Storage};
 use crate::error::{Error, Kind, Result};
 use crate::os::file_position::{FilePosition, Valid};
 use crate::os::page_cache;
@@ -485,10 +485,11 @@ impl Storage for FileStorage {
         self.read_with(None, buffer, offset, Wanted::Tables)
     }
 
-    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, is_continued: bool) -> Result<()> {
+    fn read_contents_at(&self, buffer: &mut [u8], offset: u64, part: FilePart) -> Result<()> {
         // What the kernel reads around small files may have been served and dropped already, and
         // its large folios cannot be dropped file by file.
-        let is_random = is_continued || buffer.len() >= RANDOM_MIN || self.drops_served();
+        let is_random =
+            part == FilePart::Later || buffer.len() >= RANDOM_MIN || self.drops_served();
         let random = self.serving.get().and_then(|serving| serving.random.as_ref());
         self.read_with(random.filter(|_| is_random), buffer, offset, Wanted::Contents)
     }
@@ -522,11 +523,14 @@ impl Storage for FileStorage {
         cache.is_some_and(|cache| cache.drops())
     }
 
-    fn drop_served(&self, range: Range<u64>, is_continued: bool) {
+    fn drop_served(&self, range: Range<u64>, part: FilePart) {
         // The kernel drops only whole pages, and at the end of a file its last one. The first page
         // of a part of a file belongs to the part before it as well.
         let page = param::page_size() as u64;
-        let start = if is_continued { range.start - range.start % page } else { range.start };
+        let start = match part {
+            FilePart::First => range.start,
+            FilePart::Later => range.start - range.start % page,
+        };
         let end = range.end.min(self.identity.len);
         if start < end {
             self.drop_cached(start, end - start);
@@ -586,7 +590,7 @@ impl Source for FileStorage {
         // say, the pages are dropped: to read them again only costs time.
         let last = offset.saturating_add(buffer.len() as u64).saturating_sub(1);
         let was_cached = self.are_cached(std::iter::once(last)).first() == Some(&true);
-        self.read_contents_at(buffer, offset, false)?;
+        self.read_contents_at(buffer, offset, FilePart::First)?;
         if !was_cached {
             self.drop_cached(offset, buffer.len() as u64);
         }

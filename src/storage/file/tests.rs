@@ -8,7 +8,7 @@ use super::*;
 use crate::os::page_cache;
 use crate::os::unlinked;
 use crate::storage::{
-    CopyTarget, FileStorage, Fill, FillScope, NearCopy, Storage, near_copy, serve,
+    CopyTarget, FilePart, FileStorage, Fill, FillScope, NearCopy, Storage, near_copy, serve,
 };
 use crate::sync::Arc;
 
@@ -42,19 +42,19 @@ fn only_whole_pages_of_what_was_served_are_dropped() {
         return eprintln!("SKIPPED: /var/tmp is in memory");
     }
     read(&all);
-    storage.drop_served(1..PAGE - 1, false);
+    storage.drop_served(1..PAGE - 1, FilePart::First);
     assert_eq!(cached(file.as_file()), all, "parts of a page");
-    storage.drop_served(1..4 * PAGE + 1, false);
+    storage.drop_served(1..4 * PAGE + 1, FilePart::First);
     if cached(file.as_file()) == all {
         return eprintln!("SKIPPED: /var/tmp keeps dropped pages, like overlayfs");
     }
     assert_eq!(cached(file.as_file()), [0, 4, 5, 6, 7, 8, 9, 10]);
     // The next part of the same file: the page that both share was served completely.
-    storage.drop_served(4 * PAGE + 1..6 * PAGE, true);
+    storage.drop_served(4 * PAGE + 1..6 * PAGE, FilePart::Later);
     assert_eq!(cached(file.as_file()), [0, 6, 7, 8, 9, 10]);
-    storage.drop_served(7 * PAGE..u64::MAX, false);
+    storage.drop_served(7 * PAGE..u64::MAX, FilePart::First);
     assert_eq!(cached(file.as_file()), [0, 6], "with the last page, which is not full");
-    storage.drop_served(u64::MAX - 1..u64::MAX, true);
+    storage.drop_served(u64::MAX - 1..u64::MAX, FilePart::Later);
     read(&all);
 }
 
@@ -85,7 +85,7 @@ fn pages(storage: &FileStorage) -> usize {
 /// Drops a file of `LEN` bytes as if its contents were files of 80 KB.
 fn drop_piecewise(storage: &FileStorage) {
     for start in (0..LEN).step_by(80_000) {
-        storage.drop_served(start..(start + 80_000).min(LEN), start > 0);
+        storage.drop_served(start..(start + 80_000).min(LEN), FilePart::at(start));
     }
 }
 
@@ -121,7 +121,7 @@ fn a_copy_on_a_disk_can_be_dropped() {
     assert_eq!(pages(&copies[0]), 0);
     // What is read of it then can be dropped file by file.
     copies[0].serve(&Arc::new(ArchiveCache::default()), true, None);
-    copies[0].read_contents_at(&mut vec![0; LEN as usize], 0, false).unwrap();
+    copies[0].read_contents_at(&mut vec![0; LEN as usize], 0, FilePart::First).unwrap();
     drop_piecewise(&copies[0]);
     assert_eq!(pages(&copies[0]), 0);
 }
@@ -150,7 +150,7 @@ fn readahead_of_the_head_does_not_continue_in_the_contents() {
     storage.read_exact_at(&mut [0; 1024], 0).unwrap();
     storage.serve(&Arc::new(ArchiveCache::default()), true, None);
     for part in 0..64 {
-        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10), false).unwrap();
+        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10), FilePart::First).unwrap();
     }
     assert_eq!(pages(&storage), 64 * 8);
 }
@@ -172,13 +172,13 @@ fn contents_are_read_without_what_lies_around_them() {
     }
     // Reads in order, for which the kernel would read ahead.
     for part in 0..8 {
-        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10), false).unwrap();
+        storage.read_contents_at(&mut [0; 32 << 10], part * (32 << 10), FilePart::First).unwrap();
     }
     assert_eq!(pages(&storage), 64);
     // The end of a file of 260 KiB.
-    storage.read_contents_at(&mut [0; 4 << 10], 256 << 10, true).unwrap();
+    storage.read_contents_at(&mut [0; 4 << 10], 256 << 10, FilePart::Later).unwrap();
     assert_eq!(pages(&storage), 65);
     storage.will_need(1 << 20, 1 << 20);
-    storage.read_contents_at(&mut [0; 32 << 10], (2 << 20) - (32 << 10), false).unwrap();
+    storage.read_contents_at(&mut [0; 32 << 10], (2 << 20) - (32 << 10), FilePart::First).unwrap();
     assert_eq!(pages(&storage), 65 + 256, "what is asked for by name");
 }
