@@ -47,14 +47,14 @@ impl Denial {
 }
 
 impl Failure {
-    /// The same, with the name of the server that archfs was sent to.
-    pub(super) fn of_redirect_to(self, host: &str) -> Self {
-        let object = format!("redirected to {host}");
+    /// The same, with the name of a server that the user did not name: one that archfs was sent to,
+    /// or a proxy.
+    pub(super) fn of(self, server: &str) -> Self {
         match self {
             Self::Passing { why, after } => {
-                Self::Passing { why: format!("{object}: {why}"), after }
+                Self::Passing { why: format!("{server}: {why}"), after }
             }
-            Self::Final(error) => Self::Final(error.within(object)),
+            Self::Final(error) => Self::Final(error.within(server)),
             other => other,
         }
     }

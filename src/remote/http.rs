@@ -95,7 +95,12 @@ impl Request {
             // Idle connections lead to the server that has answered.
             request = request.config().max_idle_age(Duration::ZERO).build();
         }
-        Ok(request.call()?)
+        request.call().map_err(|error| match agent.config().proxy() {
+            Some(proxy) => {
+                Failure::from(error).of(&format!("proxy {}:{}", proxy.host(), proxy.port()))
+            }
+            None => Failure::from(error),
+        })
     }
 }
 

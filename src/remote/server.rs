@@ -86,7 +86,7 @@ impl Server {
                 self.forget_redirect(request.generation);
             }
             match self.redirected_to(&request.url) {
-                Some(host) => failure.of_redirect_to(&host),
+                Some(host) => failure.of(&format!("redirected to {host}")),
                 None => failure,
             }
         })
