@@ -13,7 +13,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +90,9 @@ impl Label {
 pub struct Message {
     /// The messages are numbered from 0; a gap is where some were not kept.
     pub number: u64,
+    /// When it was kept, seconds since 1970. A daemon of an older version does not say it.
+    #[serde(default)]
+    pub seconds: u64,
     /// Its first word.
     pub label: Label,
     /// What follows it.
@@ -97,9 +100,10 @@ pub struct Message {
 }
 
 impl Message {
-    /// The message as it is printed, without the name of the program.
+    /// The message as the log has it, without the name of the program.
     pub fn line(&self) -> String {
-        format!("{}: {}", self.label.word(), self.text)
+        let time = UNIX_EPOCH + Duration::from_secs(self.seconds);
+        format!("{} {}: {}", format_utc(time), self.label.word(), self.text)
     }
 }
 
@@ -341,7 +345,8 @@ impl Kept {
         if self.texts.len() >= REMEMBERED || !self.texts.insert(text.clone()) {
             return;
         }
-        let message = Message { number: self.count, label, text };
+        let seconds = UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+        let message = Message { number: self.count, seconds, label, text };
         self.count += 1;
         if self.first.len() < KEPT {
             return self.first.push(message);

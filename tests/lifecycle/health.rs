@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use rustix::process::{Signal, kill_process};
@@ -82,12 +82,18 @@ fn list_and_stats_show_why_reads_of_a_background_mount_failed() {
     // The path of the file is searched after the answer.
     wait_until("the daemon knows the path", || {
         let listed = listed(mount_point).unwrap();
-        listed["messages"][0].as_str() == Some(&error)
+        let kept = listed["messages"][0].as_str().map(str::to_owned);
+        kept.is_some_and(|kept| kept.ends_with(&format!("Z {error}")))
     });
-    let remark = format!("\n{}: {error}\n", mount_point.display());
+    let kept = listed(mount_point).unwrap()["messages"][0].as_str().unwrap().to_owned();
+    let now = run(Command::new("date").args(["--utc", "+%Y-%m-%dT%H"]));
+    // An hour may end in between.
+    let earlier = run(Command::new("date").args(["--utc", "--date=1 hour ago", "+%Y-%m-%dT%H"]));
+    assert!([now, earlier].iter().any(|hour| kept.starts_with(printed(hour).trim())), "{kept}");
+    let remark = format!("\n{}: {kept}\n", mount_point.display());
     assert!(printed(&run(archfs().arg("list"))).contains(&remark));
     let text = printed(&run(archfs().arg("stats").arg(mount_point)));
-    assert!(text.contains("  faults      ") && text.ends_with(&format!("\n  {error}\n")), "{text}");
+    assert!(text.contains("  faults      ") && text.ends_with(&format!("\n  {kept}\n")), "{text}");
     // The daemon that has kept them ends.
     let output = run(archfs().arg("unmount").arg(mount_point));
     let [error, hint] = messages(&stage.image).map(|line| format!("archfs: {line}\n"));
