@@ -217,8 +217,12 @@ pub struct Compressed {
 
 /// Describes the archive at `path`.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
-    let files =
-        storage::open_files(slice::from_ref(path), Changes::default(), FillScope::Announced)?;
+    let files = storage::open_files(
+        slice::from_ref(path),
+        Changes::default(),
+        FillScope::Announced,
+        progress,
+    )?;
     progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, options);
     let opening = Opening::new(options, &memory, progress);

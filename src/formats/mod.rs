@@ -114,7 +114,7 @@ pub fn open(
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
     open_files(
-        &storage::open_files(paths, Changes::default(), FillScope::Announced)?,
+        &storage::open_files(paths, Changes::default(), FillScope::Announced, progress)?,
         options,
         progress,
     )
@@ -171,8 +171,12 @@ pub fn verify(
     threads: usize,
     progress: &Progress,
 ) -> Result<Verified> {
-    let files =
-        storage::open_files(slice::from_ref(path), Changes::default(), FillScope::Announced)?;
+    let files = storage::open_files(
+        slice::from_ref(path),
+        Changes::default(),
+        FillScope::Announced,
+        progress,
+    )?;
     let options = OpenOptions {
         index_policy: IndexPolicy::Compare,
         findings: FindingSink::Return,
@@ -207,14 +211,7 @@ pub fn is_built_on_archive(path: &Path, head: &[u8]) -> bool {
 
 /// The name of the phase in which archives are opened.
 fn reading_headers(files: &[Arc<FileStorage>]) -> String {
-    match files {
-        [file] => {
-            let path = file.path();
-            let name = path.file_name().map_or(path, Path::new);
-            format!("{}: reading headers", name.display())
-        }
-        files => format!("{} archives: reading headers", files.len()),
-    }
+    storage::phase(files.iter().map(|file| file.path()), "reading headers")
 }
 
 /// Most warnings about hidden files. A thousand archives may hide files of each other.

@@ -4,7 +4,7 @@
 //! The caller decides where the copy is and whether it fits there.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Storage;
 use super::changes::Changes;
@@ -18,6 +18,7 @@ use super::pool::FilePool;
 use crate::error::Result;
 use crate::ordered::try_ordered;
 use crate::os::process;
+use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::together::Group;
 use crate::url;
@@ -41,8 +42,9 @@ pub fn open_files(
     paths: &[PathBuf],
     changes: Changes,
     scope: FillScope,
+    progress: &Progress,
 ) -> Result<Vec<Arc<FileStorage>>> {
-    through_copy(open_originals(paths, changes)?, scope, None)
+    through_copy(open_originals(paths, changes, progress)?, scope, None)
 }
 
 /// Which archives the nodes of a job share.
@@ -69,7 +71,14 @@ impl Sharing<'_> {
 ///
 /// # Errors
 /// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`.
-pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<FileStorage>>> {
+pub fn open_originals(
+    paths: &[PathBuf],
+    changes: Changes,
+    progress: &Progress,
+) -> Result<Vec<Arc<FileStorage>>> {
+    let is_remote = paths.iter().any(|path| url::is_url(path));
+    let work = if is_remote { "waiting for the server" } else { "opening" };
+    progress.begin(phase(paths.iter().map(PathBuf::as_path), work));
     // A pool only if there are too many files, because each read of a pooled file takes a lock.
     if paths.len() > FilePool::room() {
         process::enlarge_open_files_max();
@@ -86,6 +95,17 @@ pub fn open_originals(paths: &[PathBuf], changes: Changes) -> Result<Vec<Arc<Fil
         |file| files.push(Arc::new(file)),
     )?;
     Ok(files)
+}
+
+/// The name of a phase that does `work` with the archives at `paths`.
+pub fn phase<'p>(mut paths: impl ExactSizeIterator<Item = &'p Path>, work: &str) -> String {
+    match (paths.len(), paths.next()) {
+        (1, Some(path)) => {
+            let name = path.file_name().map_or(path, Path::new);
+            format!("{}: {work}", name.display())
+        }
+        (count, _) => format!("{count} archives: {work}"),
+    }
 }
 
 /// Prepares `files` for the requests of a mount, as `FileStorage::serve`. The fill brings `scope`
@@ -321,7 +341,9 @@ mod tests {
     fn each_file_is_read_through_the_copy_up_to_its_own_end() {
         let work = tempfile::tempdir().unwrap();
         let paths = files(&work);
-        let files = open_files(&paths, Changes::default(), FillScope::Announced).unwrap();
+        let files =
+            open_files(&paths, Changes::default(), FillScope::Announced, &Progress::default())
+                .unwrap();
         let (copy, copies) = near(&files, &work);
         let total = LENGTHS.iter().sum::<u64>();
         assert_eq!(copy.counts(), StageCounts { copied: 0, total });
@@ -369,7 +391,9 @@ mod tests {
         for (turn, change) in changes.into_iter().enumerate() {
             let is_copied = turn == 0;
             let paths = files(&work);
-            let files = open_files(&paths, Changes::default(), FillScope::Announced).unwrap();
+            let files =
+                open_files(&paths, Changes::default(), FillScope::Announced, &Progress::default())
+                    .unwrap();
             let (copy, copies) = near(&files, &work);
             let number = 6;
             let bytes = std::fs::read(&paths[number]).unwrap();
@@ -406,7 +430,9 @@ mod tests {
     fn reports_the_first_missing_file() {
         let work = tempfile::tempdir().unwrap();
         let paths: Vec<_> = ["a", "b"].map(|name| work.path().join(name)).to_vec();
-        let error = open_files(&paths, Changes::default(), FillScope::Announced).unwrap_err();
+        let error =
+            open_files(&paths, Changes::default(), FillScope::Announced, &Progress::default())
+                .unwrap_err();
         assert!(error.to_string().contains("/a: no such file"), "{error}");
     }
 }

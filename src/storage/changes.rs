@@ -260,6 +260,7 @@ mod tests {
     use super::super::pool::FilePool;
     use super::super::{FileStorage, FillScope, Storage, open_files};
     use super::*;
+    use crate::progress::Progress;
 
     const OLD: &[u8] = b"old bytes";
 
@@ -298,9 +299,14 @@ mod tests {
             let path = file(&work);
             let [refused, reported, allowed] =
                 [Changes::Refused, Changes::Reported, Changes::Allowed].map(|changes| {
-                    open_files(std::slice::from_ref(&path), changes, FillScope::Announced)
-                        .unwrap()
-                        .remove(0)
+                    open_files(
+                        std::slice::from_ref(&path),
+                        changes,
+                        FillScope::Announced,
+                        &Progress::default(),
+                    )
+                    .unwrap()
+                    .remove(0)
                 });
             for opened in [&refused, &reported, &allowed] {
                 assert_eq!(read(opened).unwrap(), OLD);

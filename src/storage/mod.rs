@@ -23,7 +23,8 @@ mod pool;
 mod views;
 
 pub use archives::{
-    CopyTarget, Sharing, copied_len, near_copy, open_files, open_originals, serve, through_copy,
+    CopyTarget, Sharing, copied_len, near_copy, open_files, open_originals, phase, serve,
+    through_copy,
 };
 pub use changes::Changes;
 #[cfg(test)]

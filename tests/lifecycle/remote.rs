@@ -868,3 +868,36 @@ fn tasks_that_ask_for_one_url_share_a_mount() {
     let host = server.host();
     assert!(url.contains(&host));
 }
+
+#[test]
+fn a_server_that_does_not_answer_is_said_to_be_waited_for() {
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/data.tar", listener.local_addr().unwrap());
+    let [target, packed] = ["target", "x.sqfs"].map(|name| work.path().join(name));
+    let [mount_point, target, packed] =
+        [&mount_point, &target, &packed].map(|path| path.to_str().unwrap());
+    let commands: [&[&str]; 8] = [
+        &["ls", &url],
+        &["cat", &url, "file"],
+        &["info", &url],
+        &["verify", &url],
+        &["extract", &url, target],
+        &["pack", &url, packed],
+        &["mount", &url, mount_point],
+        &["run", &url, "--", "true"],
+    ];
+    let children = commands.map(|words| {
+        let line = format!("{} {}", env!("CARGO_BIN_EXE_archfs"), words.join(" "));
+        let mut terminal = Command::new("script");
+        terminal.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm").env("COLUMNS", "80");
+        (words, terminal.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+    });
+    for (words, child) in children {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let waits = text.find("data.tar: waiting for the server");
+        assert!(waits < text.find("the server does not answer in time"), "{words:?}: {text:?}");
+        assert!(waits.is_some() && !output.status.success(), "{words:?}: {text:?}");
+    }
+}

@@ -65,7 +65,11 @@ impl Staging {
 ///
 /// Fails with `Io` if they cannot be read, do not fit, or cannot be copied; else as
 /// `storage::open_files`.
-pub(in crate::lifecycle) fn archives(plan: &MountPlan, cache_bytes: u64) -> Result<Archives> {
+pub(in crate::lifecycle) fn archives(
+    plan: &MountPlan,
+    cache_bytes: u64,
+    progress: &Progress,
+) -> Result<Archives> {
     let changes = match (&plan.stage, plan.allow_changes) {
         // A copy must be of one version, so a change is an error.
         (Some(_), true) => Changes::RefusedExceptEtags,
@@ -73,7 +77,7 @@ pub(in crate::lifecycle) fn archives(plan: &MountPlan, cache_bytes: u64) -> Resu
         (None, true) => Changes::Allowed,
         (None, false) => Changes::Reported,
     };
-    let files = storage::open_originals(&plan.archives, changes)?;
+    let files = storage::open_originals(&plan.archives, changes, progress)?;
     let nodes = Nodes::of(plan, &files)?;
     let sharing = nodes.as_ref().map(|nodes| nodes.sharing(plan));
     let Some(directory) = &plan.stage else {

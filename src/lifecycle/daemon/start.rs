@@ -310,7 +310,7 @@ fn open(plan: &MountPlan, progress: &Progress) -> Result<Opened> {
         notes_slow_reads: true,
         ..opening::options(plan)
     };
-    let Archives { files, staging, nodes } = stage::archives(plan, options.cache_bytes)?;
+    let Archives { files, staging, nodes } = stage::archives(plan, options.cache_bytes, progress)?;
     // Before the archives are read, because all nodes read their tables at the same time.
     let departure = nodes.map(|nodes| nodes.join(plan, &files, &stats)).transpose()?.flatten();
     stage::wait_if_asked(plan, staging.as_ref(), progress)?;

@@ -121,7 +121,12 @@ pub(super) fn all<'s>(
     let regular_paths: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
     let mut files = Vec::new();
     if !regular.is_empty() {
-        files = storage::open_files(&regular_paths, Changes::default(), FillScope::Announced)?;
+        files = storage::open_files(
+            &regular_paths,
+            Changes::default(),
+            FillScope::Announced,
+            job.progress,
+        )?;
     }
     if let Some(nth) = stdin_at {
         files.push(Arc::new(read_stdin(job, sources.output.as_deref())?));
