@@ -21,9 +21,6 @@ const FINDINGS_MAX: usize = 1 << 16;
 /// The first character of a note that says that members are missing. A saved index contains it.
 const LOSS: char = '!';
 
-/// The start of a note on members that are not shown.
-const LEFT_OUT: &str = "left out ";
-
 /// The notes so far.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
@@ -209,31 +206,18 @@ fn shown_line(note: &str) -> String {
     }
 }
 
-/// Which notes are logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Logged {
-    All,
-    /// All but those on members that are missing or not shown, which the caller reports as findings
-    /// of the tree.
-    AllButMissing,
-    Nothing,
-}
-
-/// Logs the notes among `notes` that are to be `logged`. They belong to the archive `name`.
+/// Logs `notes`, which belong to the archive `name`, if `logs_notes` is set.
 ///
 /// Fails with `Corrupt` if a note says that members are missing, unless `partial` is set.
-pub(crate) fn report(name: &str, notes: &[String], partial: bool, logged: Logged) -> Result<()> {
+pub(crate) fn report(name: &str, notes: &[String], partial: bool, logs_notes: bool) -> Result<()> {
     if !partial {
         check_complete(notes)?;
     }
-    for note in notes {
+    for note in notes.iter().filter(|_| logs_notes) {
         let shown = shown_line(note);
-        let is_missing = is_loss(note) || note.starts_with(LEFT_OUT);
-        match logged {
-            Logged::All if is_loss(note) => crate::log::loss(format_args!("{name}: {shown}")),
-            Logged::AllButMissing if is_missing => {}
-            Logged::All | Logged::AllButMissing => log::warn!("{name}: {shown}"),
-            Logged::Nothing => {}
+        match is_loss(note) {
+            true => crate::log::loss(format_args!("{name}: {shown}")),
+            false => log::warn!("{name}: {shown}"),
         }
     }
     Ok(())
@@ -255,7 +239,7 @@ fn check_complete(notes: &[String]) -> Result<()> {
 /// How many members of a kind were left out, and the path of one of them.
 fn left_out_line(what: &str, (count, path): &(u64, Option<String>)) -> String {
     let example = path.as_ref().map_or(String::new(), |path| format!(", such as \"{path}\""));
-    format!("{LEFT_OUT}{count}: {what}{example}")
+    format!("left out {count}: {what}{example}")
 }
 
 #[cfg(test)]
