@@ -90,9 +90,9 @@ impl Label {
 pub struct Message {
     /// The messages are numbered from 0; a gap is where some were not kept.
     pub number: u64,
-    /// When it was kept, seconds since 1970. A daemon of an older version does not say it.
+    /// When it was kept, seconds since 1970. `None` from a daemon of an older version.
     #[serde(default)]
-    pub seconds: u64,
+    pub seconds: Option<u64>,
     /// Its first word.
     pub label: Label,
     /// What follows it.
@@ -102,8 +102,12 @@ pub struct Message {
 impl Message {
     /// The message as the log has it, without the name of the program.
     pub fn line(&self) -> String {
-        let time = UNIX_EPOCH + Duration::from_secs(self.seconds);
-        format!("{} {}: {}", format_utc(time), self.label.word(), self.text)
+        let line = format!("{}: {}", self.label.word(), self.text);
+        let time = |seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
+        match self.seconds.and_then(time) {
+            Some(time) => format!("{} {line}", format_utc(time)),
+            None => line,
+        }
     }
 }
 
@@ -345,7 +349,7 @@ impl Kept {
         if self.texts.len() >= REMEMBERED || !self.texts.insert(text.clone()) {
             return;
         }
-        let seconds = UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+        let seconds = UNIX_EPOCH.elapsed().ok().map(|time| time.as_secs());
         let message = Message { number: self.count, seconds, label, text };
         self.count += 1;
         if self.first.len() < KEPT {

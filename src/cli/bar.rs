@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use super::term;
-use crate::log::printable;
+use crate::log::{Verbosity, printable, verbosity};
 use crate::progress::Progress;
 use crate::sync::Arc;
 use crate::units::{format_duration, format_size};
@@ -42,8 +42,11 @@ impl Bar {
         Self::watch(&progress)
     }
 
-    /// Shows `progress`, counted in bytes, in each phase that has a name.
+    /// Shows `progress`, counted in bytes, in each phase that has a name, unless archfs is quiet.
     pub(super) fn watch(progress: &Arc<Progress>) -> Self {
+        if verbosity() == Verbosity::Quiet {
+            return Self { stop: None, thread: None };
+        }
         let (stop, stopped) = channel::<()>();
         let progress = Arc::clone(progress);
         let show = if stderr().is_terminal() { draw } else { log };

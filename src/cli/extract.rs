@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> Result<u8> {
         interrupt: interrupt.flag(),
     };
     let progress = Arc::new(Progress::default());
-    let bar = (!args.quiet).then(|| Bar::watch(&progress));
+    let bar = Bar::watch(&progress);
     let extracted = extract::extract(tree.as_ref(), &args.directory, options, &progress);
     drop(bar);
     let shown = args.directory.display();

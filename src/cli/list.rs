@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn rows_are_aligned_and_name_few_holders() {
         let message =
-            |label, text: &str| Message { number: 0, seconds: 0, label, text: text.to_owned() };
+            |label, text: &str| Message { number: 0, seconds: None, label, text: text.to_owned() };
         let listed = |mount_point: &str, holders: usize, kept, state| Listed {
             health: match holders {
                 5 => Health {
@@ -246,7 +246,7 @@ MOUNT POINT  STATE               DAEMON  HELD BY                                
 /many        silent, 99% staged  7       100 (cat), 101 (cat), 102 (cat), 2 more    /x/a.sqfs and 4 more
 
 /many: 1 request has waited 35.0 s for an answer
-/many: 1970-01-01T00:00:00Z error: a.sqfs: file: damaged data block
+/many: error: a.sqfs: file: damaged data block
 ";
         let table = table(&all, usize::MAX);
         let words =
@@ -278,7 +278,7 @@ MOUNT POINT  STATE               DAEMON  HELD BY                                
   held by     100 (cat), 101 (cat), 102 (cat), 2 more
   archives    /x/a.sqfs and 4 more
   1 request has waited 35.0 s for an answer
-  1970-01-01T00:00:00Z error: a.sqfs: file: damaged data block
+  error: a.sqfs: file: damaged data block
 ";
         assert_eq!(blocks, expected);
     }

@@ -116,7 +116,7 @@ impl From<ureq::Error> for Failure {
                 Self::Final(crate::error::Error::new(Kind::Usage, "not a valid URL"))
             }
             Error::ConnectProxyFailed(why) => Self::Final(
-                crate::error::Error::new(Kind::Io, format!("the proxy refuses: {why}"))
+                crate::error::Error::new(Kind::Io, format!("refused: {why}"))
                     .with_hint("name hosts that need no proxy in NO_PROXY"),
             ),
             error => Self::passing(format!("the connection failed: {}", reason(&error))),

@@ -96,12 +96,24 @@ impl Request {
             request = request.config().max_idle_age(Duration::ZERO).build();
         }
         request.call().map_err(|error| match agent.config().proxy() {
-            Some(proxy) => {
+            Some(proxy) if is_of_connection(&error) => {
                 Failure::from(error).of(&format!("proxy {}:{}", proxy.host(), proxy.port()))
             }
-            None => Failure::from(error),
+            _ => Failure::from(error),
         })
     }
+}
+
+/// Whether a request failed before it reached its server, or the proxy before it.
+fn is_of_connection(error: &ureq::Error) -> bool {
+    use ureq::{Error, Timeout};
+    matches!(
+        error,
+        Error::HostNotFound
+            | Error::Timeout(Timeout::Resolve | Timeout::Connect)
+            | Error::Io(_)
+            | Error::ConnectProxyFailed(_)
+    )
 }
 
 /// The right to send a request and to read its answer.

@@ -76,9 +76,11 @@ pub fn open_originals(
     changes: Changes,
     progress: &Progress,
 ) -> Result<Vec<Arc<FileStorage>>> {
-    let is_remote = paths.iter().any(|path| url::is_url(path));
-    let work = if is_remote { "waiting for the server" } else { "opening" };
-    progress.begin(phase(paths.iter().map(PathBuf::as_path), work));
+    let remote: Vec<_> = paths.iter().filter(|path| url::is_url(path)).collect();
+    progress.begin(match remote.is_empty() {
+        true => phase(paths, "opening"),
+        false => phase(remote, "waiting for the server"),
+    });
     // A pool only if there are too many files, because each read of a pooled file takes a lock.
     if paths.len() > FilePool::room() {
         process::enlarge_open_files_max();
@@ -98,13 +100,16 @@ pub fn open_originals(
 }
 
 /// The name of a phase that does `work` with the archives at `paths`.
-pub fn phase<'p>(mut paths: impl ExactSizeIterator<Item = &'p Path>, work: &str) -> String {
-    match (paths.len(), paths.next()) {
-        (1, Some(path)) => {
+pub fn phase(paths: impl IntoIterator<Item = impl AsRef<Path>>, work: &str) -> String {
+    let mut paths = paths.into_iter();
+    let Some(first) = paths.next() else { return String::new() };
+    match paths.count() {
+        0 => {
+            let path = first.as_ref();
             let name = path.file_name().map_or(path, Path::new);
             format!("{}: {work}", name.display())
         }
-        (count, _) => format!("{count} archives: {work}"),
+        more => format!("{} archives: {work}", more + 1),
     }
 }
 

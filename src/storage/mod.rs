@@ -54,17 +54,17 @@ impl Drop for Scanning<'_> {
     }
 }
 
-/// Where bytes are in the file that they belong to.
+/// Which part of a file bytes of the archive are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilePart {
-    /// From its first byte.
+    /// The bytes before them may be of another file.
     First,
-    /// The bytes before them belong to it as well.
+    /// The bytes before them are of the same file.
     Later,
 }
 
 impl FilePart {
-    /// Of bytes at `offset` in a file.
+    /// The part at `offset` in a file.
     pub fn at(offset: u64) -> Self {
         if offset == 0 { Self::First } else { Self::Later }
     }
@@ -113,8 +113,8 @@ pub trait Storage: Send + Sync {
     }
 
     /// Announces that `range`, which is `part` of a file, was handed out, so that the page cache
-    /// of the mount holds it. Before a later part, the file was handed out up to `range`. Advice,
-    /// which may be ignored.
+    /// of the mount holds it. If it is a later part, the bytes before it were handed out as well.
+    /// Advice, which may be ignored.
     fn drop_served(&self, range: Range<u64>, part: FilePart) {
         let _ = (range, part);
     }

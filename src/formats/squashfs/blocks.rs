@@ -371,7 +371,7 @@ impl BlockRanges<'_> {
         self.body.start
     }
 
-    /// What the bytes at `start`, which is in the block of `part`, are to the file.
+    /// Which part of the file the bytes at `start` are, in the block of `part`.
     pub(super) fn file_part(&self, part: &BlockRange, start: u64) -> FilePart {
         let first = match self.body.tail {
             // A compressed fragment block is read from its start.

@@ -88,6 +88,7 @@ pub(in crate::lifecycle) fn archives(
         sharing.begin(&files);
     }
     let name = format!("--stage {}", directory.display());
+    progress.begin(format!("preparing the copy in {}", directory.display()));
     let begun = begin(files, directory, plan.stage_keep, name.clone(), cache_bytes);
     let (files, staging) = begun.map_err(|error| error.within(&name))?;
     Ok(Archives { files, staging: Some(staging), nodes })
