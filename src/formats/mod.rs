@@ -78,7 +78,8 @@ pub struct OpenOptions {
     pub acls: Acls,
     /// When the saved index of a tar is used, and when a new one is saved.
     pub index_policy: IndexPolicy,
-    /// Where findings go about inner archives that cannot be opened.
+    /// Where findings go: about inner archives that cannot be opened, and about what is missing of
+    /// those that can. A caller that takes the latter asks `Tree::audit`.
     pub findings: FindingSink,
     /// Counts reads from the archives and what the caches do.
     pub stats: Arc<Stats>,

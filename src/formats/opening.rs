@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::bytes::{index, length};
 use super::compressed::{ChunkCache, Container, new_number};
-use super::index::Allowance;
+use super::index::{Allowance, notes};
 use super::info::SlowReads;
 use super::limits::{CHUNK_MAX, INNER_RATIO_MAX, INNER_SPARE, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
 use super::nested::{self, NestedFile};
@@ -276,20 +276,18 @@ impl<'o> Opening<'o> {
                 return Err(foreign::unknown(name, head, &*storage, self.options.offset));
             }
         };
-        let OpenOptions { partial, index_policy, acls, .. } = *self.options;
+        let OpenOptions { partial, acls, .. } = *self.options;
         // Deeper archives stay files.
         let recursive = self.options.recursive && depth < NESTING_MAX;
         let (progress, memory) = (self.progress, self.memory.chunk_bytes(depth));
         let most = (depth > 0).then_some(&self.memory.inner_bytes);
-        // `archfs verify` reports the notes itself, with more detail.
-        let logs_notes = index_policy != IndexPolicy::Compare;
         let indexes = &self.memory.indexes;
         let options = TarOptions {
             recursive,
             saved,
             progress,
             partial,
-            logs_notes,
+            logged: self.logged(),
             memory,
             acls,
             most,
@@ -316,6 +314,15 @@ impl<'o> Opening<'o> {
         Ok(parts)
     }
 
+    fn logged(&self) -> notes::Logged {
+        match (self.options.index_policy, self.options.findings) {
+            // `archfs verify` reports all notes itself, with more detail.
+            (IndexPolicy::Compare, _) => notes::Logged::Nothing,
+            (_, FindingSink::Return) => notes::Logged::Unusual,
+            (_, FindingSink::Log) => notes::Logged::All,
+        }
+    }
+
     /// Opens an image, and the archives in it if `options.recursive` is set.
     fn open_image(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
         self.refuse_index(name, "a SquashFS image", depth)?;
@@ -331,12 +338,12 @@ impl<'o> Opening<'o> {
     /// Opens a ZIP archive, and the archives in it if `options.recursive` is set.
     fn open_zip(&self, name: &str, storage: Arc<dyn Storage>, depth: u32) -> Result<Vec<Part>> {
         self.refuse_index(name, "a ZIP archive", depth)?;
-        let OpenOptions { names, partial, index_policy, .. } = *self.options;
+        let OpenOptions { names, partial, .. } = *self.options;
         let options = ZipOptions {
             names,
             progress: self.progress,
             partial,
-            logs_notes: index_policy != IndexPolicy::Compare,
+            logged: self.logged(),
             chunks: self.memory.chunks(depth)?,
             seek_points: &self.memory.seek_points,
             indexes: &self.memory.indexes,

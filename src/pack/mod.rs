@@ -111,6 +111,9 @@ pub enum OnProblem {
     Abort,
 }
 
+/// Most problems that are logged if there is no outcome.
+const PROBLEMS_LOGGED: usize = 10;
+
 /// A file that could not be packed, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -129,6 +132,12 @@ pub struct Problem {
 /// that cannot be packed are no error: the outcome lists them.
 pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result<PackOutcome> {
     let job = Job::new(request.threads, progress, stop);
+    let mut outcome = pack_by(&job, request).inspect_err(|_| job.log_problems())?;
+    outcome.problems = job.into_problems();
+    Ok(outcome)
+}
+
+fn pack_by(job: &Job<'_>, request: &Request) -> Result<PackOutcome> {
     // Create the output first, to fail before anything is read.
     let output = || Output::create_striped(&request.archive, request.existing);
     let unwritten = match &request.form {
@@ -136,7 +145,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         Form::Tar { epoch, holes } => Unwritten::Tar(*epoch, *holes, output()?),
         Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
-    let Gathered { catalog, excluded } = source::gather(&job, &request.sources)?;
+    let Gathered { catalog, excluded } = source::gather(job, &request.sources)?;
     job.check()?;
     let is_aborted = || request.on_problem == OnProblem::Abort && job.has_problems();
     let mut outcome = PackOutcome {
@@ -148,7 +157,7 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
         only_listed: is_aborted(),
     };
     if !outcome.only_listed {
-        let (archive, unnamed) = unwritten.write(&job, &catalog, request)?;
+        let (archive, unnamed) = unwritten.write(job, &catalog, request)?;
         if !is_aborted() {
             job.check()?;
             match unnamed {
@@ -158,7 +167,6 @@ pub fn pack(request: &Request, progress: &Progress, stop: &AtomicBool) -> Result
             outcome.archive = Some(archive);
         }
     }
-    outcome.problems = job.into_problems();
     Ok(outcome)
 }
 
@@ -276,6 +284,13 @@ impl<'j> Job<'j> {
 
     pub(crate) fn has_problems(&self) -> bool {
         !self.problems.lock().0.is_empty()
+    }
+
+    /// Logs the recorded problems, for a caller that gets no outcome.
+    fn log_problems(&self) {
+        for Problem { origin, why, .. } in self.problems.lock().0.iter().take(PROBLEMS_LOGGED) {
+            log::error!("{origin}: {why}");
+        }
     }
 
     /// The recorded problems, sorted by path.

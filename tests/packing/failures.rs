@@ -256,15 +256,34 @@ fn missing_parts_of_a_source_archive_are_an_error() {
     let long = [vec![b'n'; 300], b"/leaf".to_vec()].concat();
     let made = work.path().join("made.sqfs");
     for (name, bytes, complaint, status) in [
-        ("cut.tar", bytes[..150_000].to_vec(), "cut", 3),
-        ("broken.tar", broken, "header", 3),
+        ("short.tar", bytes[..150_000].to_vec(), "cut off", 3),
+        ("broken.tar", broken, "damaged", 3),
         ("long.tar", long_member(&long), "left out 1", 1),
     ] {
         let archive = work.path().join(name);
         fs::write(&archive, bytes).unwrap();
         let stderr = refused(&["-q", text(&archive), text(&made)], status);
-        assert!(stderr.contains(name) && stderr.contains(complaint), "{name}: {stderr}");
+        let once = |stderr: &str, archive: &str| {
+            let is_it = |line: &&str| line.contains(archive) && line.contains(complaint);
+            assert_eq!(stderr.lines().filter(is_it).count(), 1, "{archive}: {complaint}: {stderr}");
+        };
+        once(&stderr, name);
         assert!(!made.exists(), "{name}");
+        // Two archives with the same fault in a third one.
+        for inner in ["one.tar.gz", "two.tar.gz"] {
+            run(Command::new("sh").current_dir(work.path()).args([
+                "-c",
+                "gzip -c \"$0\" > \"$1\"",
+                name,
+                inner,
+            ]));
+        }
+        let outer = work.path().join("outer.tar");
+        let pair = ["one.tar.gz", "two.tar.gz"];
+        run(Command::new("tar").arg("-C").arg(work.path()).arg("-cf").arg(&outer).args(pair));
+        let stderr = refused(&["-q", "--nested", text(&outer), text(&made)], status);
+        once(&stderr, "outer.tar: one");
+        once(&stderr, "outer.tar: two");
         let stderr = refused(&["-q", "--keep-going", "--force", text(&archive), text(&made)], 1);
         assert!(stderr.contains(complaint) && made.exists(), "{name}: {stderr}");
         fs::remove_file(&made).unwrap();

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Index;
 use super::members::{components_of, shown};
 use crate::error::{Error, Result};
 use crate::formats::bytes::length;
@@ -206,19 +207,39 @@ fn shown_line(note: &str) -> String {
     }
 }
 
-/// Logs `notes`, which belong to the archive `name`, if `logs_notes` is set.
+/// Which notes are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Logged {
+    All,
+    /// Those on what is only unusual. The caller reports the other findings of the tree.
+    Unusual,
+    Nothing,
+}
+
+/// Logs the notes on `index`, which belongs to the archive `name`.
 ///
 /// Fails with `Corrupt` if a note says that members are missing, unless `partial` is set.
-pub(crate) fn report(name: &str, notes: &[String], partial: bool, logs_notes: bool) -> Result<()> {
+pub(crate) fn report(name: &str, index: &Index, partial: bool, logged: Logged) -> Result<()> {
     if !partial {
-        check_complete(notes)?;
+        check_complete(&index.notes)?;
     }
-    for note in notes.iter().filter(|_| logs_notes) {
-        let shown = shown_line(note);
-        match is_loss(note) {
-            true => crate::log::loss(format_args!("{name}: {shown}")),
-            false => log::warn!("{name}: {shown}"),
+    match logged {
+        Logged::All => {
+            for note in &index.notes {
+                let shown = shown_line(note);
+                match is_loss(note) {
+                    true => crate::log::loss(format_args!("{name}: {shown}")),
+                    false => log::warn!("{name}: {shown}"),
+                }
+            }
         }
+        Logged::Unusual => {
+            let unusual = |finding: &&Finding| finding.severity == Severity::Note;
+            for finding in index.findings.iter().filter(unusual) {
+                log::warn!("{name}: {}", finding.what);
+            }
+        }
+        Logged::Nothing => {}
     }
     Ok(())
 }

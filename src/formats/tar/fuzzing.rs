@@ -14,7 +14,7 @@ use crate::formats::bytes::{Reader, index, length};
 use crate::formats::fuzzing::{DirectoryChecks, rest, walk};
 use crate::formats::index::index_parts::{IndexParts, read, sealed};
 use crate::formats::index::{
-    Acls, Allowance, FinishedTree, HeaderRun, IndexFile, StoredReads, in_memory,
+    Acls, Allowance, FinishedTree, HeaderRun, IndexFile, StoredReads, in_memory, notes,
 };
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
@@ -163,7 +163,7 @@ pub fn tar(data: &[u8]) {
         progress: &progress,
         memory,
         partial: true,
-        logs_notes: true,
+        logged: notes::Logged::All,
         most: None,
         acls: Acls::Masked,
         indexes,

@@ -81,7 +81,7 @@ impl Tar {
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, compressed, index } = open::open(name, bytes, options)?;
         let OpenIndex { index, checks, is_saved } = index;
-        notes::report(name, &index.notes, options.partial, options.logs_notes)
+        notes::report(name, &index, options.partial, options.logged)
             .map_err(|error| error.within(name))?;
         Ok(Self {
             name: name.to_owned(),

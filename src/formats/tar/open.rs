@@ -19,7 +19,7 @@ use crate::formats::bytes::{Reader, index};
 use crate::formats::compressed::{ChunkCache, Compressed, Container, FirstPass, SeekIndex, Spool};
 use crate::formats::foreign;
 use crate::formats::index::{
-    Acls, Allowance, FinishedTree, Index, IndexFile, IndexOptions, unsaved,
+    Acls, Allowance, FinishedTree, Index, IndexFile, IndexOptions, notes, unsaved,
 };
 use crate::formats::limits::TAR_EMPTY_MAX;
 use crate::progress::Progress;
@@ -37,8 +37,8 @@ pub(crate) struct TarOptions<'o> {
     pub(crate) progress: &'o Progress,
     /// Whether a tar with missing members is opened. Otherwise that is an error.
     pub(crate) partial: bool,
-    /// Whether the notes of the index are logged.
-    pub(crate) logs_notes: bool,
+    /// Which notes of the index are logged.
+    pub(crate) logged: notes::Logged,
     /// Memory for decompressed chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,

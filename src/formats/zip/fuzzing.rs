@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::formats::bytes::{index, length};
 use crate::formats::compressed::ChunkCache;
 use crate::formats::fuzzing::{DirectoryChecks, walk};
-use crate::formats::index::Allowance;
+use crate::formats::index::{Allowance, notes};
 use crate::formats::limits::CHUNK_MAX;
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
@@ -23,7 +23,7 @@ pub fn zip(data: &[u8]) {
         names: None,
         progress: &Progress::default(),
         partial: true,
-        logs_notes: true,
+        logged: notes::Logged::All,
         chunks: &chunks,
         seek_points: &Arc::new(super::LargeMembers::new(CACHE)),
         indexes: &Arc::new(Allowance::new(CACHE)),

@@ -56,8 +56,8 @@ pub(crate) struct ZipOptions<'o> {
     pub(crate) names: Option<NameEncoding>,
     /// Whether an archive with damaged or unreadable members is opened. Otherwise that is an error.
     pub(crate) partial: bool,
-    /// Whether the notes of the index are logged.
-    pub(crate) logs_notes: bool,
+    /// Which notes of the index are logged.
+    pub(crate) logged: notes::Logged,
     /// The cache for decoded members.
     pub(crate) chunks: &'o Arc<ChunkCache>,
     /// Seek points of large members.
@@ -102,7 +102,7 @@ impl Zip {
         storage: Arc<dyn Storage>,
         options: &ZipOptions<'_>,
     ) -> Result<Self> {
-        let &ZipOptions { progress, names, partial, logs_notes, chunks, seek_points, indexes } =
+        let &ZipOptions { progress, names, partial, logged, chunks, seek_points, indexes } =
             options;
         let mut directory = CentralDirectory::find(storage.as_ref())?;
         directory.names = names;
@@ -114,7 +114,7 @@ impl Zip {
             scan::scan(&storage, &decoder, owner, partial, progress)?;
         decoder.directory.wraps = wraps;
         let index = unsaved(finished, storage.len(), name, indexes)?;
-        notes::report(name, &index.notes, partial, logs_notes)?;
+        notes::report(name, &index, partial, logged)?;
         Ok(Self {
             name: name.to_owned(),
             stored: StoredReads::new(Arc::clone(&storage)),

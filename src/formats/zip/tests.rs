@@ -7,7 +7,7 @@ use super::{Zip, ZipOptions};
 use crate::codecs::{Encoder, Method};
 use crate::error::{Kind, Result};
 use crate::formats::compressed::ChunkCache;
-use crate::formats::index::Allowance;
+use crate::formats::index::{Allowance, notes};
 use crate::formats::limits::{CHUNK_MAX, DEFLATE_RATIO_MAX, ZIP_WHOLE_MAX};
 use crate::progress::Progress;
 use crate::storage::{MemStorage, Storage};
@@ -143,7 +143,7 @@ fn open_storage(storage: Arc<dyn Storage>, partial: bool) -> Result<Zip> {
         names: None,
         progress: &Progress::default(),
         partial,
-        logs_notes: false,
+        logged: notes::Logged::Nothing,
         chunks: &chunks,
         seek_points: &Arc::new(super::LargeMembers::new(64 << 20)),
         indexes: &Arc::new(Allowance::new(1 << 20)),

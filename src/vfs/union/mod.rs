@@ -37,6 +37,8 @@ pub struct Layer {
 /// Several trees as one.
 pub struct Union {
     trees: Vec<Arc<dyn Tree>>,
+    /// Where each of them is, without a leading slash.
+    paths: Vec<Vec<u8>>,
     numbers: Numbers,
     directories: Vec<Merged>,
     names: Vec<u8>,
@@ -105,7 +107,8 @@ impl Union {
             inodes: sum.inodes.saturating_add(one.inodes),
             block_size: sum.block_size.max(one.block_size),
         });
-        Ok(Self { trees, numbers, directories, names, hidden, totals })
+        let paths = layers.iter().map(|layer| layer.path.clone()).collect();
+        Ok(Self { trees, paths, numbers, directories, names, hidden, totals })
     }
 
     /// The files and directories that no path leads to, because a later tree hides them.
@@ -312,12 +315,12 @@ impl Tree for Union {
     }
 
     fn audit(&self, found: &mut dyn FnMut(Finding)) {
-        for (nth, tree) in self.trees.iter().enumerate() {
+        for (nth, (tree, path)) in self.trees.iter().zip(&self.paths).enumerate() {
             tree.audit(&mut |mut finding| {
                 if let Location::Inode(ino) = &mut finding.location {
                     *ino = self.numbers.outer(Inner { tree: nth, ino: *ino }).unwrap_or(*ino);
                 }
-                found(finding);
+                found(finding.below(path));
             });
         }
     }
