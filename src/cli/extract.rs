@@ -1,7 +1,7 @@
 //! `archfs extract`: writes the files of archives to a directory.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::builder::FalseyValueParser;
@@ -10,7 +10,7 @@ use super::bar::Bar;
 use super::open_args::{ContentArgs, open_watched};
 use super::values::threads;
 use super::{exit, term};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::extract::{self, Existing, ExtractOptions, Extracted, LeftOut};
 use crate::formats::OpenOptions;
 use crate::lifecycle::Interrupt;
@@ -32,13 +32,11 @@ Examples:
 Exit status: 0 done, 3 the archive is damaged, 1 something could not be written."
 )]
 pub(super) struct Args {
-    /// The archives; a later one wins
-    #[arg(required = true, value_name = "ARCHIVE")]
-    archives: Vec<PathBuf>,
-
-    /// The directory, which is created if it is missing
-    #[arg(required = true, value_name = "DIR")]
-    directory: PathBuf,
+    /// The archives, then the directory, which is created if it is missing
+    ///
+    /// If two archives have the same path, the later one wins.
+    #[arg(value_name = "PATH", num_args = 1.., required = true)]
+    paths: Vec<PathBuf>,
 
     /// Extract only this path of the archive and what is below it; may be repeated
     #[arg(long, value_name = "PATH")]
@@ -65,11 +63,12 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<u8> {
+    let (directory, archives) = args.split_paths()?;
     crate::log::start(if args.quiet { Verbosity::Quiet } else { Verbosity::Default }, None);
     let start = Instant::now();
     let opening =
         OpenOptions { reads_all: args.only.is_empty(), ..args.content.options(args.partial) };
-    let tree = open_watched(&args.archives, &opening)?;
+    let tree = open_watched(archives, &opening)?;
     let interrupt = Interrupt::watch()?;
     let only: Vec<_> = args.only.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
     let options = ExtractOptions {
@@ -80,9 +79,9 @@ pub(super) fn run(args: &Args) -> Result<u8> {
     };
     let progress = Arc::new(Progress::default());
     let bar = Bar::watch(&progress);
-    let extracted = extract::extract(tree.as_ref(), &args.directory, options, &progress);
+    let extracted = extract::extract(tree.as_ref(), directory, options, &progress);
     drop(bar);
-    let shown = args.directory.display();
+    let shown = directory.display();
     match extracted {
         Err(error) if error.kind() == Kind::Interrupted => {
             let status = interrupt.signal().map_or(exit::of(&error), |signal| 128 + signal);
@@ -90,32 +89,43 @@ pub(super) fn run(args: &Args) -> Result<u8> {
             Ok(status)
         }
         Err(error) if error.kind() == Kind::NotFound => {
-            let error = error.within(args.archive_names());
-            let archive = args.archives.last().map(|archive| quoted(archive.display()));
+            let error = error.within(match archives {
+                [archive] => archive.display().to_string(),
+                archives => counted(archives.len() as u64, "archive"),
+            });
+            let archive = archives.last().map(|archive| quoted(archive.display()));
             Err(error
                 .with_hint(format!("to see its paths: archfs ls {}", archive.unwrap_or_default())))
         }
         Err(error) => Err(error.within(shown)),
-        Ok(extracted) => Ok(args.report(&extracted, start)),
+        Ok(extracted) => Ok(args.report(directory, &extracted, start)),
     }
 }
 
 impl Args {
-    fn archive_names(&self) -> String {
-        match self.archives.as_slice() {
-            [archive] => archive.display().to_string(),
-            archives => counted(archives.len() as u64, "archive"),
+    /// The directory, and the archives before it.
+    fn split_paths(&self) -> Result<(&PathBuf, &[PathBuf])> {
+        match self.paths.split_last() {
+            Some((directory, archives)) if !archives.is_empty() => Ok((directory, archives)),
+            _ => {
+                let error = Error::new(Kind::Usage, "no directory to extract to");
+                let archive = self.paths.first().map_or(Path::new("ARCHIVE"), PathBuf::as_path);
+                let stem = Path::new(archive.file_stem().unwrap_or("DIR".as_ref()));
+                let end = if stem.exists() { "-extracted" } else { "" };
+                let (shown, stem) = (archive.display(), stem.display());
+                Err(error.with_hint(format!("archfs extract {shown} {stem}{end}")))
+            }
         }
     }
 
     /// Prints the result; returns the exit status.
-    fn report(&self, extracted: &Extracted, start: Instant) -> u8 {
+    fn report(&self, directory: &Path, extracted: &Extracted, start: Instant) -> u8 {
         let Extracted { counts, problems, existing, left_out } = extracted;
-        let shown = self.directory.display();
+        let shown = directory.display();
         let lines = problems.iter().map(|Finding { location, what, .. }| {
             let path = match location {
                 Location::Path(path) if !path.is_empty() => {
-                    self.directory.join(std::ffi::OsStr::from_bytes(path)).display().to_string()
+                    directory.join(std::ffi::OsStr::from_bytes(path)).display().to_string()
                 }
                 _ => shown.to_string(),
             };

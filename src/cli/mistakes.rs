@@ -124,15 +124,6 @@ pub(super) fn explained(error: &clap::Error, arguments: &[OsString]) -> Option<E
             };
             Some(Error::new(Kind::Usage, context).with_hint(USAGE_OF_RUN))
         }
-        ErrorKind::MissingRequiredArgument
-            if arguments.get(1).is_some_and(|word| word == "extract") && missing("<ARCHIVE>") =>
-        {
-            let archive = arguments.iter().skip(2).map(Path::new).find(|word| is_named(word))?;
-            let (shown, stem) = (archive.display(), archive.file_stem()?.display());
-            let end = if Path::new(archive.file_stem()?).exists() { "-extracted" } else { "" };
-            let error = Error::new(Kind::Usage, "no directory to extract to");
-            Some(error.with_hint(format!("archfs extract {shown} {stem}{end}")))
-        }
         ErrorKind::InvalidSubcommand => {
             let word = arguments.get(1)?;
             let (archive, shown) = (Path::new(word), word.display());

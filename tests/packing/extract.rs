@@ -131,7 +131,7 @@ fn several_archives_become_one_tree_and_only_selects() {
     assert_eq!(fs::read(made.join("train/b/2")).unwrap(), b"later");
     fs::remove_dir_all(&made).unwrap();
 
-    extract(0, &["--only", "train/b/", "--only=/val/3", text(&first), text(&made)]);
+    extract(0, &["--only", "train/b/", text(&first), "--only=/val/3", text(&made)]);
     assert_eq!(files(&made), ["train/b/2", "val/3"]);
     assert_eq!(names(&made.join("train")), ["b"]);
     assert_eq!(fs::metadata(made.join("train")).unwrap().mode() & 0o7777, 0o750);
