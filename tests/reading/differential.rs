@@ -201,7 +201,7 @@ fn lists_and_looks_up_a_hundred_thousand_names() {
     };
     let expected: BTreeSet<_> = names(&tree).into_iter().collect();
     let work = work_directory();
-    for compressor in image::COMPRESSORS {
+    for &compressor in image::some_compressors() {
         let options = ["-comp", compressor];
         let image = image::make(work.path(), "image.sqfs", &tree.join(directory), &options);
         let mount_point = work.path().join("mount");
@@ -232,7 +232,7 @@ fn a_sparse_file_of_5_gib_keeps_its_data_and_holes() {
     }
     let tree = source::large();
     let work = work_directory();
-    for (nth, compressor) in image::COMPRESSORS.into_iter().enumerate() {
+    for (nth, &compressor) in image::some_compressors().iter().enumerate() {
         let options = ["-comp", compressor, "-b", BLOCKS[nth % 3], "-e", "hundred-thousand"];
         let image = image::make(work.path(), "image.sqfs", &tree, &options);
         let mounted = Mounted::archfs(&image, &work.path().join("mount"), &[]);

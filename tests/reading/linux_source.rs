@@ -112,18 +112,14 @@ fn every_file_of_the_linux_source_matches_tarfile() {
             assert_same_tree(&archive, &expected);
         }
     };
-    for made in [
-        ("gz", "gzip", "gzip -1 -c"),
-        ("zst", "pzstd", "pzstd -q -1 -c"),
-        ("lz4", "lz4", "lz4 -q -c"),
-    ] {
-        assert_repacked(made);
-    }
+    assert_repacked(("gz", "gzip", "gzip -1 -c"));
     if std::env::var_os("ARCHFS_LONG_TESTS").is_none() {
-        eprintln!("SKIPPED: bzip2, one frame, one block; set ARCHFS_LONG_TESTS=1 to test them");
+        eprintln!("SKIPPED: zstd, lz4, bzip2, one block; set ARCHFS_LONG_TESTS=1 to test them");
         return;
     }
     for made in [
+        ("zst", "pzstd", "pzstd -q -1 -c"),
+        ("lz4", "lz4", "lz4 -q -c"),
         ("bz2", "pbzip2", "pbzip2 -c"),
         ("one-frame.zst", "zstd", "zstd -q -1 -c"),
         ("one-block.xz", "xz", "xz -T1 -0 -c"),

@@ -9,6 +9,14 @@ use super::{run, source};
 /// The six compressors of the format.
 pub const COMPRESSORS: [&str; 6] = ["gzip", "lzma", "lzo", "xz", "lz4", "zstd"];
 
+/// Compressors for a test of what is the same with each: all only if ARCHFS_LONG_TESTS is set.
+pub fn some_compressors() -> &'static [&'static str] {
+    match std::env::var_os("ARCHFS_LONG_TESTS") {
+        Some(_) => &COMPRESSORS,
+        None => &["gzip", "lz4", "zstd"],
+    }
+}
+
 /// Makes the image `name` of `source` in `directory`.
 pub fn make(directory: &Path, name: &str, source: &Path, options: &[&str]) -> PathBuf {
     let image = directory.join(name);
