@@ -62,9 +62,9 @@ PARTS = [
          lane=Lane.DOWNLOAD, lack=NO_PACKAGES),
 
     Part("build: test programs", (*PROGRAMS, "--build"), lane=Lane.BACK),
-    Part("build: program", ("scripts/release", "--binary", "--profile", "quick"), ("scripts/release", "--binary"),
+    Part("build: program", ("scripts/release", "--binary", "--profile", "release"), ("scripts/release", "--binary"),
          lane=Lane.BACK),
-    Part("build: wheel", ("scripts/release", "--wheel", "--profile", "quick"), ("scripts/release", "--wheel"),
+    Part("build: wheel", ("scripts/release", "--wheel", "--profile", "release"), ("scripts/release", "--wheel"),
          lane=Lane.BACK, needs=("build: program",)),
     Part("check", ("scripts/check", "--without-tests"), lane=Lane.BACK),
     # The cache and the workers under the locks of a model checker, in all or many orders of threads.
