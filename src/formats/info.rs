@@ -14,7 +14,7 @@ use super::OpenOptions;
 use super::opening::{Format, Memory, Opening, Part};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::storage::{self, Changes, FillScope};
+use crate::storage;
 use crate::units::quoted;
 use crate::vfs::{Cookie, FileKind, Ino, Name, Tree};
 
@@ -217,12 +217,7 @@ pub struct Compressed {
 
 /// Describes the archive at `path`.
 pub fn info(path: &PathBuf, options: &OpenOptions, progress: &Progress) -> Result<Info> {
-    let files = storage::open_files(
-        slice::from_ref(path),
-        Changes::default(),
-        FillScope::Announced,
-        progress,
-    )?;
+    let files = storage::open_files(slice::from_ref(path), progress)?;
     progress.begin(super::reading_headers(&files));
     let memory = Memory::new(1, options);
     let opening = Opening::new(options, &memory, progress);

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::ordered::try_ordered;
 use crate::progress::Progress;
 use crate::stats::Stats;
-use crate::storage::{self, Changes, FileStorage, FillScope};
+use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
 use crate::units::counted;
 use crate::vfs::{self, Finding, Hidden, Layer, Tree, Union, Verified};
@@ -114,11 +114,7 @@ pub fn open(
     options: &OpenOptions,
     progress: &Progress,
 ) -> Result<Arc<dyn Tree>> {
-    open_files(
-        &storage::open_files(paths, Changes::default(), FillScope::Announced, progress)?,
-        options,
-        progress,
-    )
+    open_files(&storage::open_files(paths, progress)?, options, progress)
 }
 
 /// The same for open files.
@@ -172,12 +168,7 @@ pub fn verify(
     threads: usize,
     progress: &Progress,
 ) -> Result<Verified> {
-    let files = storage::open_files(
-        slice::from_ref(path),
-        Changes::default(),
-        FillScope::Announced,
-        progress,
-    )?;
+    let files = storage::open_files(slice::from_ref(path), progress)?;
     let options = OpenOptions {
         index_policy: IndexPolicy::Compare,
         findings: FindingSink::Return,

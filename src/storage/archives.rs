@@ -30,21 +30,16 @@ const OWN_MAX: usize = 16;
 /// waiting.
 const OPENED_AT_ONCE: usize = 8;
 
-/// Opens the archives at `paths`, which are files or URLs; `changes` says what to do if a file is
-/// rewritten in place. Those at URLs are read through a copy of what was read before, of which the
-/// fill fetches `scope`. If it fetches ahead of readers, those for which the page cache does not
-/// work are read through the same copy.
+/// Opens the archives at `paths`, which are files or URLs, for a command that reads them. A file
+/// that is rewritten in place is treated as usual (`Changes`). Those at URLs are read through a
+/// copy of what was read before.
 ///
 /// # Errors
 /// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`; `Io` if
 /// there is no directory for a copy.
-pub fn open_files(
-    paths: &[PathBuf],
-    changes: Changes,
-    scope: FillScope,
-    progress: &Progress,
-) -> Result<Vec<Arc<FileStorage>>> {
-    through_copy(open_originals(paths, changes, progress)?, scope, None)
+pub fn open_files(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Arc<FileStorage>>> {
+    let files = open_originals(paths, Changes::default(), progress)?;
+    through_copy(files, FillScope::Announced, None)
 }
 
 /// Which archives the nodes of a job share.
@@ -67,7 +62,8 @@ impl Sharing<'_> {
     }
 }
 
-/// Like `open_files`, without a copy.
+/// Opens the archives at `paths`, which are files or URLs, without a copy; `changes` says what to
+/// do if a file is rewritten in place.
 ///
 /// # Errors
 /// The error of the first path that fails, as `FileStorage::open` and `RemoteFile::open`.
@@ -346,9 +342,7 @@ mod tests {
     fn each_file_is_read_through_the_copy_up_to_its_own_end() {
         let work = tempfile::tempdir().unwrap();
         let paths = files(&work);
-        let files =
-            open_files(&paths, Changes::default(), FillScope::Announced, &Progress::default())
-                .unwrap();
+        let files = open_files(&paths, &Progress::default()).unwrap();
         let (copy, copies) = near(&files, &work);
         let total = LENGTHS.iter().sum::<u64>();
         assert_eq!(copy.counts(), StageCounts { copied: 0, total });
@@ -396,9 +390,7 @@ mod tests {
         for (turn, change) in changes.into_iter().enumerate() {
             let is_copied = turn == 0;
             let paths = files(&work);
-            let files =
-                open_files(&paths, Changes::default(), FillScope::Announced, &Progress::default())
-                    .unwrap();
+            let files = open_files(&paths, &Progress::default()).unwrap();
             let (copy, copies) = near(&files, &work);
             let number = 6;
             let bytes = std::fs::read(&paths[number]).unwrap();
@@ -435,9 +427,7 @@ mod tests {
     fn reports_the_first_missing_file() {
         let work = tempfile::tempdir().unwrap();
         let paths: Vec<_> = ["a", "b"].map(|name| work.path().join(name)).to_vec();
-        let error =
-            open_files(&paths, Changes::default(), FillScope::Announced, &Progress::default())
-                .unwrap_err();
+        let error = open_files(&paths, &Progress::default()).unwrap_err();
         assert!(error.to_string().contains("/a: no such file"), "{error}");
     }
 }

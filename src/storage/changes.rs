@@ -258,7 +258,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::super::pool::FilePool;
-    use super::super::{FileStorage, FillScope, Storage, open_files};
+    use super::super::{FileStorage, Storage, open_originals};
     use super::*;
     use crate::progress::Progress;
 
@@ -299,14 +299,9 @@ mod tests {
             let path = file(&work);
             let [refused, reported, allowed] =
                 [Changes::Refused, Changes::Reported, Changes::Allowed].map(|changes| {
-                    open_files(
-                        std::slice::from_ref(&path),
-                        changes,
-                        FillScope::Announced,
-                        &Progress::default(),
-                    )
-                    .unwrap()
-                    .remove(0)
+                    open_originals(std::slice::from_ref(&path), changes, &Progress::default())
+                        .unwrap()
+                        .remove(0)
                 });
             for opened in [&refused, &reported, &allowed] {
                 assert_eq!(read(opened).unwrap(), OLD);

@@ -25,7 +25,7 @@ use crate::os::directory::parent_of;
 use crate::os::unlinked;
 use crate::pack::Job;
 use crate::progress::Progress;
-use crate::storage::{self, Changes, FileStorage, FillScope};
+use crate::storage::{self, FileStorage};
 use crate::sync::Arc;
 use crate::url;
 use crate::vfs::{Finding, Location, Severity, Tree};
@@ -121,12 +121,7 @@ pub(super) fn all<'s>(
     let regular_paths: Vec<PathBuf> = regular.iter().map(|&nth| paths[nth].clone()).collect();
     let mut files = Vec::new();
     if !regular.is_empty() {
-        files = storage::open_files(
-            &regular_paths,
-            Changes::default(),
-            FillScope::Announced,
-            job.progress,
-        )?;
+        files = storage::open_files(&regular_paths, job.progress)?;
     }
     if let Some(nth) = stdin_at {
         files.push(Arc::new(read_stdin(job, sources.output.as_deref())?));
