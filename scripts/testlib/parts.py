@@ -32,7 +32,7 @@ def features(*more):
 
 
 def with_program(*command):
-    """Runs a script with the static program, which is the only optimized build of the short form."""
+    """Runs a script with the static program."""
     return ("env", f"ARCHFS={STATIC}", *command)
 
 
@@ -47,7 +47,7 @@ PROGRAMS = ("scripts/test-programs", *features())
 FEWER = ("env", "ARCHFS_MUTANTS=1500", "ARCHFS_KILL_ROUNDS=120", "ARCHFS_MODEL_ITERATIONS=2000")
 MORE = ("env", "ARCHFS_MUTANTS=20000", "ARCHFS_KILL_ROUNDS=1500", "ARCHFS_MODEL_ITERATIONS=20000",
         "ARCHFS_FUZZ_MUTANTS=100000", "ARCHFS_LONG_TESTS=1")
-MODELS = ("cargo", "test", "--locked", "--lib", *features("model"), "model::")
+MODELS = ("CARGO_PROFILE_DEV_OPT_LEVEL=0", "cargo", "test", "--locked", "--lib", *features("model"), "model::")
 NO_SLURM = "no Slurm can be started here, so no real jobs are tested"
 NO_MOUNTS = "nothing can be mounted here"
 NO_PACKAGES = "packages of PyPI cannot be had here, so no users' code is run"
@@ -61,33 +61,45 @@ PARTS = [
     Part("download: package", ("scripts/test-package", "--prepare"), ("scripts/test-package", "--prepare", "--jupyter"),
          lane=Lane.DOWNLOAD, lack=NO_PACKAGES),
 
-    Part("build: test programs", (*PROGRAMS, "--build"), lane=Lane.BACK),
-    Part("build: program", ("scripts/release", "--binary", "--profile", "release"), ("scripts/release", "--binary"),
+    # The short form's program is made of the packages that the test programs need in any case.
+    Part("build: program", ("scripts/release", "--binary", "--for-tests"), ("scripts/release", "--binary"),
          lane=Lane.BACK),
-    Part("build: wheel", ("scripts/release", "--wheel", "--profile", "release"), ("scripts/release", "--wheel"),
+    Part("build: wheel", ("scripts/release", "--wheel", "--for-tests"), ("scripts/release", "--wheel"),
          lane=Lane.BACK, needs=("build: program",)),
+    # After the wheel, because both write target/debug/archfs.
+    Part("build: test programs", (*PROGRAMS, "--build"), lane=Lane.BACK),
     Part("check", ("scripts/check", "--without-tests"), lane=Lane.BACK),
-    # The cache and the workers under the locks of a model checker, in all or many orders of threads.
+    # The cache and the workers under the locks of a model checker, in all or many orders of threads. They have no inner
+    # loops that would be worth the time to optimize them.
     Part("models", (*FEWER, *MODELS), (*MORE, *MODELS), lane=Lane.BACK),
     Part("fuzzing", (), ("scripts/fuzz", "--seconds", "120"), lane=Lane.BACK),
-    # Not in the short form: where the machine is emulated and short of CPU time, the kernel in it fails by chance.
-    Part("kernels", (), ("scripts/vm", "--matrix", "--long", STATIC), lane=Lane.FRONT, needs=("build: program",), lack="no virtual machine can be started here"),
+    # The library of direct reads, without archfs and FUSE.
+    Part("direct reads", ("tests/direct/test-library",), lane=Lane.BACK,
+         lack="there is no C compiler, or nothing can be mounted"),
+    # Users' unmodified code.
+    Part("Python", with_program("scripts/test-python", "--plain"), lane=Lane.BACK, needs=("build: program",), lack=NO_MOUNTS),
+    Part("users' code", with_program("scripts/test-python", "--short"), with_program("ARCHFS_LONG_TESTS=1", "scripts/test-python"),
+         lane=Lane.BACK, needs=("build: program",), lack=NO_PACKAGES),
+    Part("shards", (), with_program("scripts/test-webdataset"), lane=Lane.BACK, needs=("build: program",), lack=NO_PACKAGES),
+    # The released program where nothing is installed.
+    Part("bare root", with_program("scripts/test-bare"), lane=Lane.BACK, needs=("build: program",),
+         lack="no bare root can be made here"),
 
+    # Not in the short form: where the machine is emulated and short of CPU time, the kernel in it fails by chance.
+    Part("kernels", (), ("scripts/vm", "--matrix", "--long", STATIC), needs=("build: program",), lack="no virtual machine can be started here"),
     # Real jobs in a real Slurm, which mostly wait.
-    Part("Slurm: jobs", ("tests/slurm/test-jobs", "cgroup"), ("tests/slurm/test-jobs",),
-         needs=("build: test programs",), lack=NO_SLURM),
-    Part("Slurm: several nodes", ("tests/slurm/test-all-nodes", "cgroup"), ("tests/slurm/test-all-nodes",),
-         needs=("build: test programs",), lack=NO_SLURM),
-    Part("Slurm: plugin", ("tests/slurm/test-spank", "cgroup"), ("tests/slurm/test-spank", "--long"),
-         needs=("build: test programs",), lack=NO_SLURM),
-    Part("test programs", (*FEWER, *PROGRAMS, "--beside", "--direct", "reading::many"),
-         (*MORE, *PROGRAMS, "--beside", "--direct", "reading"), needs=("build: test programs",)),
+    Part("Slurm: jobs", with_program("tests/slurm/test-jobs", "cgroup"), with_program("tests/slurm/test-jobs"),
+         needs=("build: program",), lack=NO_SLURM),
+    Part("Slurm: several nodes", with_program("tests/slurm/test-all-nodes", "cgroup"), with_program("tests/slurm/test-all-nodes"),
+         needs=("build: program",), lack=NO_SLURM),
+    Part("Slurm: plugin", with_program("tests/slurm/test-spank", "cgroup"), with_program("tests/slurm/test-spank", "--long"),
+         needs=("build: program",), lack=NO_SLURM),
+    Part("test programs", (*FEWER, *PROGRAMS, "--built", "--beside", "--direct", "reading::many"),
+         (*MORE, *PROGRAMS, "--built", "--beside", "--direct", "reading"), needs=("build: test programs",)),
     # The recipes of the documents as they stand.
     Part("recipes", with_program("scripts/test-recipes", "--slurm"), needs=("build: program",), lack=NO_MOUNTS),
     Part("recipes, direct reads", (), with_program("scripts/test-recipes", "--direct"), needs=("build: program",),
          lack=NO_MOUNTS),
-    # The library of direct reads, without archfs and FUSE.
-    Part("direct reads", ("tests/direct/test-library",), lack="there is no C compiler, or nothing can be mounted"),
     # Everything for some time, by many processes.
     Part("soak", with_program("scripts/soak", "--archfs", STATIC, "--minutes", "1"),
          with_program("scripts/soak", "--archfs", STATIC, "--minutes", "30"), needs=("build: program",), lack=NO_MOUNTS),
@@ -96,16 +108,9 @@ PARTS = [
          needs=("build: wheel",), lack=NO_PACKAGES),
     # Archives at URLs of real servers.
     Part("servers", with_program("tests/remote/test-servers"), needs=("build: program",), lack=NO_PACKAGES),
-    # Users' unmodified code.
-    Part("Python", with_program("scripts/test-python", "--plain"), needs=("build: program",), lack=NO_MOUNTS),
-    Part("users' code", with_program("scripts/test-python", "--short"), with_program("ARCHFS_LONG_TESTS=1", "scripts/test-python"),
-         needs=("build: program",), lack=NO_PACKAGES),
-    Part("shards", (), with_program("scripts/test-webdataset"), needs=("build: program",), lack=NO_PACKAGES),
-    # The released program where nothing is installed.
-    Part("bare root", with_program("scripts/test-bare"), needs=("build: program",), lack="no bare root can be made here"),
 
     # What depends on the memory or the page cache of the whole machine, and what measures speed.
-    Part("test programs, alone", (*FEWER, *PROGRAMS, "--alone"), (*MORE, *PROGRAMS, "--alone"), lane=Lane.ALONE,
+    Part("test programs, alone", (*FEWER, *PROGRAMS, "--built", "--alone"), (*MORE, *PROGRAMS, "--built", "--alone"), lane=Lane.ALONE,
          needs=("build: test programs",)),
     Part("speed", with_program(*GATE), lane=Lane.ALONE, needs=("build: program",),
          lack="the kernel's SquashFS or squashfuse_ll cannot be mounted here, so no speed is compared"),

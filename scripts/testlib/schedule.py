@@ -1,7 +1,7 @@
 """Runs parts in lanes side by side, then the others alone.
 
-The front lane has the parts that mostly wait, and those with time limits. The back lane has builds and computation
-without time limits, at the lowest priority: it uses the CPU time that the front lane leaves. Downloads have a lane of
+The front lane has the parts that mostly wait, and those with time limits. The back lane has builds and computation, at a
+low priority: it uses the CPU time that the front lane leaves. Downloads have a lane of
 their own, because they use the network and little CPU time. A part starts when the parts that it needs have succeeded.
 What depends on the speed, the memory or the page cache of the machine runs alone, after all lanes.
 """
@@ -19,8 +19,8 @@ import time
 CANNOT_RUN = 77
 # How long to wait for parts that a signal ends, in seconds. A Slurm cancels its jobs first.
 STOP_LIMIT = 60
-# Of parts in the back lane.
-LOWEST_PRIORITY = 19
+# Of parts in the back lane. scripts/test-programs gives its own computation the same.
+LOW_PRIORITY = 10
 
 
 class Lane(enum.Enum):
@@ -114,7 +114,7 @@ class Schedule:
 
     def execute(self, part):
         command = [str(word) for word in part.command(self.is_long)]
-        nice = ["nice", "-n", str(LOWEST_PRIORITY)] if part.lane == Lane.BACK else []
+        nice = ["nice", "-n", str(LOW_PRIORITY)] if part.lane == Lane.BACK else []
         with self.changed:
             print(f"     Running {part.name}: {' '.join(command)}", flush=True)
         begun = time.monotonic()
