@@ -349,6 +349,18 @@ fn one_job_leaves_mount_points_of_another_with_its_own_tmp_alone() {
     wait_until("the last one removes it", || !mount_point.exists());
 }
 
+/// The leader of the process group is outside of the namespace, where the group has the id 0.
+#[test]
+fn run_in_a_pid_namespace_waits_for_what_its_command_leaves_running() {
+    let Some(stage) = stage() else { return };
+    let script = "timeout -k 1 60 unshare --pid --fork --mount-proc --kill-child \
+                  $ARCHFS run -q $IMAGE mount -- \
+                  bash -c 'exec 3< mount/hello; (sleep 1; cat <&3 > found) &'; echo $?; cat found";
+    let output = stage.bash(script).output().unwrap();
+    assert_eq!(out(&output), "0\nhello, world\n", "{}", said(&output));
+    assert!(stage.is_gone(), "{}", said(&output));
+}
+
 /// The record of a daemon killed in another PID namespace names a PID that belongs to another
 /// process here.
 #[test]

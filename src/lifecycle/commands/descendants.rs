@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::process::{getpgrp, getpid};
+use rustix::process::getpid;
 
 use crate::os::process::{self, ProcessId, Stat};
 
@@ -17,9 +17,11 @@ use crate::os::process::{self, ProcessId, Stat};
 ///
 /// This process must be a subreaper. Otherwise orphans are no longer its descendants.
 pub(crate) fn users_of(mount_point: &Path) -> Vec<i32> {
-    let group = getpgrp().as_raw_nonzero().get();
     let processes = Processes::scan();
-    let is_in_group = |pid: &i32| processes.0.get(pid).is_some_and(|found| found.group == group);
+    // In a pid namespace it is 0 if the leader of the group is outside. rustix has no such group.
+    let group_of = |pid: &i32| processes.0.get(pid).map(|found| found.group);
+    let own = group_of(&own_pid());
+    let is_in_group = |pid: &i32| own.is_some() && group_of(pid) == own;
     let mut users = processes.descendants(&HashSet::new());
     users.retain(|pid| is_in_group(pid) && uses(*pid, mount_point));
     users

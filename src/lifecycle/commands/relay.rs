@@ -35,6 +35,16 @@ pub(crate) struct Relay {
     slurm: Option<SlurmEnd>,
 }
 
+/// Ends `Relay::pass_on` when it is dropped, also by a panic: otherwise the thread would be waited
+/// for.
+pub(crate) struct PassingOn(Handle);
+
+impl Drop for PassingOn {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// What the threads of `run` share about the command.
 #[derive(Debug, Default)]
 pub(crate) struct CommandState {
@@ -68,9 +78,9 @@ impl Relay {
             .map_err(|error| Error::io("signal handlers: cannot be installed", error))
     }
 
-    /// A handle that ends `pass_on` when it is closed.
-    pub(crate) fn handle(&self) -> Handle {
-        self.received.handle()
+    /// What ends `pass_on`.
+    pub(crate) fn passing_on(&self) -> PassingOn {
+        PassingOn(self.received.handle())
     }
 
     /// Passes signals on to `command`. Calls `detach` if the grace period ends before the command.
@@ -89,7 +99,7 @@ impl Relay {
         };
         let mut detach = Some(detach);
         let handle = self.received.handle();
-        while !handle.is_closed() {
+        loop {
             for arrival in self.received.take() {
                 if is_for_command(arrival) && !state.has_ended.load(Ordering::Relaxed) {
                     signal::send(command, arrival.signal);
@@ -109,6 +119,10 @@ impl Relay {
                 let left = end.saturating_duration_since(Instant::now());
                 timespec(if kill_wait.get().is_none() { left.min(CHECK_INTERVAL) } else { left })
             });
+            // After `take`, which also takes what `Handle::close` has written to end the wait.
+            if handle.is_closed() {
+                return;
+            }
             // A signal interrupts the wait, which counts as its end.
             let _ = poll(&mut [self.received.watched()], limit.as_ref());
         }
@@ -152,6 +166,10 @@ fn is_for_command(arrival: Arrival) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::{hint, thread};
+
     use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1, SIGXCPU};
 
     use super::*;
@@ -174,6 +192,33 @@ mod tests {
         assert!(!is_for_command(by_kernel(SIGXCPU)), "the time of this process");
         assert!(is_for_command(by_kernel(SIGALRM)), "alarm(2), then execve(2)");
         assert!(!is_for_command(sent(SIGCONT, 1)));
+    }
+
+    /// A command may end while the thread takes its first step. The delay moves the end across it.
+    /// Each round leaves two descriptors open.
+    #[test]
+    fn no_end_of_a_command_is_missed() {
+        for round in 0..200 {
+            let received = SignalReceiver::new([].into_iter()).unwrap();
+            let relay = Relay { received, slurm: None };
+            let passing_on = relay.passing_on();
+            let has_begun = Arc::new(AtomicBool::new(false));
+            let begins = Arc::clone(&has_begun);
+            let (sender, ended) = channel();
+            thread::spawn(move || {
+                let state = CommandState::default();
+                begins.store(true, Ordering::Release);
+                relay.pass_on(getpid(), Lifetime::default(), &state, || {});
+                sender.send(()).unwrap();
+            });
+            while !has_begun.load(Ordering::Acquire) {
+                hint::spin_loop();
+            }
+            (0..round * 4).for_each(|_| hint::spin_loop());
+            drop(passing_on);
+            let outcome = ended.recv_timeout(Duration::from_secs(60));
+            assert_eq!(outcome, Ok(()), "round {round}");
+        }
     }
 
     fn outcome_of(signals: &[Arrival]) -> (bool, bool, bool) {

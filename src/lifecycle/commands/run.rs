@@ -170,7 +170,7 @@ fn execute(
         held.hold_for(process);
     }
     let state = CommandState::default();
-    let handle = relay.handle();
+    let passing_on = relay.passing_on();
     let (has_ended, end) = mpsc::channel();
     let status = thread::scope(|scope| {
         let detach = || {
@@ -193,7 +193,7 @@ fn execute(
         let shown = show("waiting for processes that the command left running");
         wait_for_descendants(path, &state.end_requested);
         drop(shown);
-        handle.close();
+        drop(passing_on);
         status
     });
     status
