@@ -84,6 +84,12 @@ PARTS = [
     # The released program where nothing is installed.
     Part("bare root", with_program("scripts/test-bare"), lane=Lane.BACK, needs=("build: program",),
          lack="no bare root can be made here"),
+    # Archives at URLs of real servers.
+    Part("servers", with_program("tests/remote/test-servers"), lane=Lane.BACK, needs=("build: program",), lack=NO_PACKAGES),
+    # Everything for some time, by many processes.
+    Part("soak", with_program("scripts/soak", "--archfs", STATIC, "--minutes", "1"),
+         with_program("scripts/soak", "--archfs", STATIC, "--minutes", "30"), lane=Lane.BACK,
+         needs=("build: program",), lack=NO_MOUNTS),
 
     # Not in the short form: where the machine is emulated and short of CPU time, the kernel in it fails by chance.
     Part("kernels", (), ("scripts/vm", "--matrix", "--long", STATIC), needs=("build: program",), lack="no virtual machine can be started here"),
@@ -100,14 +106,9 @@ PARTS = [
     Part("recipes", with_program("scripts/test-recipes", "--slurm"), needs=("build: program",), lack=NO_MOUNTS),
     Part("recipes, direct reads", (), with_program("scripts/test-recipes", "--direct"), needs=("build: program",),
          lack=NO_MOUNTS),
-    # Everything for some time, by many processes.
-    Part("soak", with_program("scripts/soak", "--archfs", STATIC, "--minutes", "1"),
-         with_program("scripts/soak", "--archfs", STATIC, "--minutes", "30"), needs=("build: program",), lack=NO_MOUNTS),
     # The package as pip installs it. Its tests interrupt programs at chosen times.
     Part("Python package", ("scripts/test-package", "--wheel"), ("scripts/test-package", "--jupyter"),
          needs=("build: wheel",), lack=NO_PACKAGES),
-    # Archives at URLs of real servers.
-    Part("servers", with_program("tests/remote/test-servers"), needs=("build: program",), lack=NO_PACKAGES),
 
     # What depends on the memory or the page cache of the whole machine, and what measures speed.
     Part("test programs, alone", (*FEWER, *PROGRAMS, "--built", "--alone"), (*MORE, *PROGRAMS, "--built", "--alone"), lane=Lane.ALONE,
