@@ -181,6 +181,8 @@ pub struct TarLayout {
     pub has_xattrs: bool,
     /// Whether an index is saved. Without one, opening reads all headers.
     pub is_indexed: bool,
+    /// Whether it is no tar, but one file that is compressed.
+    pub is_lone_file: bool,
 }
 
 /// The layout of a ZIP archive.

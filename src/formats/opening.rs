@@ -15,9 +15,9 @@ use super::info::SlowReads;
 use super::limits::{CHUNK_MAX, INNER_RATIO_MAX, INNER_SPARE, NESTING_MAX, SEPARATE_ARCHIVES_MAX};
 use super::nested::{self, NestedFile};
 use super::squashfs::{Shared, SquashFs};
-use super::tar::{self, Bytes, CompressedTar, SavedIndexOptions, Tar, TarOptions};
+use super::tar::{self, Bytes, CompressedTar, LoneFile, SavedIndexOptions, Tar, TarOptions};
 use super::zip::{self, LargeMembers, Zip, ZipOptions};
-use super::{FindingSink, IndexPolicy, OpenOptions, foreign};
+use super::{CompressedFiles, FindingSink, IndexPolicy, OpenOptions, foreign};
 use crate::cache::MemoryLimit;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
@@ -212,7 +212,9 @@ impl<'o> Opening<'o> {
         let add = |left: u64| Some(left.saturating_add(inner));
         let _ = self.memory.inner_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         let start = Instant::now();
-        let mut parts = self.open_storage(&name, storage, saved, 0)?;
+        let is_lone_shown = self.options.compressed_files == CompressedFiles::Shown && offset == 0;
+        let lone_file = if is_lone_shown { LoneFile::of(file) } else { None };
+        let mut parts = self.open_storage(&name, storage, saved, lone_file, 0)?;
         if let Some(shown) = nested::shown_path(&self.options.directories, file.path()) {
             for Part { layer, .. } in &mut parts {
                 layer.path = below(&shown, &layer.path);
@@ -238,12 +240,14 @@ impl<'o> Opening<'o> {
         Ok(parts)
     }
 
-    /// Opens the archive in `storage`, at nesting level `depth`.
+    /// Opens the archive in `storage`, at nesting level `depth`. A compressed file that contains no
+    /// tar is shown as `lone_file`.
     fn open_storage(
         &self,
         name: &str,
         storage: Arc<dyn Storage>,
         saved: Option<SavedIndexOptions<'_>>,
+        lone_file: Option<LoneFile>,
         depth: u32,
     ) -> Result<Vec<Part>> {
         let mut head = [0; tar::HEAD];
@@ -290,6 +294,7 @@ impl<'o> Opening<'o> {
             logged: self.logged(),
             memory,
             acls,
+            lone_file,
             most,
             indexes,
         };
@@ -417,7 +422,7 @@ impl<'o> Opening<'o> {
             return Ok(false);
         }
         let name = format!("{name}: {}", directory.escape_ascii());
-        let opened = self.open_storage(&name, storage, None, depth.saturating_add(1));
+        let opened = self.open_storage(&name, storage, None, None, depth.saturating_add(1));
         let opened = opened.and_then(|parts| {
             parts.first().map_or(Ok(()), |part| list_root(part.layer.tree.as_ref()))?;
             Ok(parts)

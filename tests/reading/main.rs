@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod compressed_file;
 mod compressed_tar;
 mod differential;
 mod kernel_calls;

@@ -84,7 +84,10 @@ impl<'i> Row<'i> {
         let path = (!info.path.is_empty()).then_some(&info.path);
         let (format, squashfs, tar, zip) = match &info.layout {
             Layout::Image(image) => ("squashfs", Some(image), None, None),
-            Layout::Tar(stored) => ("tar", None, Some(TarRow::of(stored)), None),
+            Layout::Tar(stored) => {
+                let format = if stored.is_lone_file { "file" } else { "tar" };
+                (format, None, Some(TarRow::of(stored)), None)
+            }
             Layout::Zip(zip) => ("zip", None, None, Some(zip)),
         };
         let sizes = info.sizes.classes().filter(|&(_, files, _)| files > 0);
@@ -119,7 +122,7 @@ impl SizeRow {
 
 impl TarRow {
     fn of(stored: &TarLayout) -> Self {
-        let TarLayout { bytes, compressed, holes, has_xattrs, is_indexed } = *stored;
+        let TarLayout { bytes, compressed, holes, has_xattrs, is_indexed, .. } = *stored;
         let chunks = compressed.and_then(|compressed| compressed.chunks);
         Self {
             container: compressed.map(|Compressed { container, .. }| container),

@@ -131,7 +131,10 @@ impl Screen {
             "format",
             &match stored.compressed {
                 None => "tar".to_owned(),
-                Some(found) => format!("tar in {}, {decoded} decompressed", found.container),
+                Some(found) => {
+                    let what = if stored.is_lone_file { "one file" } else { "tar" };
+                    format!("{what} in {}, {decoded} decompressed", found.container)
+                }
             },
         );
         self.counts(info, info.bytes);

@@ -33,6 +33,7 @@ impl Container {
         match self {
             Self::Gzip => &Format {
                 name: gzip::NAME,
+                suffix: ".gz",
                 number: 1,
                 recognizes: gzip::recognizes,
                 chunks: ChunkFormat::Points,
@@ -44,6 +45,7 @@ impl Container {
             },
             Self::Bzip2 => &Format {
                 name: bzip2::NAME,
+                suffix: ".bz2",
                 number: 2,
                 recognizes: bzip2::recognizes,
                 chunks: ChunkFormat::Extents(bzip2::BLOCKS),
@@ -51,6 +53,7 @@ impl Container {
             },
             Self::Xz => &Format {
                 name: xz::NAME,
+                suffix: ".xz",
                 number: 3,
                 recognizes: xz::recognizes,
                 chunks: ChunkFormat::Extents(xz::BLOCKS),
@@ -62,6 +65,7 @@ impl Container {
             },
             Self::Zstd => &Format {
                 name: zstd::NAME,
+                suffix: ".zst",
                 number: 4,
                 recognizes: zstd::recognizes,
                 chunks: ChunkFormat::Extents(zstd::FRAMES),
@@ -73,6 +77,7 @@ impl Container {
             },
             Self::Lz4 => &Format {
                 name: lz4::NAME,
+                suffix: ".lz4",
                 number: 5,
                 recognizes: lz4::recognizes,
                 chunks: ChunkFormat::Extents(lz4::RUNS),
@@ -84,6 +89,7 @@ impl Container {
             },
             Self::Lzma => &Format {
                 name: lzma::LZMA,
+                suffix: ".lzma",
                 number: 6,
                 recognizes: lzma::recognizes_lzma,
                 chunks: ChunkFormat::None,
@@ -95,6 +101,7 @@ impl Container {
             },
             Self::Lzip => &Format {
                 name: lzma::LZIP,
+                suffix: ".lz",
                 number: 7,
                 recognizes: lzma::recognizes_lzip,
                 chunks: ChunkFormat::None,
@@ -110,6 +117,12 @@ impl Container {
     /// The usual name of the format.
     pub(crate) fn name(self) -> &'static str {
         self.format().name
+    }
+
+    /// The file name of what is in a compressed file with the file name `name`: without the suffix.
+    pub(crate) fn stem(name: &[u8]) -> Option<&[u8]> {
+        let suffix = |container: &Self| container.format().suffix.as_bytes();
+        Self::ALL.iter().find_map(|container| name.strip_suffix(suffix(container)))
     }
 
     /// How a file with a chunk that is too large is decoded.

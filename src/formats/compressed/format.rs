@@ -14,6 +14,8 @@ use crate::vfs::SharedBytes;
 /// A container: the row of one in `container`.
 pub(super) struct Format {
     pub(super) name: &'static str,
+    /// The usual end of a file name.
+    pub(super) suffix: &'static str,
     /// Its number in saved indexes.
     pub(super) number: u8,
     /// Whether a file can start with these bytes. A skippable frame does not count.

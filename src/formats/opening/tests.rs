@@ -79,7 +79,7 @@ fn open(storage: Arc<FaultyStorage>, memory: u64) -> Result<Arc<dyn Tree>> {
     let image_bytes = memory.image_bytes;
     let progress = Progress::default();
     let opening = Opening { options: &options, memory: &memory, progress: &progress, image_bytes };
-    let mut layers = opening.open_storage("archive", storage, None, 0)?;
+    let mut layers = opening.open_storage("archive", storage, None, None, 0)?;
     assert_eq!(layers.len(), 1);
     Ok(layers.remove(0).layer.tree)
 }

@@ -164,6 +164,7 @@ pub fn tar(data: &[u8]) {
         memory,
         partial: true,
         logged: notes::Logged::All,
+        lone_file: None,
         most: None,
         acls: Acls::Masked,
         indexes,

@@ -52,6 +52,7 @@ impl Tar {
             holes,
             has_xattrs: self.index.has_xattrs(),
             is_indexed: self.members.is_saved,
+            is_lone_file: self.is_lone_file(),
         };
         let bytes = compressed.map_or(self.storage.len(), |storage| storage.encoded_len());
         Ok(info::Info::new(bytes, (kinds, sizes, costs), info::Layout::Tar(layout)))

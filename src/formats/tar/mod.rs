@@ -22,6 +22,7 @@ mod header;
 mod header_checks;
 mod index_location;
 mod info;
+mod lone_file;
 mod member;
 mod open;
 mod saved_index;
@@ -38,10 +39,11 @@ use super::index::{
     Content, IndexedTree, Map, MemberReader, NestedArchive, Node, NodeId, StoredReads, notes,
 };
 use super::info::SlowReads;
-use header::{BLOCK, Block, BlockKind};
+use header::{BLOCK, BLOCK_LEN, Block, BlockKind};
 use header_checks::HeaderChecks;
 use open::{OpenIndex, Opened};
 
+pub(crate) use lone_file::LoneFile;
 pub use open::IndexPolicy;
 pub(crate) use open::{Bytes, CompressedTar, SavedIndexOptions, TarOptions};
 
@@ -96,7 +98,10 @@ impl Tar {
     /// The format for a message.
     pub(crate) fn describe(&self) -> String {
         match &self.members.compressed {
-            Some(storage) => format!("tar, {}", storage.container().name()),
+            Some(storage) => {
+                let what = if self.is_lone_file() { "one file" } else { "tar" };
+                format!("{what}, {}", storage.container().name())
+            }
             None => "tar, not compressed".to_owned(),
         }
     }

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use super::header::{self, BLOCK, BLOCK_LEN};
 use super::header_checks::HeaderChecks;
+use super::lone_file::LoneFile;
 use super::member::Nesting;
 use super::saved_index::{SAMPLES, SavedIndex};
 use super::scan;
@@ -42,6 +43,8 @@ pub(crate) struct TarOptions<'o> {
     /// Memory for decompressed chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,
+    /// What a compressed archive is shown as that contains no tar. Without it, that is an error.
+    pub(crate) lone_file: Option<LoneFile>,
     /// Bytes that may still be decompressed, if it is inside an archive; `None` for any number.
     pub(crate) most: Option<&'o AtomicU64>,
     /// Memory for blocks of indexes.
@@ -157,26 +160,35 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     let first_pass = FirstPass::start(name, Arc::clone(&storage), container, &tar.cache)?;
     let mut unpacking = Unpacking::new(first_pass, options.progress, options.most);
     let (is_tar, starts_with_zeros) = unpacking.probe()?;
-    if !is_tar {
-        return Err(not_a_tar(container, unpacking.container()));
-    }
-    let mut finished = scan::forward(&mut unpacking, options.nesting())?;
+    // Zeros are an empty tar, but also the start of many other files.
+    let is_other = !is_tar || starts_with_zeros;
+    let found = match &options.lone_file {
+        Some(file) if is_other => Found::LoneFile(file),
+        _ if is_tar => Found::Tar(Box::new(scan::forward(&mut unpacking, options.nesting())?)),
+        _ => return Err(not_a_tar(container, unpacking.container())),
+    };
     let Unpacked { seek_index, spool, damage, garbage } = unpacking.finish()?;
     drop(scanning);
-    let is_long = seek_index.len() > TAR_EMPTY_MAX;
-    if starts_with_zeros && finished.is_empty() && (is_long || !finished.notes.is_empty()) {
-        return Err(foreign::zeros(name, None));
-    }
-    // Inside an archive, no copy was cut off.
-    if starts_with_zeros && finished.is_empty() && options.most.is_none() {
-        finished.lose(&only_zeros());
+    let is_tar = matches!(found, Found::Tar(_));
+    let mut finished = match found {
+        Found::Tar(finished) => *finished,
+        Found::LoneFile(file) => file.tree(seek_index.len())?,
+    };
+    if is_tar && starts_with_zeros && finished.is_empty() {
+        if seek_index.len() > TAR_EMPTY_MAX || !finished.notes.is_empty() {
+            return Err(foreign::zeros(name, None));
+        }
+        // Inside an archive, no copy was cut off.
+        if options.most.is_none() {
+            finished.lose(&only_zeros());
+        }
     }
     let archive_len = seek_index.len();
     let mut seek_points = Vec::new();
     seek_index.write(&mut seek_points);
     let decompressed = tar.decompressed(name, seek_index, spool, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
-        if in_doubt {
+        if in_doubt && is_tar {
             finished = scan_sound(decompressed.as_ref(), &error, options)?;
         }
         let what = format!("damaged: {error}; everything after it is missing");
@@ -191,6 +203,13 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     let offsets: Vec<_> = (0..COMPRESSED_SAMPLES).map(|nth| step.saturating_mul(nth)).collect();
     let index = source.make(finished, archive_len, &offsets)?;
     Ok(opened(decompressed, index))
+}
+
+/// What a compressed archive contains.
+enum Found<'o> {
+    Tar(Box<FinishedTree>),
+    /// The tree is made when its length is known.
+    LoneFile(&'o LoneFile),
 }
 
 /// Scans the part of a damaged archive whose checksums are right. The first scan went further,

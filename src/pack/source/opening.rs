@@ -19,7 +19,7 @@ use super::placing::{Found, FoundKind};
 use super::tree::Archive;
 use super::{Sources, XattrRule, is_stdin};
 use crate::error::{Error, Kind, Result};
-use crate::formats::{self, Contents, FindingSink, IndexPolicy, OpenOptions};
+use crate::formats::{self, CompressedFiles, Contents, FindingSink, IndexPolicy, OpenOptions};
 use crate::ordered::try_ordered;
 use crate::os::directory::parent_of;
 use crate::os::unlinked;
@@ -193,13 +193,17 @@ fn trees(
         // What is missing is reported for each source.
         partial: true,
         reads_all: true,
+        // Of several sources, only archives are opened.
+        compressed_files: CompressedFiles::Refused,
         ..OpenOptions::default()
     };
+    let alone = OpenOptions { compressed_files: CompressedFiles::Shown, ..options.clone() };
     let within = OpenOptions { recursive: true, ..options.clone() };
     let open = |nth: usize| {
         job.check()?;
-        match tree(&files[nth], &options, job.progress)? {
-            None if must_be_archive(nth) => Err(no_archive(&files[nth], &options, job.progress)),
+        let options = if must_be_archive(nth) { &alone } else { &options };
+        match tree(&files[nth], options, job.progress)? {
+            None if must_be_archive(nth) => Err(no_archive(&files[nth], options, job.progress)),
             // Unpack an archive that holds only archives, as ImageNet comes.
             Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
