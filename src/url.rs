@@ -118,6 +118,14 @@ pub fn is_url(path: &Path) -> bool {
     rest.starts_with(b"://") && is_read(scheme)
 }
 
+/// The last component of the path in a URL, or of a path of a file.
+pub fn file_name(path: &Path) -> Option<&[u8]> {
+    let name = path.file_name()?.as_bytes();
+    let query = |name: &[u8]| name.windows(4).rposition(|bytes| bytes == b"?...");
+    let end = if is_url(path) { query(name) } else { None };
+    name.get(..end.unwrap_or(name.len()))
+}
+
 /// The URL with this name, which is a URL itself if that has nothing to hide.
 pub fn of_name(name: &str) -> String {
     urls().lock().get(name).cloned().unwrap_or_else(|| with_plain_scheme(name))
@@ -376,6 +384,18 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
+
+    #[test]
+    fn the_file_name_of_a_url_has_no_query() {
+        for (path, expected) in [
+            ("https://host/data.csv.gz?...", "data.csv.gz"),
+            ("https://host/data.csv.gz?...2", "data.csv.gz"),
+            ("s3://bucket/what?.gz", "what?.gz"),
+            ("directory/data?...gz", "data?...gz"),
+        ] {
+            assert_eq!(file_name(Path::new(path)), Some(expected.as_bytes()));
+        }
+    }
 
     #[test]
     fn a_name_has_no_secret_and_leads_to_its_url() {

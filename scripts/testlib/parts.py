@@ -81,7 +81,7 @@ PARTS = [
     Part("users' code", with_program("scripts/test-python", "--short"), with_program("ARCHFS_LONG_TESTS=1", "scripts/test-python"),
          lane=Lane.BACK, needs=("build: program",), lack=NO_PACKAGES),
     Part("shards", (), with_program("scripts/test-webdataset"), lane=Lane.BACK, needs=("build: program",), lack=NO_PACKAGES),
-    # The released program where nothing is installed.
+    # The static program where nothing is installed.
     Part("bare root", with_program("scripts/test-bare"), lane=Lane.BACK, needs=("build: program",),
          lack="no bare root can be made here"),
     # Archives at URLs of real servers.

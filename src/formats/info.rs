@@ -181,7 +181,7 @@ pub struct TarLayout {
     pub has_xattrs: bool,
     /// Whether an index is saved. Without one, opening reads all headers.
     pub is_indexed: bool,
-    /// Whether it is no tar, but one file that is compressed.
+    /// Whether it is one compressed file, and not a tar.
     pub is_lone_file: bool,
 }
 

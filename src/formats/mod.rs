@@ -85,19 +85,19 @@ pub struct OpenOptions {
     pub stats: Arc<Stats>,
     /// Whether all of the archives will be read, in order.
     pub reads_all: bool,
-    /// What becomes of a compressed file that contains no tar.
+    /// How a compressed file that contains no tar is opened.
     pub compressed_files: CompressedFiles,
     /// Whether the log gets a note if reads in random order will be slow.
     pub notes_slow_reads: bool,
 }
 
-/// What becomes of a compressed file that contains no tar.
+/// How a compressed file that contains no tar is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CompressedFiles {
-    /// It is opened as a tree of one file, if its name says that it is compressed.
+    /// As a tree of one file, if its name says that it is compressed.
     #[default]
     Shown,
-    /// It is no archive.
+    /// Not at all.
     Refused,
 }
 

@@ -53,9 +53,13 @@ fn a_compressed_file_is_one_file_with_its_own_attributes() {
         let target = work.path().join(format!("data.csv.{suffix}"));
         let Some(archive) = packer.pack(&plain, &target) else { continue };
         fs::set_permissions(&archive, fs::Permissions::from_mode(0o640)).unwrap();
-        let expected = fs::metadata(&archive).unwrap();
-        // The second mount has the index that the first one may have saved.
+        // The second mount has a saved index, and other attributes than it had when that was made.
         for round in 0..2 {
+            if round == 1 {
+                run(archfs().arg("index").arg(&archive));
+                fs::set_permissions(&archive, fs::Permissions::from_mode(0o600)).unwrap();
+            }
+            let expected = fs::metadata(&archive).unwrap();
             let mounted = Mounted::archfs(&archive, &work.path().join("mount"), &[]);
             let names: Vec<_> = fs::read_dir(mounted.path()).unwrap().collect();
             assert_eq!(names.len(), 1, "{suffix}, {round}");
@@ -74,7 +78,7 @@ fn a_compressed_file_is_one_file_with_its_own_attributes() {
             assert!(fs::read(&shown).unwrap() == table, "{suffix}, {round}");
         }
         let info = said_on_stdout(archfs().arg("info").arg(&archive));
-        assert!(info.contains("one file in "), "{suffix}: {info}");
+        assert!(info.contains("one file in ") && info.contains("index"), "{suffix}: {info}");
         let verified = run(archfs().arg("verify").arg(&archive));
         assert!(said(&verified).contains("1 file"), "{suffix}: {}", said(&verified));
     }
@@ -88,9 +92,17 @@ fn said_on_stdout(command: &mut Command) -> String {
 fn names_of_archives_and_of_other_files_are_no_lone_files() {
     let work = work_directory();
     let contents = b"hello, this is no tar\n";
-    for name in
-        ["data.tar.gz", "data.tgz", "data.sqfs.gz", "data.zip.gz", ".gz", "data", "data.gzip"]
-    {
+    for name in [
+        "data.tar.gz",
+        "data.tgz",
+        "data.sqfs.gz",
+        "data.zip.gz",
+        ".gz",
+        "data",
+        "data.gzip",
+        "..gz",
+        "...gz",
+    ] {
         let archive = gzipped(work.path(), name, contents);
         let output = archfs().arg("ls").arg(&archive).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{name}");
@@ -160,4 +172,61 @@ fn pack_opens_only_a_single_one() {
     let both = work.path().join("both.sqfs");
     run(archfs().arg("pack").args([&archive, &other, &both]));
     assert_eq!(cat(&both, "data.csv.gz"), fs::read(&archive).unwrap());
+}
+
+/// A saved index is that of the compressed bytes, and two names may lead to them.
+#[test]
+fn a_saved_index_brings_no_name() {
+    let work = work_directory();
+    let archive = gzipped(work.path(), "one.csv.gz", b"1,2,3\n");
+    run(archfs().arg("index").arg(&archive));
+    for (link, found) in [("two.csv.gz", Some("two.csv")), ("two.tar.gz", None)] {
+        let link = work.path().join(link);
+        std::os::unix::fs::symlink(&archive, &link).unwrap();
+        let output = archfs().arg("ls").arg(&link).output().unwrap();
+        let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.success().then_some(listed.trim()), found, "{}", said(&output));
+    }
+    run(archfs().arg("verify").arg(work.path().join("two.csv.gz")));
+}
+
+/// Two streams of few bytes are one file, as `xz -d` has it.
+#[test]
+fn short_streams_one_after_the_other_are_one_file() {
+    let work = work_directory();
+    for (packer, suffix) in WAYS {
+        let archive = work.path().join(format!("log.{suffix}"));
+        let mut bytes = Vec::new();
+        for line in ["first\n", "second\n"] {
+            let (plain, part) = (work.path().join("plain"), work.path().join("part"));
+            fs::write(&plain, line).unwrap();
+            let Some(part) = packer.pack(&plain, &part) else { continue };
+            bytes.extend(fs::read(part).unwrap());
+        }
+        // .lzma has one stream.
+        if bytes.is_empty() || suffix == "lzma" {
+            continue;
+        }
+        fs::write(&archive, bytes).unwrap();
+        assert_eq!(cat(&archive, "log"), b"first\nsecond\n", "{suffix}");
+    }
+}
+
+/// Without one right checksum, `--partial` has nothing to show.
+#[test]
+fn a_wrong_checksum_of_all_is_refused_with_partial_as_well() {
+    let work = work_directory();
+    let archive = gzipped(work.path(), "data.csv.gz", &table());
+    let mut bytes = fs::read(&archive).unwrap();
+    let checksum = bytes.len() - 6;
+    bytes[checksum] ^= 1;
+    fs::write(&archive, bytes).unwrap();
+    let output = archfs()
+        .args(["extract", "--partial"])
+        .arg(&archive)
+        .arg(work.path().join("new"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("any byte may be wrong"), "{}", said(&output));
 }

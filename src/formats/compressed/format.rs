@@ -14,7 +14,7 @@ use crate::vfs::SharedBytes;
 /// A container: the row of one in `container`.
 pub(super) struct Format {
     pub(super) name: &'static str,
-    /// The usual end of a file name.
+    /// The usual suffix of a file name, such as `.gz`.
     pub(super) suffix: &'static str,
     /// Its number in saved indexes.
     pub(super) number: u8,

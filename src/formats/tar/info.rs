@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::Tar;
+use super::{Tar, lone_file};
 use crate::error::Result;
 use crate::formats::index::Content;
 use crate::formats::info;
@@ -52,7 +52,7 @@ impl Tar {
             holes,
             has_xattrs: self.index.has_xattrs(),
             is_indexed: self.members.is_saved,
-            is_lone_file: self.is_lone_file(),
+            is_lone_file: compressed.is_some() && lone_file::is_indexed_by(&self.index),
         };
         let bytes = compressed.map_or(self.storage.len(), |storage| storage.encoded_len());
         Ok(info::Info::new(bytes, (kinds, sizes, costs), info::Layout::Tar(layout)))

@@ -3,18 +3,19 @@
 //! Only the name of the archive decides, because a damaged or mistaken archive must not become a
 //! file: without their suffixes, data.tar.gz and data.sqfs.gz are archives.
 
-use std::os::unix::ffi::OsStrExt;
-
 use super::BLOCK_LEN;
-use super::Tar;
 use crate::error::Result;
 use crate::formats::compressed::Container;
 use crate::formats::index::members::{Body, Kind, Member, Members, Parts, archive_stem};
-use crate::formats::index::{ArchiveRange, Content, DirectoryId, FinishedTree, NewTree, ROOT};
+use crate::formats::index::{
+    ArchiveRange, Content, DirectoryId, FinishedTree, Index, NewTree, ROOT,
+};
 use crate::storage::FileStorage;
-use crate::vfs::Timestamp;
+use crate::url;
+use crate::vfs::{Name, Timestamp};
 
-/// The file in a compressed file: its name, and the attributes of the compressed file.
+/// The file in a compressed file. Its name and attributes are those of the compressed file as it is
+/// now, so that none of them is taken from a saved index.
 pub(crate) struct LoneFile {
     name: Vec<u8>,
     permissions: u16,
@@ -23,22 +24,18 @@ pub(crate) struct LoneFile {
     modified: Timestamp,
 }
 
-/// Of a file at a URL, which has none.
-const PERMISSIONS: u16 = 0o644;
-
 impl LoneFile {
-    /// What `archive` contains, if its name is that of a compressed file.
+    /// The file in `archive`, if its name is that of a compressed file.
     pub(crate) fn of(archive: &FileStorage) -> Option<Self> {
-        let name = Container::stem(archive.path().file_name()?.as_bytes())?;
-        if name.is_empty() || archive_stem(name).is_some() {
+        let name = Container::stem(url::file_name(archive.path())?)?;
+        if Name::parse(name).is_none() || archive_stem(name).is_some() {
             return None;
         }
         let identity = archive.identity();
-        let permissions = u16::try_from(identity.mode & 0o777).unwrap_or(0);
         let (seconds, nanoseconds) = identity.modified;
         Some(Self {
             name: name.to_owned(),
-            permissions: if permissions == 0 { PERMISSIONS } else { permissions },
+            permissions: u16::try_from(identity.mode & 0o777).unwrap_or(0),
             uid: identity.owner,
             gid: archive.origin().group,
             modified: Timestamp { seconds, nanoseconds },
@@ -51,14 +48,13 @@ impl LoneFile {
     pub(super) fn tree(&self, len: u64) -> Result<FinishedTree> {
         let &Self { ref name, permissions, uid, gid, modified } = self;
         let mut members = Members::default();
-        let body = Body::Stored(0);
         let member = Member {
             permissions,
             uid,
             gid,
             modified,
             size: len,
-            body,
+            body: Body::Stored(0),
             ..Member::new(0, Kind::Regular)
         };
         members.push(member, Parts { path: name, link: &[], sparse: None, xattrs: Vec::new() });
@@ -69,13 +65,9 @@ impl LoneFile {
     }
 }
 
-impl Tar {
-    /// Whether it is a `LoneFile`: in a tar, a header comes before the bytes of a file.
-    pub(super) fn is_lone_file(&self) -> bool {
-        let first = ROOT.saturating_add(1);
-        self.members.compressed.is_some()
-            && self.index.node(first).is_ok_and(
-                |node| matches!(node.content(), Content::Stored { start } if start < BLOCK_LEN),
-            )
-    }
+/// Whether `index` is of a lone file: in a tar, a header comes before the bytes of a file.
+pub(super) fn is_indexed_by(index: &Index) -> bool {
+    index
+        .node(ROOT.saturating_add(1))
+        .is_ok_and(|node| matches!(node.content(), Content::Stored { start } if start < BLOCK_LEN))
 }

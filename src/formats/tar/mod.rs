@@ -78,7 +78,8 @@ impl Tar {
     /// Opens a tar. `name` is for errors and log messages.
     ///
     /// # Errors
-    /// `Io` if it cannot be read. `UnknownFormat` if a compressed file does not contain a tar.
+    /// `Io` if it cannot be read. `UnknownFormat` if a compressed file contains no tar and is no
+    /// `LoneFile`.
     /// `Unsupported` if it has too many names, or if archfs cannot read this form of compression.
     pub(crate) fn open(name: &str, bytes: Bytes, options: &TarOptions<'_>) -> Result<Self> {
         let Opened { storage, compressed, index } = open::open(name, bytes, options)?;
@@ -99,7 +100,7 @@ impl Tar {
     pub(crate) fn describe(&self) -> String {
         match &self.members.compressed {
             Some(storage) => {
-                let what = if self.is_lone_file() { "one file" } else { "tar" };
+                let what = if lone_file::is_indexed_by(&self.index) { "one file" } else { "tar" };
                 format!("{what}, {}", storage.container().name())
             }
             None => "tar, not compressed".to_owned(),

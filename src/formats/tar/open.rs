@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::header::{self, BLOCK, BLOCK_LEN};
 use super::header_checks::HeaderChecks;
-use super::lone_file::LoneFile;
+use super::lone_file::{self, LoneFile};
 use super::member::Nesting;
 use super::saved_index::{SAMPLES, SavedIndex};
 use super::scan;
@@ -43,7 +43,7 @@ pub(crate) struct TarOptions<'o> {
     /// Memory for decompressed chunks, bytes.
     pub(crate) memory: u64,
     pub(crate) acls: Acls,
-    /// What a compressed archive is shown as that contains no tar. Without it, that is an error.
+    /// The file to show if a compressed archive contains no tar. Without it, that is an error.
     pub(crate) lone_file: Option<LoneFile>,
     /// Bytes that may still be decompressed, if it is inside an archive; `None` for any number.
     pub(crate) most: Option<&'o AtomicU64>,
@@ -152,8 +152,23 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
         let storage: Arc<dyn Storage> = Arc::<Compressed>::clone(&decompressed);
         Opened { storage, compressed: Some(decompressed), index }
     };
-    if let Some((seek_index, index)) = source.load(|file| seek_index(file, tar.storage.len())) {
-        return Ok(opened(tar.decompressed(name, seek_index, None, options)?, index));
+    let saved = source.load(|file| {
+        match options.lone_file.is_none() && lone_file::is_indexed_by(&file.index) {
+            true => Err(Error::corrupt("not used: it belongs to a file with another name")),
+            false => seek_index(file, tar.storage.len()),
+        }
+    });
+    if let Some((seek_index, mut found)) = saved {
+        let lone_file =
+            options.lone_file.as_ref().filter(|_| lone_file::is_indexed_by(&found.index));
+        if let Some(file) = lone_file {
+            let len = seek_index.len();
+            found.index = unsaved(file.tree(len)?, len, name, options.indexes)?;
+        }
+        // A lone file has no headers that would show that the index is of another file.
+        if lone_file.is_none() || found.checks.is_none() {
+            return Ok(opened(tar.decompressed(name, seek_index, None, options)?, found));
+        }
     }
     let (storage, container) = (Arc::clone(&tar.storage), tar.container);
     let scanning = Scanning::of(storage.as_ref());
@@ -188,8 +203,14 @@ fn compressed(name: &str, tar: CompressedTar, options: &TarOptions<'_>) -> Resul
     seek_index.write(&mut seek_points);
     let decompressed = tar.decompressed(name, seek_index, spool, options)?;
     if let Some(Damage { error, in_doubt }) = damage {
+        if (in_doubt || !is_tar) && decompressed.is_empty() {
+            return Err(nothing_sound(&error));
+        }
+        // The first scan went further than the checksums are right, because it noticed the damage
+        // only at a later one.
         if in_doubt && is_tar {
-            finished = scan_sound(decompressed.as_ref(), &error, options)?;
+            let (nesting, progress) = (options.nesting(), options.progress);
+            finished = scan::uncompressed(decompressed.as_ref(), nesting, progress)?;
         }
         let what = format!("damaged: {error}; everything after it is missing");
         finished.lose(&Error::corrupt(what).with_details_of(&error));
@@ -212,27 +233,17 @@ enum Found<'o> {
     LoneFile(&'o LoneFile),
 }
 
-/// Scans the part of a damaged archive whose checksums are right. The first scan went further,
-/// because it noticed the damage only at a later checksum.
-fn scan_sound(
-    sound: &dyn Storage,
-    error: &Error,
-    options: &TarOptions<'_>,
-) -> Result<FinishedTree> {
-    if sound.is_empty() {
-        // A wrong bit can hide the end of a block, so that the file seems to end early.
-        let why = match error.kind() {
-            Kind::Truncated => "it has no whole block before that, so any byte may be wrong",
-            _ => "the only checksum is wrong, so any byte may be wrong",
-        };
-        return Err(Error::corrupt(format!("damaged: {error}; {why}"))
-            .with_details_of(error)
-            .with_hint(
-                "compare its checksum with that of the original; --partial does not help here, but \
-                 tar or unzip may extract a part",
-            ));
-    }
-    scan::uncompressed(sound, options.nesting(), options.progress)
+/// The error for an archive that is damaged before the first right checksum.
+fn nothing_sound(error: &Error) -> Error {
+    // A wrong bit can hide the end of a block, so that the file seems to end early.
+    let why = match error.kind() {
+        Kind::Truncated => "it has no whole block before that, so any byte may be wrong",
+        _ => "the only checksum is wrong, so any byte may be wrong",
+    };
+    Error::corrupt(format!("damaged: {error}; {why}")).with_details_of(error).with_hint(
+        "compare its checksum with that of the original; --partial does not help here, but tar or \
+         unzip may extract a part",
+    )
 }
 
 /// The error for a `container` that does not contain a tar, but perhaps another container.

@@ -39,6 +39,7 @@ use rustix::process::geteuid;
 use super::header::BLOCK;
 use super::header_checks::{HeaderChecks, Refusal};
 use super::index_location::{IndexLocation, LocationKind};
+use super::lone_file;
 use crate::error::{Error, Kind, Result};
 use crate::formats::index::{
     Allowance, FileKey, FinishedTree, Hash, Index, IndexFile, IndexOptions, Key, MAGIC,
@@ -266,6 +267,14 @@ impl<'o> SavedIndex<'o> {
             let Usable { file, is_doubtful } = found;
             let what = match new.is_same_tree(&file.index) {
                 Ok(true) if file.seek_points == seek_points => None,
+                // Of a lone file, only the seek points are used.
+                Ok(false)
+                    if lone_file::is_indexed_by(new)
+                        && lone_file::is_indexed_by(&file.index)
+                        && file.seek_points == seek_points =>
+                {
+                    None
+                }
                 Ok(_) => Some(format!("index {shown}: contradicts the archive: delete it")),
                 Err(error) => Some(format!("index {shown}: {error:#}")),
             };

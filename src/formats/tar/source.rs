@@ -8,7 +8,7 @@
 //! window grows while the next header is close (small members). It becomes small again when the
 //! data in between would cost more than a call.
 
-use super::header::{self, BLOCK};
+use super::header;
 use super::{HEAD, recognizes};
 use crate::error::{Error, Kind, Result};
 use crate::formats::bytes::{index, length};
@@ -165,11 +165,12 @@ impl<'p> Unpacking<'p> {
 
     /// Whether the content looks like a tar, and whether it starts with zeros.
     pub(super) fn probe(&mut self) -> Result<(bool, bool)> {
-        for blocks in [2, 1_usize] {
-            if let Some(head) = self.bytes(0, BLOCK.saturating_mul(blocks))? {
-                let is_zero = head.first_chunk().is_some_and(header::is_zero);
-                return Ok((recognizes(head), is_zero));
-            }
+        // If there are fewer bytes, all of them were joined.
+        let is_short = self.bytes(0, HEAD)?.is_none();
+        let found = self.within_piece(0, HEAD).or(self.within_joined(0, HEAD));
+        let head = if is_short { &self.joined } else { found.unwrap_or_default() };
+        if let Some(first) = head.first_chunk() {
+            return Ok((recognizes(head), header::is_zero(first)));
         }
         // Not even one block was decompressed. Any damage is the reason.
         self.damage.take().map_or(Ok((false, false)), Err)

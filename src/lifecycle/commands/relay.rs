@@ -35,8 +35,8 @@ pub(crate) struct Relay {
     slurm: Option<SlurmEnd>,
 }
 
-/// Ends `Relay::pass_on` when it is dropped, also by a panic: otherwise the thread would be waited
-/// for.
+/// Ends `Relay::pass_on` when it is dropped, also by a panic, which would otherwise wait for the
+/// thread forever.
 pub(crate) struct PassingOn(Handle);
 
 impl Drop for PassingOn {
@@ -78,7 +78,7 @@ impl Relay {
             .map_err(|error| Error::io("signal handlers: cannot be installed", error))
     }
 
-    /// What ends `pass_on`.
+    /// A guard that ends `pass_on` when it is dropped.
     pub(crate) fn passing_on(&self) -> PassingOn {
         PassingOn(self.received.handle())
     }

@@ -1,7 +1,7 @@
 //! Opens the paths given as sources: each is a directory, an archive or a plain file.
 //!
 //! Invariant: a file counts as an archive exactly if `mount` accepts it as one, except for one of
-//! several files whose format is built on that of an archive.
+//! several files whose format is built on that of an archive, or that is only compressed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -128,7 +128,10 @@ pub(super) fn all<'s>(
         regular.push(nth);
     }
     let must_be_archive = |nth: usize| is_single || opened[regular[nth]].is_none();
-    let trees = trees(job, sources, &files, must_be_archive)?;
+    // Of several sources, one that is only compressed stays a file.
+    let compressed_files =
+        if is_single { CompressedFiles::Shown } else { CompressedFiles::Refused };
+    let trees = trees(job, sources, &files, compressed_files, must_be_archive)?;
     for ((&nth, file), tree) in regular.iter().zip(&files).zip(trees) {
         if let Some(tree) = tree {
             let display = file.path().as_os_str().as_bytes();
@@ -176,6 +179,7 @@ fn trees(
     job: &Job<'_>,
     sources: &Sources,
     files: &[Arc<FileStorage>],
+    compressed_files: CompressedFiles,
     must_be_archive: impl Fn(usize) -> bool + Sync,
 ) -> Result<Vec<Option<Arc<dyn Tree>>>> {
     let mut trees = Vec::with_capacity(files.len());
@@ -193,17 +197,14 @@ fn trees(
         // What is missing is reported for each source.
         partial: true,
         reads_all: true,
-        // Of several sources, only archives are opened.
-        compressed_files: CompressedFiles::Refused,
+        compressed_files,
         ..OpenOptions::default()
     };
-    let alone = OpenOptions { compressed_files: CompressedFiles::Shown, ..options.clone() };
     let within = OpenOptions { recursive: true, ..options.clone() };
     let open = |nth: usize| {
         job.check()?;
-        let options = if must_be_archive(nth) { &alone } else { &options };
-        match tree(&files[nth], options, job.progress)? {
-            None if must_be_archive(nth) => Err(no_archive(&files[nth], options, job.progress)),
+        match tree(&files[nth], &options, job.progress)? {
+            None if must_be_archive(nth) => Err(no_archive(&files[nth], &options, job.progress)),
             // Unpack an archive that holds only archives, as ImageNet comes.
             Some((outer, _)) if !options.recursive && holds_only_archives(outer.as_ref()) => {
                 tree(&files[nth], &within, job.progress)
