@@ -228,7 +228,7 @@ fn pack_refuses_a_file_that_is_no_archive() {
         ("x.7z", &b"7z\xbc\xaf\x27\x1c and more"[..]),
         ("empty", b""),
         ("random", &crate::support::source::noise(3, 5000)),
-        ("text.gz", &compressed("gzip", b"only text")),
+        ("text", &compressed("gzip", b"only text")),
     ] {
         let source = work.path().join(name);
         fs::write(&source, bytes).unwrap();
