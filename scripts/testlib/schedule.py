@@ -1,9 +1,9 @@
 """Runs parts in lanes side by side, then the others alone.
 
-The front lane has the parts that mostly wait, and those with time limits. The back lane has builds and computation, at a
-low priority: it uses the CPU time that the front lane leaves. Downloads have a lane of
-their own, because they use the network and little CPU time. A part starts when the parts that it needs have succeeded.
-What depends on the speed, the memory or the page cache of the machine runs alone, after all lanes.
+The front lane has the parts that mostly wait, and those with short time limits. The back lane has builds, computation
+and other tests, at a low priority: it uses the CPU time that the front lane leaves. Downloads have a lane of their own,
+because they use the network and little CPU time. A part starts when the parts that it needs have succeeded. What depends
+on the speed, the memory or the page cache of the machine runs alone, after all lanes.
 """
 
 import dataclasses
