@@ -23,7 +23,8 @@ const BYTES_PER_SECOND: u64 = 4_000_000;
 /// Time that a peer is expected to take before it has answered for the first time.
 const UNKNOWN: Duration = Duration::from_millis(250);
 
-/// Late answers in a row until a peer is not asked any more.
+/// Late answers in a row until a peer is not asked any more. Those that were waited for at the same
+/// time count as one: it stood still once.
 const LATE_MAX: u64 = 3;
 
 /// A peer is not asked if its usual time is at least this, and this many times that of the storage,
@@ -73,6 +74,8 @@ struct Connection {
     try_at: Instant,
     /// Since when it is much slower than the storage, and when that was seen last.
     slow: Option<(Instant, Instant)>,
+    /// When a late answer was counted last.
+    late_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +114,7 @@ impl Peer {
                 tries: 0,
                 try_at: now,
                 slow: None,
+                late_at: None,
             }),
             times: Times::default(),
             late: AtomicU64::new(0),
@@ -218,8 +222,9 @@ impl Peer {
         let state = match failure {
             PeerFailure::Refused => return false,
             PeerFailure::Late => {
-                self.times.note(buffer.len(), start.elapsed());
-                if self.late.fetch_add(1, Ordering::Relaxed) + 1 < LATE_MAX {
+                let now = Instant::now();
+                self.times.note(buffer.len(), now - start);
+                if !self.is_often_late(start, now) {
                     return false;
                 }
                 log::info!("--together: {} answers late", self.record.node);
@@ -233,6 +238,17 @@ impl Peer {
         };
         self.suspend(state);
         false
+    }
+
+    /// Counts an answer that was waited for from `start` until `now`. Returns whether too many in a
+    /// row were late.
+    fn is_often_late(&self, start: Instant, now: Instant) -> bool {
+        let mut connection = self.connection.lock();
+        if connection.late_at.is_none_or(|counted| counted <= start) {
+            connection.late_at = Some(now);
+            self.late.fetch_add(1, Ordering::Relaxed);
+        }
+        self.late.load(Ordering::Relaxed) >= LATE_MAX
     }
 
     /// Does not ask it for some time if it is much slower than the storage `now`, and was for long.
@@ -359,6 +375,20 @@ mod tests {
         assert_eq!(peer.times.recent.lock().len(), Times::MOST);
         peer.times.note(Times::LEN_MAX + 1, MILLISECOND);
         assert_eq!(peer.times.median(), Some(7000 * MILLISECOND));
+    }
+
+    #[test]
+    fn answers_that_are_late_at_the_same_time_count_once() {
+        let (peer, now) = (peer(), Instant::now());
+        let is_often_late = |start: u32, end: u32| {
+            peer.is_often_late(now + start * MILLISECOND, now + end * MILLISECOND)
+        };
+        assert!(!(0..20).any(|start| is_often_late(start, 250 + start)), "it stood still once");
+        assert!(!is_often_late(250, 500) && !is_often_late(499, 749));
+        assert!(is_often_late(500, 750));
+        assert!(is_often_late(600, 850));
+        peer.late.store(0, Ordering::Relaxed);
+        assert!(!is_often_late(800, 1050), "an answer came in time");
     }
 
     #[test]
