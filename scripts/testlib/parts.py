@@ -76,6 +76,11 @@ PARTS = [
     # The library of direct reads, without archfs and FUSE.
     Part("direct reads", ("tests/direct/test-library",), lane=Lane.BACK,
          lack="there is no C compiler, or nothing can be mounted"),
+    # The recipes of the documents as they stand, in a Slurm of their own as well.
+    Part("recipes", with_program("scripts/test-recipes", "--slurm"), lane=Lane.BACK, needs=("build: program",), lack=NO_MOUNTS),
+    # The package as pip installs it. Its tests interrupt programs at chosen times.
+    Part("Python package", ("scripts/test-package", "--wheel"), ("scripts/test-package", "--jupyter"), lane=Lane.BACK,
+         needs=("build: wheel",), lack=NO_PACKAGES),
     # Users' unmodified code.
     Part("Python", with_program("scripts/test-python", "--plain"), lane=Lane.BACK, needs=("build: program",), lack=NO_MOUNTS),
     Part("users' code", with_program("scripts/test-python", "--short"), with_program("ARCHFS_LONG_TESTS=1", "scripts/test-python"),
@@ -102,13 +107,8 @@ PARTS = [
          needs=("build: program",), lack=NO_SLURM),
     Part("test programs", (*FEWER, *PROGRAMS, "--built", "--beside", "--direct", "reading::many"),
          (*MORE, *PROGRAMS, "--built", "--beside", "--direct", "reading"), needs=("build: test programs",)),
-    # The recipes of the documents as they stand.
-    Part("recipes", with_program("scripts/test-recipes", "--slurm"), needs=("build: program",), lack=NO_MOUNTS),
     Part("recipes, direct reads", (), with_program("scripts/test-recipes", "--direct"), needs=("build: program",),
          lack=NO_MOUNTS),
-    # The package as pip installs it. Its tests interrupt programs at chosen times.
-    Part("Python package", ("scripts/test-package", "--wheel"), ("scripts/test-package", "--jupyter"),
-         needs=("build: wheel",), lack=NO_PACKAGES),
 
     # What depends on the memory or the page cache of the whole machine, and what measures speed.
     Part("test programs, alone", (*FEWER, *PROGRAMS, "--built", "--alone"), (*MORE, *PROGRAMS, "--built", "--alone"), lane=Lane.ALONE,
