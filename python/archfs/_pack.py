@@ -38,11 +38,14 @@ class PackSummary(_Always, total=False):
     hole_bytes: int
     metadata_bytes: int
     compressor: str
+    level: Optional[int]
     block_size: int
     read_cost: int
     mean_decoded: float
     duplicates: int
     duplicate_bytes: int
+    reused: int
+    reused_bytes: int
     plain_blocks: int
     compressed_blocks: int
     fragments: int
@@ -59,6 +62,7 @@ def pack(
     *paths: PathLike,
     archive: Optional[PathLike] = None,
     force: bool = False,
+    update: Optional[PathLike] = None,
     compressor: Optional[str] = None,
     fast: bool = False,
     profile: Optional[str] = None,
@@ -101,6 +105,7 @@ def pack(
                 "json": True,
                 "quiet": True,
                 "force": force,
+                "update": update,
                 "compressor": compressor,
                 "fast": fast,
                 "profile": profile,

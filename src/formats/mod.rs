@@ -51,6 +51,7 @@ pub use info::{
     Shares, Sizes, TarLayout, ZipLayout, info,
 };
 pub use nested::{Contents, archives_in, contents};
+pub use squashfs::{BaseImage, StoredContents, StoredFragment, StoredTail};
 pub use tar::IndexPolicy;
 pub use zip::NameEncoding;
 

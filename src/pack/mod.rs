@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use self::catalog::Catalog;
 use self::output::Output;
 use self::source::Gathered;
+use self::squashfs::Base;
 use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicBool, Mutex, OnceLock, Ordering};
@@ -45,6 +46,8 @@ pub struct Request {
     pub existing: Existing,
     /// The form of the archive.
     pub form: Form,
+    /// An earlier image, whose blocks are copied for files that have not changed. Only for images.
+    pub base: Option<PathBuf>,
     /// What happens to the archive if files cannot be packed.
     pub on_problem: OnProblem,
     /// Threads that read and compress.
@@ -141,7 +144,12 @@ fn pack_by(job: &Job<'_>, request: &Request) -> Result<PackOutcome> {
     // Create the output first, to fail before anything is read.
     let output = || Output::create_striped(&request.archive, request.existing);
     let unwritten = match &request.form {
-        Form::Image(recipe) => Unwritten::Image(*recipe, output()?),
+        Form::Image(recipe) => {
+            let output = output()?;
+            let base = request.base.as_ref().map(|path| Base::open(job, path)).transpose()?;
+            let recipe = base.as_ref().map_or(Ok(*recipe), |base| base.fitted(*recipe))?;
+            Unwritten::Image(recipe, base, output)
+        }
         Form::Tar { epoch, holes } => Unwritten::Tar(*epoch, *holes, output()?),
         Form::Shards { shards, epoch } => Unwritten::Shards(*shards, *epoch),
     };
@@ -172,7 +180,7 @@ fn pack_by(job: &Job<'_>, request: &Request) -> Result<PackOutcome> {
 
 /// An archive that is not written yet, and where it goes.
 enum Unwritten {
-    Image(Recipe, Output),
+    Image(Recipe, Option<Base>, Output),
     Tar(Option<i64>, Holes, Output),
     Shards(Shards, Option<i64>),
 }
@@ -194,9 +202,10 @@ impl Unwritten {
         let stale =
             |epoch: Option<i64>| epoch.and_then(|epoch| stale_bytecode::note(catalog, epoch));
         match self {
-            Self::Image(recipe, mut output) => {
+            Self::Image(recipe, base, mut output) => {
+                let on_problem = request.on_problem;
                 let mut layout =
-                    squashfs::write(job, catalog, &recipe, request.on_problem, &mut output)?;
+                    squashfs::write(job, catalog, &recipe, base.as_ref(), on_problem, &mut output)?;
                 layout.notes.extend(stale(recipe.epoch));
                 Ok((CreatedArchive::Image(layout), Unnamed::One(output)))
             }

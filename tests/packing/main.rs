@@ -1,7 +1,8 @@
 //! `archfs pack` writes archives that other programs read; each is compared with its source tree.
 //!
 //! Tests what docs/PACK.md promises: `images` and `tars` the formats, `sources` the input, `excluded`
-//! what is left out, `shards` WebDataset, `failures` the errors, `extract` the way back.
+//! what is left out, `shards` WebDataset, `update` blocks of an earlier image, `failures` the errors,
+//! `extract` the way back.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -14,6 +15,7 @@ mod lustre;
 mod shards;
 mod sources;
 mod tars;
+mod update;
 
 use std::fs;
 use std::path::{Path, PathBuf};

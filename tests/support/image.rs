@@ -23,8 +23,21 @@ pub fn make(directory: &Path, name: &str, source: &Path, options: &[&str]) -> Pa
     let _ = fs::remove_file(&image);
     let mut command = Command::new("mksquashfs");
     command.arg(source).arg(&image).args(["-quiet", "-no-progress"]).args(options);
-    run(&mut command);
+    run(command.args(fast_level(options)));
     image
+}
+
+/// Options for the lowest level, which readers cannot tell from the default. Compressing would take a
+/// large part of all tests. With ARCHFS_LONG_TESTS, the default level is used.
+fn fast_level(options: &[&str]) -> &'static [&'static str] {
+    let compressor = options.iter().position(|option| *option == "-comp");
+    let compressor = compressor.map_or("gzip", |place| options[place + 1]);
+    let has_own = options.iter().any(|option| option.starts_with("-X"));
+    let is_fast = std::env::var_os("ARCHFS_LONG_TESTS").is_none() && !has_own;
+    match compressor {
+        "gzip" | "zstd" | "lzo" if is_fast => &["-Xcompression-level", "1"],
+        _ => &[],
+    }
 }
 
 /// The options of all images of `source::varied` with a compressor: block sizes, ways to use fragments, and

@@ -28,6 +28,7 @@ use crate::pack::{
   archfs pack train/ train.sqfs
   archfs pack ILSVRC2012_img_train.tar imagenet.sqfs         (a tar of tars)
   archfs pack --exclude '*.tmp' --exclude .git/ project/ project.sqfs
+  archfs pack --update old.sqfs train/ new.sqfs
   archfs pack --map val.map ILSVRC2012_img_val.tar val.sqfs  (PATH <tab> NEW)
   archfs pack --shards 256M --shuffle 1 train/ shards/train.tar
 
@@ -43,6 +44,13 @@ pub(in crate::cli) struct Args {
     /// Replace an existing archive
     #[arg(short, long)]
     force: bool,
+
+    /// Copy what has not changed since the image OLD, as it is compressed there
+    ///
+    /// That are files with the same path, size and modification time. They are not read. OLD also
+    /// gives the compressor and the block size. To add files, name OLD as a SOURCE as well.
+    #[arg(short, long, value_name = "OLD")]
+    update: Option<PathBuf>,
 
     /// Compressor: zstd, gzip, xz, lz4 or none; zstd:19 names a level
     #[arg(short, long, value_name = "NAME", value_parser = compressor)]
@@ -211,6 +219,7 @@ impl Args {
             archive: archive.clone(),
             existing: if self.force { Existing::Replace } else { Existing::Refuse },
             form: self.form(archive, epoch)?,
+            base: self.update.clone(),
             on_problem: if self.keep_going { OnProblem::Continue } else { OnProblem::Abort },
             threads: self.threads.unwrap_or_else(processors::count),
         })
@@ -264,10 +273,11 @@ impl Args {
             || self.compressor.is_some()
             || self.block_size.is_some()
             || self.read_cost.is_some()
+            || self.update.is_some()
             || !random;
         match (self.shards, is_tar) {
             (_, true) if for_images => Err(usage(
-                "--compressor, --fast, --block-size, --read-cost and --profile apply only to images"
+                "--update, --compressor, --fast, --block-size, --read-cost and --profile apply only to images"
                     .into(),
             )
             .with_hint("a tar is not compressed; end the name in .sqfs")),
@@ -292,11 +302,7 @@ impl Args {
                 let block_size =
                     block_size.map_err(|_| usage("--block-size is at most 1M".into()))?;
                 let profile = if random { Profile::Random } else { Profile::Archive };
-                let compressor = self.compressor.unwrap_or(match profile {
-                    _ if self.fast => Compressor::Zstd(3),
-                    Profile::Random => Compressor::Zstd(15),
-                    Profile::Archive => Compressor::Zstd(22),
-                });
+                let compressor = self.compressor.or(self.fast.then_some(Compressor::Zstd(3)));
                 let read_cost = self.read_cost;
                 let recipe = Recipe { compressor, profile, read_cost, block_size, epoch };
                 Ok(Form::Image(recipe.checked()?))
@@ -326,8 +332,8 @@ fn compressor(text: &str) -> Result<Compressor> {
         None => (text, None),
     };
     match (name, level) {
-        ("zstd", level) => Ok(Compressor::Zstd(level.unwrap_or(15).into())),
-        ("gzip", level) => Ok(Compressor::Gzip(level.unwrap_or(9).into())),
+        ("zstd", level) => Ok(Compressor::Zstd(level.map_or(Compressor::ZSTD_LEVEL, i32::from))),
+        ("gzip", level) => Ok(Compressor::Gzip(level.map_or(Compressor::GZIP_LEVEL, u32::from))),
         ("xz", None) => Ok(Compressor::Xz),
         ("lz4", None) => Ok(Compressor::Lz4),
         ("none", None) => Ok(Compressor::None),
@@ -386,8 +392,8 @@ mod tests {
 
     #[test]
     fn the_name_selects_the_format() {
-        assert_eq!(recipe(&["a", "b.sqfs"]).compressor, Compressor::Zstd(15));
-        assert_eq!(recipe(&["--fast", "a", "b.sqfs"]).compressor, Compressor::Zstd(3));
+        assert_eq!(recipe(&["a", "b.sqfs"]).compressor, None);
+        assert_eq!(recipe(&["--fast", "a", "b.sqfs"]).compressor, Some(Compressor::Zstd(3)));
         assert!(matches!(request(&["a", "b.tar"]).unwrap().form, Form::Tar { .. }));
         let shards = request(&["a", "b.tar", "--shards", "1M", "--shuffle", "7"]).unwrap().form;
         assert!(matches!(
@@ -403,6 +409,7 @@ mod tests {
             &["a", "b.tar", "--compressor", "xz"],
             &["a", "b.tar", "--profile", "archive"],
             &["a", "b.tar", "--fast"],
+            &["a", "b.tar", "--update", "c.sqfs"],
             &["a", "b.sqfs", "--sparse"],
             &["a", "b.sqfs", "--block-size", "3K"],
             &["a", "b.sqfs", "--compressor", "zstd:23"],

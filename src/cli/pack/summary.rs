@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cli::term;
 use crate::error::{Error, Kind, Result};
-use crate::pack::{Compressor, CreatedArchive, Form, Layout, Request};
+use crate::pack::{CreatedArchive, Layout, Request};
 use crate::units::{counted, format_percent, format_size};
 use crate::vfs::Counts;
 
@@ -90,8 +90,16 @@ impl<'s> Summary<'s> {
         let mut lines = vec![self.first_line()];
         let notes = match self.archive {
             CreatedArchive::Image(layout) => {
+                if let Some(base) = &self.request.base {
+                    lines.push(format!(
+                        "{} of {} unchanged since {}, copied without compressing",
+                        format_size(layout.reused_bytes),
+                        counted(layout.reused, "file"),
+                        base.display()
+                    ));
+                }
                 if has_layout {
-                    lines.extend(image_lines(layout, self.request));
+                    lines.extend(image_lines(layout));
                 }
                 &layout.notes
             }
@@ -142,17 +150,14 @@ impl<'s> Summary<'s> {
 }
 
 /// The layout of an image, and what it means for reads.
-fn image_lines(layout: &Layout, request: &Request) -> Vec<String> {
-    let compressor = match &request.form {
-        Form::Image(recipe) => match recipe.compressor {
-            Compressor::Zstd(level) => format!("zstd:{level}"),
-            Compressor::Gzip(level) => format!("gzip:{level}"),
-            _ => layout.compressor.to_owned(),
-        },
-        _ => layout.compressor.to_owned(),
-    };
+fn image_lines(layout: &Layout) -> Vec<String> {
+    let level = layout.level.map_or_else(String::new, |level| format!(":{level}"));
     let blocks = layout.plain_blocks + layout.compressed_blocks;
-    let mut text = format!("blocks of {}, {compressor}", format_size(layout.block_size.into()));
+    let mut text = format!(
+        "blocks of {}, {}{level}",
+        format_size(layout.block_size.into()),
+        layout.compressor
+    );
     if blocks > 0 && layout.plain_blocks > 0 {
         let share = format_percent(layout.plain_blocks as f64 / blocks as f64);
         text.push_str(&format!("; {share} of them stored uncompressed"));

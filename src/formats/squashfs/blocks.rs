@@ -62,6 +62,15 @@ impl DataBlock {
         }
     }
 
+    /// Its word in a block list.
+    pub(super) fn size_field(self) -> u32 {
+        match self {
+            Self::Hole => 0,
+            Self::Uncompressed { len, .. } => len | UNCOMPRESSED,
+            Self::Compressed { len, .. } => len,
+        }
+    }
+
     /// Its position as a detail of an error.
     pub(super) fn describe(self) -> String {
         format!("data block at {:#x}", self.range().start)

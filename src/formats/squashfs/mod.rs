@@ -3,7 +3,7 @@
 //! `superblock` holds the positions of the tables. `metadata` reads the compressed chains that they
 //! are stored in, and finds records in them. `inode` and `directory` form the tree. `blocks` splits
 //! a read into blocks and finds them; `data` reads and decompresses them. `tree` implements the
-//! operations of `vfs`.
+//! operations of `vfs`, and `base` gives blocks to a new image.
 //!
 //! Invariant: opening reads the superblock and the position lists of tables, but no inode except
 //! the root. A mount costs the same for ten files as for ten million. Nothing of the tree is in
@@ -17,6 +17,7 @@ use crate::sync::{Arc, Weak};
 use crate::vfs::FileKind;
 
 mod audit;
+mod base;
 mod blocks;
 mod data;
 mod directory;
@@ -37,6 +38,8 @@ use inode::{Inode, InodeRef, Numbers};
 use metadata::{Metadata, Table};
 use superblock::Superblock;
 use xattr::Xattrs;
+
+pub use base::{BaseImage, StoredContents, StoredFragment, StoredTail};
 
 /// Data is decoded ahead only if the cache has room for this many blocks.
 const AHEAD_BLOCKS_MIN: u64 = 8;

@@ -21,6 +21,9 @@ const MAGIC_SWAPPED: u32 = 0x6873_7173;
 /// Flag: options of the compressor are stored (SQUASHFS_COMP_OPT).
 const OPTIONS_STORED: u16 = 1 << 10;
 
+/// Flags: no data block and no fragment block is compressed (SQUASHFS_NOD, SQUASHFS_NOF).
+const UNCOMPRESSED_DATA: u16 = 1 << 1 | 1 << 3;
+
 /// The offset of a table that does not exist.
 const NO_TABLE: u64 = u64::MAX;
 
@@ -45,6 +48,8 @@ pub(super) struct Superblock {
     pub(super) export_table: Option<u64>,
     /// Whether the options of the compressor are stored after the superblock.
     pub(super) has_options: bool,
+    /// Whether the image says that no block with contents of files is compressed.
+    pub(super) is_uncompressed: bool,
 }
 
 impl Superblock {
@@ -122,6 +127,7 @@ impl Superblock {
             },
             export_table: optional("export", export_table)?,
             has_options: flags & OPTIONS_STORED != 0,
+            is_uncompressed: flags & UNCOMPRESSED_DATA == UNCOMPRESSED_DATA,
         };
         if superblock.inode_table >= superblock.directory_table {
             return Err(Error::corrupt(

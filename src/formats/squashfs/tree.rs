@@ -241,7 +241,7 @@ impl SquashFs {
         }
     }
 
-    fn file(&self, ino: Ino) -> Result<FileRef<'_>> {
+    pub(super) fn file(&self, ino: Ino) -> Result<FileRef<'_>> {
         self.file_at(self.numbers.reference(ino)?)
     }
 

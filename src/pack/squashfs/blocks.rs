@@ -18,7 +18,7 @@ use crate::pack::output::Output;
 use crate::sync::{Arc, Mutex};
 
 /// Set in the size of an uncompressed data block (squashfs.rst, section 3.4).
-const UNCOMPRESSED: u32 = 1 << 24;
+pub(super) const UNCOMPRESSED: u32 = 1 << 24;
 
 /// Entropy in bits per byte below which a block gets at least a tenth smaller, even without
 /// matches.
@@ -169,6 +169,17 @@ pub(super) struct Tail {
     pub(super) offset: u32,
 }
 
+/// Where the bytes of a file are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Placement {
+    /// Offset of its first block; 0 if no block is stored.
+    pub(super) start: u64,
+    /// Index of its first entry in `Data::size_fields`.
+    pub(super) size_fields: usize,
+    pub(super) sparse: u64,
+    pub(super) tail: Option<Tail>,
+}
+
 /// A block to compress, and the channel for the result.
 struct Task {
     bytes: Vec<u8>,
@@ -245,14 +256,28 @@ impl<'f> Fragments<'f> {
         if !self.open.is_empty() && self.open.len() + bytes.len() > self.capacity {
             self.complete(output)?;
         }
-        let number = u32::try_from(self.written.len() + self.pending.len());
-        // The largest number means "no fragment".
-        let fragment = number.ok().filter(|&number| number < u32::MAX).ok_or_else(|| {
-            Error::new(Kind::InvalidInput, "a SquashFS image has at most 2^32 - 1 fragment blocks")
-        })?;
+        let fragment = self.next_number()?;
         let offset = self.open.len() as u32;
         self.open.extend_from_slice(bytes);
         Ok(Tail { fragment, offset })
+    }
+
+    /// Adds a block that was written already, before all others. Returns its number.
+    ///
+    /// Fails with `InvalidInput` if there are too many blocks for 32 bits.
+    pub(super) fn add_stored(&mut self, fragment: Fragment) -> Result<u32> {
+        let number = self.next_number()?;
+        self.written.push(fragment);
+        Ok(number)
+    }
+
+    /// The number of the block that is being filled.
+    fn next_number(&self) -> Result<u32> {
+        let number = u32::try_from(self.written.len() + self.pending.len());
+        // The largest number means "no fragment".
+        number.ok().filter(|&number| number < u32::MAX).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, "a SquashFS image has at most 2^32 - 1 fragment blocks")
+        })
     }
 
     /// Writes all remaining blocks and returns the table.

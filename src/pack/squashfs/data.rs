@@ -3,7 +3,7 @@
 //! Invariants: the blocks of a file are contiguous. The layout depends only on the files: several
 //! threads compress, but one thread writes in order.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::thread;
 
 use crate::error::{Error, Kind, Result};
@@ -14,22 +14,12 @@ use crate::pack::{Job, OnProblem};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
 use super::Layout;
+use super::base::{Base, Copying, Unchanged};
 use super::blocks::{
-    BlockEncoder, BlockEncoders, EncodedBlock, Fragment, Fragments, Tail, is_zero,
+    BlockEncoder, BlockEncoders, EncodedBlock, Fragment, Fragments, Placement, is_zero,
 };
 use super::duplicates::{self, Digest, Key};
 use super::geometry::{Geometry, Tails};
-
-/// Where the bytes of a file are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Placement {
-    /// Offset of its first block; 0 if no block is stored.
-    pub(super) start: u64,
-    /// Index of its first entry in `Data::size_fields`.
-    pub(super) size_fields: usize,
-    pub(super) sparse: u64,
-    pub(super) tail: Option<Tail>,
-}
 
 /// What is known of the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +65,8 @@ fn too_many_blocks(catalog: &Catalog, geometry: &Geometry, file: InodeId) -> Opt
     })
 }
 
-/// Writes the bytes of `files` to `output`, and counts what was saved.
+/// Writes the bytes of `files` to `output`, and counts what was saved. First come those that have
+/// not changed since `base`, in its order.
 ///
 /// Fails with `Interrupted`, and the errors of compressing and writing. A file that cannot be read
 /// is a problem of `job` and gets the state `Failed`.
@@ -83,7 +74,7 @@ pub(super) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
     geometry: &Geometry,
-    files: &[InodeId],
+    (files, base): (&[InodeId], Option<&Base>),
     on_problem: OnProblem,
     layout: &mut Layout,
     output: &mut Output,
@@ -98,13 +89,23 @@ pub(super) fn write(
         }
         error.is_none()
     });
+    let unchanged = match base {
+        Some(base) => base.unchanged(job, catalog, &accepted)?,
+        None => Vec::new(),
+    };
+    if !unchanged.is_empty() {
+        let is_unchanged: HashSet<_> = unchanged.iter().map(|unchanged| unchanged.file).collect();
+        accepted.retain(|file| !is_unchanged.contains(file));
+    }
     let files = &accepted[..];
     let key = Key::random();
     let copies = duplicates::large(job, catalog, files, u64::from(geometry.block_size), key)?;
     job.progress.begin("packing");
     let firsts: Vec<InodeId> =
         files.iter().copied().filter(|file| !copies.contains_key(file)).collect();
-    job.progress.expect(firsts.iter().map(|&id| catalog.inode(id).size()).sum());
+    let copied = unchanged.iter().map(|unchanged| unchanged.file);
+    let sizes = firsts.iter().copied().chain(copied).map(|id| catalog.inode(id).size());
+    job.progress.expect(sizes.sum());
     let block_encoders = BlockEncoders::new(*geometry);
     thread::scope(|scope| {
         let context = PackContext {
@@ -131,6 +132,10 @@ pub(super) fn write(
         };
         for file in &refused {
             writer.data.states[file.index()] = FileState::Failed;
+        }
+        if let Some(base) = base {
+            let failed = writer.copy_unchanged(base, &unchanged)?;
+            writer.run(&failed)?;
         }
         writer.run(&firsts)?;
         // In the order of files, because that of a hash map is random.
@@ -297,6 +302,39 @@ impl Writer<'_, '_> {
         feed(job, context.catalog, files, grain, work, take)?;
         self.close();
         Ok(())
+    }
+
+    /// Copies the contents of files from an earlier image. Returns the files of which it cannot be
+    /// read.
+    fn copy_unchanged(&mut self, base: &Base, unchanged: &[Unchanged]) -> Result<Vec<InodeId>> {
+        let mut copying = Copying::new(base);
+        let mut failed = Vec::new();
+        for unchanged in unchanged {
+            self.job.check()?;
+            let file = unchanged.file;
+            if let Some(placement) = copying.shared(unchanged) {
+                self.copy(file, placement);
+            } else {
+                let size_fields = &mut self.data.size_fields;
+                let first = size_fields.len();
+                let copied =
+                    copying.copy(unchanged, size_fields, &mut self.fragments, self.output)?;
+                let Some(placement) = copied else {
+                    failed.push(file);
+                    continue;
+                };
+                let stored = size_fields[first..].iter().filter(|size_field| **size_field != 0);
+                stored.for_each(|size_field| self.layout.count_block(*size_field));
+                self.data.states[file.index()] = FileState::Placed(placement);
+            }
+            let size = self.context.catalog.inode(file).size();
+            self.job.progress.advance(size);
+            self.layout.reused += 1;
+            self.layout.reused_bytes += size;
+        }
+        self.layout.read_cost = self.layout.read_cost.max(copying.fragment_max);
+        self.layout.notes.extend(copying.note());
+        Ok(failed)
     }
 
     fn take(&mut self, part: EncodedPart) -> Result<()> {

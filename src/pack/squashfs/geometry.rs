@@ -32,6 +32,34 @@ pub enum Compressor {
     None,
 }
 
+impl Compressor {
+    /// The level of zstd if none is named.
+    pub const ZSTD_LEVEL: i32 = 15;
+
+    /// The level of gzip if none is named.
+    pub const GZIP_LEVEL: u32 = 9;
+
+    /// Its name, as the user gives it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Zstd(_) => "zstd",
+            Self::Gzip(_) => "gzip",
+            Self::Xz => "xz",
+            Self::Lz4 => "lz4",
+            Self::None => "none",
+        }
+    }
+
+    /// Its level, if it has levels.
+    pub(super) fn level(self) -> Option<u32> {
+        match self {
+            Self::Zstd(level) => Some(level.unsigned_abs()),
+            Self::Gzip(level) => Some(level),
+            Self::Xz | Self::Lz4 | Self::None => None,
+        }
+    }
+}
+
 /// What an archive is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
@@ -45,8 +73,8 @@ pub enum Profile {
 /// The settings of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// How blocks are compressed.
-    pub compressor: Compressor,
+    /// How blocks are compressed; `None` leaves it to the profile.
+    pub compressor: Option<Compressor>,
     /// What the image is for.
     pub profile: Profile,
     /// Bytes that may be decoded to read a small file; `None` leaves it to the profile.
@@ -69,7 +97,7 @@ impl Recipe {
     /// `Usage` if it does not.
     pub fn checked(self) -> Result<Self> {
         let usage = |message: String| Err(Error::new(Kind::Usage, message));
-        match self.compressor {
+        match self.compressor() {
             Compressor::Zstd(level) if !(1..=22).contains(&level) => {
                 return usage(format!("--compressor zstd:{level}: the level must be from 1 to 22"));
             }
@@ -84,6 +112,16 @@ impl Recipe {
             }
             _ => Ok(self),
         }
+    }
+}
+
+impl Recipe {
+    /// How blocks are compressed.
+    pub(super) fn compressor(&self) -> Compressor {
+        self.compressor.unwrap_or(match self.profile {
+            Profile::Random => Compressor::Zstd(Compressor::ZSTD_LEVEL),
+            Profile::Archive => Compressor::Zstd(22),
+        })
     }
 }
 
@@ -147,7 +185,7 @@ impl Geometry {
             Profile::Archive => u64::from(block_size),
         });
         let fragment_size = u32::try_from(read_cost).unwrap_or(u32::MAX).min(block_size);
-        Self { block_size, fragment_size, tails, saving, compressor: recipe.compressor }
+        Self { block_size, fragment_size, tails, saving, compressor: recipe.compressor() }
     }
 
     pub(super) fn method(&self) -> Method {
@@ -206,7 +244,7 @@ mod tests {
     #[test]
     fn accepts_only_values_of_the_format() {
         let recipe = |compressor, block_size| Recipe {
-            compressor,
+            compressor: Some(compressor),
             profile: Profile::Random,
             read_cost: None,
             block_size,

@@ -1,9 +1,11 @@
 //! Writes SquashFS 4.0 images for random reads.
 //!
-//! `data` writes the bytes of files, `tree` the inodes and directories. The other tables and the
-//! superblock come last. `formats::squashfs` reads images and shares no code with this writer.
+//! `data` writes the bytes of files, or copies them as `base` says. `tree` writes the inodes and
+//! directories. The other tables and the superblock come last. `formats::squashfs` reads images and
+//! shares no code with this writer.
 //!
-//! Invariant: the image depends only on the catalog and the recipe, not on the number of threads.
+//! Invariant: the image depends only on the catalog, the recipe and the earlier image, not on the
+//! number of threads.
 //!
 //! Memory: about 90 bytes an inode, 4 bytes a block and the compressed tables. The number of
 //! threads bounds the memory of batches and fragment blocks.
@@ -17,6 +19,7 @@ use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
 use crate::units::counted;
 
+mod base;
 mod blocks;
 mod data;
 mod duplicates;
@@ -32,6 +35,7 @@ use geometry::{Geometry, Tails};
 use superblock::Superblock;
 use tables::Owners;
 
+pub(crate) use base::Base;
 pub use geometry::{Compressor, Profile, Recipe};
 
 /// Alignment of the image size, bytes. A loop device needs whole pages.
@@ -63,6 +67,8 @@ pub struct Layout {
     pub metadata_bytes: u64,
     /// The name of the compressor.
     pub compressor: &'static str,
+    /// Its level, if it has levels.
+    pub level: Option<u32>,
     /// Block size, bytes.
     pub block_size: u32,
     /// Maximum number of bytes decoded to read a file smaller than a fragment block.
@@ -73,6 +79,10 @@ pub struct Layout {
     pub duplicates: u64,
     /// Bytes of the duplicates.
     pub duplicate_bytes: u64,
+    /// Files that have not changed since an earlier image was made, and whose blocks were copied.
+    pub reused: u64,
+    /// Bytes of these files.
+    pub reused_bytes: u64,
     /// Number of uncompressed blocks.
     pub plain_blocks: u64,
     /// Number of compressed blocks.
@@ -92,7 +102,8 @@ impl Layout {
     }
 }
 
-/// Writes an image of `catalog` to `output`, which is empty. A file that cannot be packed is a
+/// Writes an image of `catalog` to `output`, which is empty. Copies what has not changed since
+/// `base`, for which `recipe` is fitted. A file that cannot be packed is a
 /// problem of `job`; if the run must then be abandoned, the output is no valid image.
 ///
 /// # Errors
@@ -101,21 +112,25 @@ pub(crate) fn write(
     job: &Job<'_>,
     catalog: &Catalog,
     recipe: &Recipe,
+    base: Option<&Base>,
     on_problem: OnProblem,
     output: &mut Output,
 ) -> Result<Layout> {
     let files = catalog.files();
     check_limits(catalog)?;
     let geometry = Geometry::choose(recipe, catalog, &files);
+    let compressor = geometry.compressor;
     output.append(&[0; superblock::SIZE])?;
-    output.append(&superblock::options(recipe.compressor).unwrap_or_default())?;
+    output.append(&superblock::options(compressor).unwrap_or_default())?;
     let mut layout = Layout {
-        compressor: name(recipe.compressor),
+        compressor: compressor.name(),
+        level: compressor.level(),
         block_size: geometry.block_size,
         read_cost: geometry.fragment_size,
         ..Layout::default()
     };
-    let data = data::write(job, catalog, &geometry, &files, on_problem, &mut layout, output)?;
+    let data =
+        data::write(job, catalog, &geometry, (&files, base), on_problem, &mut layout, output)?;
     let mut encoder = Encoder::new(geometry.metadata_method())?;
     let tree_start = output.len();
     job.progress.begin("writing inodes and directories");
@@ -186,7 +201,7 @@ fn finish(
     let id_table = tables::write(tree.owners.records(), encoder, output)?;
     let xattr_table = tree.xattrs.write(encoder, output)?;
     Ok(Superblock {
-        compressor: recipe.compressor,
+        compressor: geometry.compressor,
         block_size: geometry.block_size,
         has_all_tails: geometry.tails == Tails::All,
         inodes: tree.references.len() as u32,
@@ -202,14 +217,4 @@ fn finish(
         fragment_table,
         export_table,
     })
-}
-
-fn name(compressor: Compressor) -> &'static str {
-    match compressor {
-        Compressor::Zstd(_) => "zstd",
-        Compressor::Gzip(_) => "gzip",
-        Compressor::Xz => "xz",
-        Compressor::Lz4 => "lz4",
-        Compressor::None => "none",
-    }
 }

@@ -191,7 +191,7 @@ fn odd() -> Catalog {
 }
 
 const RECIPE: Recipe = Recipe {
-    compressor: Compressor::Zstd(3),
+    compressor: Some(Compressor::Zstd(3)),
     profile: Profile::Random,
     read_cost: None,
     block_size: None,
@@ -208,7 +208,7 @@ fn pack(
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(threads, &progress, &stop);
     let mut output = Output::create(path, Existing::Replace).unwrap();
-    let layout = write(&job, catalog, recipe, OnProblem::Continue, &mut output).unwrap();
+    let layout = write(&job, catalog, recipe, None, OnProblem::Continue, &mut output).unwrap();
     output.publish().unwrap();
     let problems = job.into_problems();
     (layout, problems)
@@ -330,6 +330,7 @@ fn round_trips_with_each_compressor_and_profile() {
             if nth > 1 && compressor != Compressor::Zstd(3) {
                 continue;
             }
+            let compressor = Some(compressor);
             let recipe = Recipe { compressor, profile, read_cost, block_size, epoch };
             let (layout, problems) = pack(&catalog, &recipe, 3, &path);
             assert_eq!(problems, []);
@@ -440,7 +441,7 @@ fn unreadable_files_are_reported_and_left_out_under_all_names() {
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&path, Existing::Replace).unwrap();
-    let layout = write(&job, &forest(), &RECIPE, OnProblem::Abort, &mut output).unwrap();
+    let layout = write(&job, &forest(), &RECIPE, None, OnProblem::Abort, &mut output).unwrap();
     assert!(layout.failed >= 4);
     assert_eq!(job.problems.lock().0.len(), 4);
 }
@@ -457,7 +458,7 @@ fn too_many_owners_are_an_error_that_names_the_limit() {
     let (progress, stop) = (Progress::default(), AtomicBool::new(false));
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
-    let error = write(&job, &catalog, &RECIPE, OnProblem::Continue, &mut output).unwrap_err();
+    let error = write(&job, &catalog, &RECIPE, None, OnProblem::Continue, &mut output).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);
     assert!(error.to_string().contains("65535"), "{error}");
     assert_eq!(output.len(), 0, "the limit is checked before anything is written");
@@ -469,6 +470,50 @@ fn stops_on_interrupt() {
     let (progress, stop) = (Progress::default(), AtomicBool::new(true));
     let job = Job::new(2, &progress, &stop);
     let mut output = Output::create(&work.path().join("a"), Existing::Refuse).unwrap();
-    let error = write(&job, &odd(), &RECIPE, OnProblem::Continue, &mut output).unwrap_err();
+    let error = write(&job, &odd(), &RECIPE, None, OnProblem::Continue, &mut output).unwrap_err();
     assert_eq!(error.kind(), Kind::Interrupted);
+}
+
+#[test]
+fn what_cannot_be_read_of_an_earlier_image_is_packed_from_the_sources() {
+    let work = tempfile::tempdir().unwrap();
+    let path = work.path().join("a.sqfs");
+    let catalog = || {
+        let mut forest = Forest::new();
+        for nth in 0..20 {
+            forest.bytes(
+                InodeId::ROOT,
+                format!("noise{nth}").as_bytes(),
+                blocks::noise(90_000, nth),
+            );
+            forest.bytes(InodeId::ROOT, format!("text{nth}").as_bytes(), text(2000, nth as usize));
+        }
+        forest.finish()
+    };
+    let recipe = Recipe { profile: Profile::Archive, ..RECIPE };
+    let (fresh, _) = pack(&catalog(), &recipe, 2, &path);
+    let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+    for is_cut in [false, true] {
+        let (base, made) = (work.path().join("base.sqfs"), work.path().join("made.sqfs"));
+        std::fs::copy(&path, &base).unwrap();
+        let (job, catalog) = (Job::new(2, &progress, &stop), catalog());
+        let earlier = Base::open(&job, &base).unwrap();
+        // Now its tables are in memory.
+        assert_eq!(earlier.unchanged(&job, &catalog, &catalog.files()).unwrap().len(), 40);
+        if is_cut {
+            std::fs::File::options().write(true).open(&base).unwrap().set_len(200_000).unwrap();
+        }
+        let recipe = earlier.fitted(recipe).unwrap();
+        let mut output = Output::create(&made, Existing::Replace).unwrap();
+        let layout =
+            write(&job, &catalog, &recipe, Some(&earlier), OnProblem::Abort, &mut output).unwrap();
+        output.publish().unwrap();
+        assert_eq!((layout.files, layout.failed), (40, 0));
+        match is_cut {
+            true => assert!(layout.reused < 5 && layout.notes[0].contains("compressed again")),
+            false => assert_eq!((layout.reused, layout.notes.len()), (40, 0)),
+        }
+        assert!(layout.plain_blocks + layout.compressed_blocks >= fresh.plain_blocks);
+        compare(&catalog, &made, None);
+    }
 }

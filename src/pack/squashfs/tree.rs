@@ -17,8 +17,8 @@ use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind};
 use crate::vfs::Timestamp;
 
 use super::Layout;
-use super::blocks::{Fragment, is_uncompressed};
-use super::data::{Data, FileState, Placement};
+use super::blocks::{Fragment, Placement, is_uncompressed};
+use super::data::{Data, FileState};
 use super::geometry::Geometry;
 use super::inodes::{Directory, Entry, File, Header, Listing, kind_number, write_listing};
 use super::tables::{Chain, Owners, Position, Xattrs};

@@ -1,0 +1,280 @@
+//! `archfs pack --update`: blocks of an earlier image, by archfs or mksquashfs, in a new one.
+
+use std::fs::{File, FileTimes};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::*;
+use crate::support::{image, run, skip_without_mounts, source, work_directory};
+
+/// Writes an image of `tree` that copies from `base`, and returns its numbers.
+fn update(base: &Path, tree: &[&Path], made: &Path, options: &[&str]) -> Value {
+    let words = [options, &["--update", text(base), "--json", "--quiet", "--force"]].concat();
+    let paths = tree.iter().copied().chain([made]).map(text);
+    let output = pack(&words.into_iter().chain(paths).collect::<Vec<_>>());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn reused(numbers: &Value) -> u64 {
+    numbers["reused"].as_u64().unwrap()
+}
+
+fn set_time(path: &Path, seconds: u64) {
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    File::open(path).unwrap().set_times(FileTimes::new().set_modified(time)).unwrap();
+}
+
+/// A copy of `source::varied` that can be changed.
+fn copied_tree(work: &Path) -> PathBuf {
+    let tree = work.join("tree");
+    run(Command::new("cp").arg("-a").arg(source::varied()).arg(&tree));
+    tree
+}
+
+/// Adds, removes, replaces, moves and changes files of a copy of `source::varied`.
+fn change(tree: &Path) {
+    let noise = source::noise(7, 300_000);
+    let text = b"a new line of text\n".repeat(700);
+    write_all(tree, &[("new/noise", &noise), ("new/text", &text), ("new/empty", b"")]);
+    let names: Vec<_> = files_of(tree);
+    // Every fifth file is changed in a way of its own.
+    for (nth, path) in names.iter().step_by(5).enumerate() {
+        match nth % 5 {
+            0 => fs::remove_file(path).unwrap(),
+            1 => {
+                let mut bytes = fs::read(path).unwrap();
+                bytes.extend_from_slice(b"more");
+                fs::write(path, bytes).unwrap();
+            }
+            2 => fs::set_permissions(path, PermissionsExt::from_mode(0o640)).unwrap(),
+            3 => fs::rename(path, path.with_extension("moved")).unwrap(),
+            _ => {
+                fs::remove_file(path).unwrap();
+                symlink("elsewhere", path).unwrap();
+            }
+        }
+    }
+}
+
+/// The regular files of a directory tree of at most 64 MiB, each inode once, without mounts and links.
+fn files_of(tree: &Path) -> Vec<PathBuf> {
+    let found = said(&["find", text(tree), "-type", "f", "-size", "-65536k", "-links", "1"]);
+    let mut found: Vec<_> =
+        found.lines().map(PathBuf::from).filter(|path| path.is_file()).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_new_image_shows_the_sources_whatever_wrote_the_old_one() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let (tree, made) = (copied_tree(work.path()), work.path().join("new.sqfs"));
+    let mut bases = Vec::new();
+    for (compressor, count) in [("gzip", 3), ("zstd", 3), ("xz", 1), ("lz4", 1)] {
+        let matrix = image::matrix(compressor);
+        // One with each block size and each way to use fragments.
+        let some = matrix.iter().step_by(matrix.len() * 4 / 9).take(count);
+        for (nth, options) in some.enumerate() {
+            let name = format!("mksquashfs-{compressor}-{nth}.sqfs");
+            bases.push(image::make(work.path(), &name, &tree, options));
+        }
+    }
+    let kinds =
+        [&[][..], &["-c", "gzip:1"], &["-c", "none"], &["--profile", "archive", "-c", "zstd:3"]];
+    for (nth, options) in kinds.iter().enumerate() {
+        bases.push(packed(work.path(), &format!("archfs-{nth}.sqfs"), &tree, options));
+    }
+    let all = files_of(&tree).len() as u64;
+    change(&tree);
+    let expected = take(&tree, Depth::Everything);
+    for base in &bases {
+        let numbers = update(base, &[&tree], &made, &[]);
+        assert_same(text(base), &expected, &by_kernel(&made, work.path()));
+        assert!(reused(&numbers) > all / 2, "{}: {numbers}", base.display());
+        run(archfs().args(["verify", "--quiet"]).arg(&made));
+    }
+}
+
+/// An unchanged file is not read: path, size and time tell.
+#[test]
+fn only_changed_files_are_read_and_compressed() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    let noise = source::noise(1, 500_000);
+    write_all(&tree, &[("large", &noise), ("small", b"the first text"), ("other", b"a third one")]);
+    let [large, small, other] = ["large", "small", "other"].map(|name| tree.join(name));
+    [&large, &small, &other].into_iter().for_each(|path| set_time(path, 1_600_000_000));
+    let base = packed(work.path(), "old.sqfs", &tree, &[]);
+    // The same size and time as before: no sign of a change.
+    fs::write(&small, "another text !").unwrap();
+    set_time(&small, 1_600_000_000);
+    fs::write(&other, "a third ONE").unwrap();
+    set_time(&other, 1_600_000_001);
+    let made = work.path().join("new.sqfs");
+    let numbers = update(&base, &[&tree], &made, &[]);
+    assert_eq!((reused(&numbers), &numbers["reused_bytes"]), (2, &Value::from(500_014)));
+    let cat = |name: &str| run(archfs().arg("cat").arg(&made).arg(name)).stdout;
+    assert_eq!(cat("small"), b"the first text");
+    assert_eq!(cat("other"), b"a third ONE");
+    assert!(cat("large") == noise);
+}
+
+#[test]
+fn files_as_new_as_the_old_image_are_read() {
+    let work = work_directory();
+    let (tree, made) = (directory(work.path(), "tree"), work.path().join("new.sqfs"));
+    write_all(&tree, &[("a", b"before"), ("b", b"before")]);
+    let base = work.path().join("old.sqfs");
+    for (time_of_file, expected) in [(1_600_000_000, "before"), (1_600_000_001, "behind")] {
+        let file = tree.join("a");
+        fs::write(&file, "before").unwrap();
+        set_time(&file, time_of_file);
+        packed(work.path(), "old.sqfs", &tree, &[]);
+        set_time(&base, 1_600_000_001);
+        fs::write(&file, "behind").unwrap();
+        set_time(&file, time_of_file);
+        update(&base, &[&tree], &made, &[]);
+        let found = run(archfs().arg("cat").arg(&made).arg("a")).stdout;
+        assert_eq!(String::from_utf8(found).unwrap(), expected, "{time_of_file}");
+    }
+}
+
+#[test]
+fn an_image_grows_by_the_files_of_a_directory() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let tree = copied_tree(work.path());
+    let expected = contents(&take(&tree, Depth::NoXattrs));
+    let base = packed(work.path(), "old.sqfs", &tree, &[]);
+    let more = directory(work.path(), "more");
+    write_all(&more, &[("class9/one", b"one"), ("class9/two", &source::noise(2, 200_000))]);
+    let made = work.path().join("new.sqfs");
+    let numbers = update(&base, &[&base, &more], &made, &[]);
+    let mut found = contents(&by_kernel(&made, work.path()));
+    found.retain(|(path, _)| !path.starts_with(b"more/class9/"));
+    assert_eq!(found, expected);
+    assert_eq!(numbers["files"].as_u64().unwrap(), expected.len() as u64 + 2);
+    assert!(reused(&numbers) > expected.len() as u64 * 3 / 4, "{numbers}");
+}
+
+#[test]
+fn an_image_does_not_keep_what_few_files_use() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    let small = |number: u64| {
+        let noise = source::noise(number, 500);
+        [noise.clone(), noise].concat()
+    };
+    for number in 0..1000 {
+        let path = tree.join(number.to_string());
+        fs::write(&path, small(number)).unwrap();
+        set_time(&path, 1_600_000_000);
+    }
+    let base = packed(work.path(), "0.sqfs", &tree, &[]);
+    let mut made = base.clone();
+    for (kept, reuses) in [(2, true), (3, true), (40, false)] {
+        for number in (0..1000).filter(|number| number % kept != 0) {
+            let _ = fs::remove_file(tree.join(number.to_string()));
+        }
+        let next = work.path().join(format!("{kept}.sqfs"));
+        let numbers = update(&base, &[&tree], &next, &[]);
+        assert_eq!(reused(&numbers) > 0, reuses && kept == 2, "{kept}: {numbers}");
+        let fresh = packed(work.path(), "fresh.sqfs", &tree, &[]);
+        let sizes = [&next, &fresh].map(|path| fs::metadata(path).unwrap().len());
+        assert!(sizes[0] <= 2 * sizes[1] + 4096, "{kept}: {sizes:?}");
+        made = next;
+    }
+    assert_eq!(run(archfs().arg("cat").arg(&made).arg("120")).stdout, small(120));
+}
+
+#[test]
+fn repeated_updates_stay_right_on_any_number_of_threads() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    let tree = copied_tree(work.path());
+    let mut base = packed(work.path(), "0.sqfs", &tree, &[]);
+    for round in 1..=3 {
+        change(&tree);
+        let [one, four] = ["1", "4"].map(|threads| {
+            let made = work.path().join(format!("{round}-{threads}.sqfs"));
+            update(&base, &[&tree], &made, &["--threads", threads]);
+            made
+        });
+        assert!(fs::read(&one).unwrap() == fs::read(&four).unwrap(), "{round}");
+        let expected = take(&tree, Depth::Everything);
+        assert_same(&format!("round {round}"), &expected, &by_kernel(&four, work.path()));
+        base = four;
+    }
+}
+
+/// Damage of an image's tables, which its blocks are found by, ends in no crash and no endless run.
+#[test]
+fn a_damaged_old_image_ends_no_run() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    for number in 0..50_u64 {
+        let path = tree.join(number.to_string());
+        fs::write(&path, source::noise(number, 3_000 * number as usize)).unwrap();
+        set_time(&path, 1_600_000_000);
+    }
+    let base = packed(work.path(), "old.sqfs", &tree, &["-c", "none", "-b", "16K"]);
+    let sound = fs::read(&base).unwrap();
+    // The tables are at the end.
+    let tables = sound.len() - 12_000;
+    let made = work.path().join("new.sqfs");
+    for nth in 0..60_usize {
+        let mut bytes = sound.clone();
+        let at = tables + nth * 7919 % 12_000;
+        bytes[at..].iter_mut().take(1 + nth % 4).for_each(|byte| *byte ^= 1 << (nth % 8));
+        fs::write(&base, bytes).unwrap();
+        let words = ["--update", text(&base), "--force", "--quiet", text(&tree), text(&made)];
+        let output = archfs().arg("pack").args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 1 | 3)), "{nth}: {said}");
+        assert!(!said.contains("panicked"), "{nth}: {said}");
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_the_base_is_refused_before_anything_is_read() {
+    let work = work_directory();
+    let (tree, made) = (directory(work.path(), "tree"), work.path().join("new.sqfs"));
+    write_all(&tree, &[("a", &b"some text\n".repeat(100))]);
+    let base = packed(work.path(), "old.sqfs", &tree, &["-c", "gzip", "-b", "64K"]);
+    let old = text(&base);
+    let try_with = |options: &[&str], base: &str, code| {
+        let words = [options, &["--update", base, text(&tree), text(&made)]].concat();
+        let said = refused(&words, code);
+        assert!(!made.exists());
+        said
+    };
+    let said = try_with(&["-c", "zstd"], old, 1);
+    assert!(said.contains("its compressor is gzip") && said.contains("leave out --comp"), "{said}");
+    let said = try_with(&["-b", "128K"], old, 1);
+    assert!(said.contains("its blocks have 65536 bytes"), "{said}");
+    let lzo = image::make(work.path(), "lzo.sqfs", &tree, &["-comp", "lzo"]);
+    let said = try_with(&[], text(&lzo), 3);
+    assert!(said.contains("its compressor is lzo, which archfs only reads"), "{said}");
+    let tar = packed(work.path(), "a.tar", &tree, &[]);
+    let said = try_with(&[], text(&tar), 3);
+    assert!(said.contains("not a SquashFS image"), "{said}");
+    let said = try_with(&[], "missing.sqfs", 1);
+    assert!(said.contains("missing.sqfs"), "{said}");
+    // The level of new blocks may differ, and the image may be replaced by its own update.
+    let ino = fs::metadata(&base).unwrap().ino();
+    pack(&["-c", "gzip:1", "--update", old, "--force", "--quiet", text(&tree), old]);
+    assert_ne!(fs::metadata(&base).unwrap().ino(), ino);
+    run(archfs().args(["verify", "--quiet", old]));
+    File::options().write(true).open(&base).unwrap().write_at(b"x", 0).unwrap();
+    try_with(&[], old, 3);
+}
