@@ -27,8 +27,9 @@ use crate::os::memory;
 use crate::os::unlinked::{self, allocate, has_blocks};
 use crate::sync::Arc;
 
-/// List size in bytes from which it moves to a file. An index has six large lists.
-const AFTER: usize = 1 << 20;
+/// List size in bytes from which it moves to a file. An index has six large lists. Unit tests have
+/// lists on both sides of it.
+const AFTER: usize = if cfg!(test) { 1 << 12 } else { 1 << 20 };
 
 /// A file grows by its own length, but by at most this, in bytes.
 const STEP_MAX: u64 = 256 << 20;

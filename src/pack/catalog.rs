@@ -6,13 +6,17 @@
 //! Invariants: the entries of a directory ascend by the bytes of their names, each name once.
 //! `links` is the number of names of an inode. The order in which a disk lists files has no effect.
 //!
-//! Memory: about 200 bytes a file, including its name and what the sources keep; 260 MB for the 1.3
-//! million files of ImageNet.
+//! Memory: the lists of inodes, entries and names are spilled (`spilled`), 68 bytes a file and its
+//! name. What is in memory is about 150 bytes for each directory.
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
 
-use crate::error::Result;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::error::{Error, Result};
+use crate::spilled::{Spill, Spilled};
 use crate::vfs::{FileKind, Name, Timestamp};
 
 /// The number of an inode in a catalog.
@@ -43,8 +47,8 @@ pub(crate) struct Meta {
 }
 
 /// What an inode is, and what only that kind of inode has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum InodeKind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InodeKind<'t> {
     /// A directory: the number of its list of entries.
     Directory(u32),
     /// A regular file; `sparse` if it may have holes.
@@ -53,7 +57,7 @@ pub(crate) enum InodeKind {
         content: ContentId,
         sparse: bool,
     },
-    Symlink(Box<[u8]>),
+    Symlink(&'t [u8]),
     /// A block or character device; `number` is in the kernel's 32-bit encoding.
     Device {
         kind: FileKind,
@@ -64,13 +68,13 @@ pub(crate) enum InodeKind {
 }
 
 /// A file without its names.
-#[derive(Clone, Debug)]
-pub(crate) struct Inode {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inode<'t> {
     pub(crate) meta: Meta,
-    pub(crate) kind: InodeKind,
+    pub(crate) kind: InodeKind<'t>,
 }
 
-impl Inode {
+impl Inode<'_> {
     pub(crate) fn file_kind(&self) -> FileKind {
         match self.kind {
             InodeKind::Directory(_) => FileKind::Directory,
@@ -91,21 +95,134 @@ impl Inode {
     }
 }
 
-/// A name in a directory: its offset and length in `names`, and its inode.
-#[derive(Clone, Copy, Debug)]
+/// An inode in the list.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Row {
+    seconds: i64,
+    /// The size of a file, the number of a device, or where the target of a link is in `names`.
+    value: u64,
+    /// The key of the contents of a file, or the length of a target.
+    key: u64,
+    nanoseconds: u32,
+    uid: u32,
+    gid: u32,
+    /// `NO_XATTRS` if there are none.
+    xattrs: u32,
+    /// The source of the contents of a file, or the number of the list of entries.
+    source: u32,
+    permissions: u16,
+    kind: u8,
+    is_sparse: u8,
+}
+
+const NO_XATTRS: u32 = u32::MAX;
+
+/// Values of `Row::kind`.
+const DIRECTORY: u8 = 0;
+const FILE: u8 = 1;
+const SYMLINK: u8 = 2;
+const BLOCK_DEVICE: u8 = 3;
+const CHAR_DEVICE: u8 = 4;
+const FIFO: u8 = 5;
+const SOCKET: u8 = 6;
+
+impl Row {
+    /// The row of an inode, whose target, if it has one, is at this offset.
+    fn new(inode: &Inode<'_>, target_offset: u64) -> Self {
+        let Meta { permissions, uid, gid, modified, xattrs } = inode.meta;
+        let (kind, value, key, source, is_sparse) = match inode.kind {
+            InodeKind::Directory(entries) => (DIRECTORY, 0, 0, entries, false),
+            InodeKind::File { size, content, sparse } => {
+                (FILE, size, content.key, content.source, sparse)
+            }
+            InodeKind::Symlink(target) => (SYMLINK, target_offset, target.len() as u64, 0, false),
+            InodeKind::Device { kind: FileKind::BlockDevice, number } => {
+                (BLOCK_DEVICE, number.into(), 0, 0, false)
+            }
+            InodeKind::Device { number, .. } => (CHAR_DEVICE, number.into(), 0, 0, false),
+            InodeKind::Fifo => (FIFO, 0, 0, 0, false),
+            InodeKind::Socket => (SOCKET, 0, 0, 0, false),
+        };
+        Self {
+            seconds: modified.seconds,
+            value,
+            key,
+            nanoseconds: modified.nanoseconds,
+            uid,
+            gid,
+            xattrs: xattrs.unwrap_or(NO_XATTRS),
+            source,
+            permissions,
+            kind,
+            is_sparse: is_sparse.into(),
+        }
+    }
+
+    fn meta(&self) -> Meta {
+        let Self { seconds, nanoseconds, permissions, uid, gid, xattrs, .. } = *self;
+        Meta {
+            permissions,
+            uid,
+            gid,
+            modified: Timestamp { seconds, nanoseconds },
+            xattrs: (xattrs != NO_XATTRS).then_some(xattrs),
+        }
+    }
+
+    fn kind<'t>(&self, names: &'t [u8]) -> InodeKind<'t> {
+        // The number of a device has 32 bits.
+        let device = |kind| InodeKind::Device { kind, number: self.value as u32 };
+        match self.kind {
+            DIRECTORY => InodeKind::Directory(self.source),
+            FILE => InodeKind::File {
+                size: self.value,
+                content: ContentId { source: self.source, key: self.key },
+                sparse: self.is_sparse != 0,
+            },
+            SYMLINK => {
+                let start = self.value as usize;
+                InodeKind::Symlink(&names[start..start + self.key as usize])
+            }
+            BLOCK_DEVICE => device(FileKind::BlockDevice),
+            CHAR_DEVICE => device(FileKind::CharDevice),
+            FIFO => InodeKind::Fifo,
+            _ => InodeKind::Socket,
+        }
+    }
+}
+
+/// A name in a directory: the number of the directory's list, where the name is in `names`, after a
+/// byte with its length, and the inode.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 struct Entry {
-    offset: usize,
-    len: u8,
-    inode: InodeId,
+    name: u64,
+    list: u32,
+    inode: u32,
+}
+
+impl Entry {
+    fn name<'n>(&self, names: &'n [u8]) -> &'n [u8] {
+        let start = self.name as usize + 1;
+        &names[start..start + usize::from(names[start - 1])]
+    }
+
+    fn inode(&self) -> InodeId {
+        InodeId(self.inode)
+    }
 }
 
 /// A finished catalog.
-#[derive(Default)]
 pub(crate) struct Catalog {
-    inodes: Vec<Inode>,
-    links: Vec<u32>,
-    directories: Vec<Vec<Entry>>,
-    names: Vec<u8>,
+    inodes: Spilled<Row>,
+    links: Spilled<u32>,
+    /// By list and name.
+    entries: Spilled<Entry>,
+    /// Where each list of entries begins, and where the last one ends.
+    lists: Vec<usize>,
+    /// Names of entries and targets of links.
+    names: Spilled<u8>,
     xattrs: Vec<Xattrs>,
     contents: Vec<Box<dyn Content>>,
     /// Number of names hidden by the same name in a later source.
@@ -115,8 +232,16 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    pub(crate) fn inode(&self, id: InodeId) -> &Inode {
-        &self.inodes[id.index()]
+    pub(crate) fn inode(&self, id: InodeId) -> Inode<'_> {
+        let row = &self.inodes[id.index()];
+        Inode { meta: row.meta(), kind: row.kind(&self.names) }
+    }
+
+    /// Checks that the disk kept what was spilled to it.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { inodes, links, entries, names, .. } = self;
+        let checked = inodes.check().and_then(|()| links.check());
+        checked.and_then(|()| entries.check()).and_then(|()| names.check()).map_err(cannot_spill)
     }
 
     /// Number of inodes. Some may have no name (`links` is 0).
@@ -140,15 +265,21 @@ impl Catalog {
         &self,
         directory: InodeId,
     ) -> impl ExactSizeIterator<Item = (&[u8], InodeId)> {
-        let entries = match self.inode(directory).kind {
-            InodeKind::Directory(number) => self.directories[number as usize].as_slice(),
-            _ => &[],
-        };
-        entries.iter().map(|entry| (self.name(entry), entry.inode))
+        self.list(directory).iter().map(|entry| (entry.name(&self.names), entry.inode()))
     }
 
-    fn name(&self, entry: &Entry) -> &[u8] {
-        &self.names[entry.offset..entry.offset + usize::from(entry.len)]
+    /// The entries of a directory; none for other inodes.
+    fn list(&self, directory: InodeId) -> &[Entry] {
+        let row = &self.inodes[directory.index()];
+        match row.kind {
+            DIRECTORY => &self.entries[self.range(row.source as usize)],
+            _ => &[],
+        }
+    }
+
+    /// Where a list of entries is.
+    fn range(&self, list: usize) -> Range<usize> {
+        self.lists[list]..self.lists[list + 1]
     }
 
     pub(crate) fn xattrs(&self, number: u32) -> &[(Vec<u8>, Vec<u8>)] {
@@ -161,9 +292,8 @@ impl Catalog {
 
     /// The entry of a directory with this index in the order of names.
     pub(crate) fn entry(&self, directory: InodeId, nth: usize) -> Option<(&[u8], InodeId)> {
-        let InodeKind::Directory(number) = self.inode(directory).kind else { return None };
-        let entry = self.directories[number as usize].get(nth)?;
-        Some((self.name(entry), entry.inode))
+        let entry = self.list(directory).get(nth)?;
+        Some((entry.name(&self.names), entry.inode()))
     }
 
     /// The path of a file in its source, for messages.
@@ -176,20 +306,43 @@ impl Catalog {
 }
 
 pub(crate) struct Builder {
-    /// The entries of its directories are unsorted, and `links` is empty.
+    /// Its entries are in the order in which they were added. It has no lists and no links yet.
     catalog: Catalog,
+    /// Number of lists of entries.
+    lists: u32,
     /// Directories by parent and name, to merge those of several sources.
     known: HashMap<(InodeId, Box<[u8]>), InodeId>,
     xattr_numbers: HashMap<Xattrs, u32>,
+    /// The first error of a list that could not grow, which `finish` returns.
+    failure: Option<io::Error>,
 }
 
 impl Builder {
     /// An empty root directory with these attributes.
     pub(crate) fn new(root: Meta) -> Self {
-        let root = Inode { meta: root, kind: InodeKind::Directory(0) };
-        let catalog =
-            Catalog { inodes: vec![root], directories: vec![Vec::new()], ..Catalog::default() };
-        Self { catalog, known: HashMap::new(), xattr_numbers: HashMap::new() }
+        let spill = Spill::default();
+        let catalog = Catalog {
+            inodes: Spilled::new(&spill),
+            links: Spilled::new(&spill),
+            entries: Spilled::new(&spill),
+            lists: Vec::new(),
+            names: Spilled::new(&spill),
+            xattrs: Vec::new(),
+            contents: Vec::new(),
+            hidden: 0,
+            hidden_path: Vec::new(),
+        };
+        let (known, xattr_numbers) = (HashMap::new(), HashMap::new());
+        let mut builder = Self { catalog, lists: 1, known, xattr_numbers, failure: None };
+        builder.nameless(Inode { meta: root, kind: InodeKind::Directory(0) });
+        builder
+    }
+
+    /// Keeps the error if a list could not grow.
+    fn note(&mut self, grown: io::Result<()>) {
+        if let Err(error) = grown {
+            self.failure.get_or_insert(error);
+        }
     }
 
     /// Adds a source of bytes. Its number is the `source` of its `ContentId`s.
@@ -216,14 +369,14 @@ impl Builder {
     pub(crate) fn directory(&mut self, parent: InodeId, name: Name<'_>, meta: Meta) -> InodeId {
         let key = (parent, name.as_bytes().into());
         if let Some(&found) = self.known.get(&key) {
-            self.catalog.inodes[found.index()].meta = meta;
+            self.set_meta(found, meta);
             // Hides whatever another source added under this name in between.
             self.link(parent, name, found);
             return found;
         }
-        let entries = number(self.catalog.directories.len());
-        self.catalog.directories.push(Vec::new());
-        let id = self.add(parent, name, Inode { meta, kind: InodeKind::Directory(entries) });
+        let list = self.lists;
+        self.lists = list.saturating_add(1);
+        let id = self.add(parent, name, Inode { meta, kind: InodeKind::Directory(list) });
         self.known.insert(key, id);
         id
     }
@@ -235,80 +388,141 @@ impl Builder {
 
     /// Replaces the attributes of an inode, for example those of the root.
     pub(crate) fn set_meta(&mut self, id: InodeId, meta: Meta) {
-        self.catalog.inodes[id.index()].meta = meta;
+        let mut inode = self.catalog.inode(id);
+        inode.meta = meta;
+        let row = Row::new(&inode, self.catalog.inodes[id.index()].value);
+        self.catalog.inodes[id.index()] = row;
     }
 
     /// Adds a file that is not a directory. It hides an earlier one with the same name.
-    pub(crate) fn add(&mut self, parent: InodeId, name: Name<'_>, inode: Inode) -> InodeId {
+    pub(crate) fn add(&mut self, parent: InodeId, name: Name<'_>, inode: Inode<'_>) -> InodeId {
         let id = self.nameless(inode);
         self.link(parent, name, id);
         id
     }
 
     /// Adds a file without a name; `link` names it later.
-    pub(crate) fn nameless(&mut self, inode: Inode) -> InodeId {
+    pub(crate) fn nameless(&mut self, inode: Inode<'_>) -> InodeId {
         let id = InodeId(number(self.catalog.inodes.len()));
-        self.catalog.inodes.push(inode);
+        let offset = self.catalog.names.len() as u64;
+        if let InodeKind::Symlink(target) = inode.kind {
+            let kept = self.catalog.names.extend_from_slice(target);
+            self.note(kept);
+        }
+        let kept = self.catalog.inodes.push(Row::new(&inode, offset));
+        self.note(kept);
         id
     }
 
     /// Adds a name for an inode.
     pub(crate) fn link(&mut self, parent: InodeId, name: Name<'_>, inode: InodeId) {
-        let InodeKind::Directory(entries) = self.catalog.inodes[parent.index()].kind else {
+        // A list that could not grow lacks inodes.
+        let Some(&Row { kind: DIRECTORY, source: list, .. }) =
+            self.catalog.inodes.get(parent.index())
+        else {
             return;
         };
         let bytes = name.as_bytes();
+        let entry = Entry { name: self.catalog.names.len() as u64, list, inode: inode.0 };
         // A name is at most 255 bytes long.
-        let entry = Entry { offset: self.catalog.names.len(), len: bytes.len() as u8, inode };
-        self.catalog.names.extend_from_slice(bytes);
-        self.catalog.directories[entries as usize].push(entry);
+        let kept = self
+            .catalog
+            .names
+            .push(bytes.len() as u8)
+            .and_then(|()| self.catalog.names.extend_from_slice(bytes))
+            .and_then(|()| self.catalog.entries.push(entry));
+        self.note(kept);
     }
 
     /// Sorts everything. `owner` replaces the owner of all files where it is set.
-    pub(crate) fn finish(self, owner: Owner) -> Catalog {
-        let mut catalog = self.catalog;
+    ///
+    /// Fails with `Io` if there is no room for the lists.
+    pub(crate) fn finish(self, owner: Owner) -> Result<Catalog> {
+        let (mut catalog, lists) = (self.catalog, self.lists as usize);
+        if let Some(error) = self.failure {
+            return Err(cannot_spill(error));
+        }
+        let hidden_entry = catalog.sort(lists).map_err(cannot_spill)?;
+        catalog.count_links().map_err(cannot_spill)?;
+        for row in &mut *catalog.inodes {
+            row.uid = owner.uid.unwrap_or(row.uid);
+            row.gid = owner.gid.unwrap_or(row.gid);
+        }
+        if let Some(entry) = hidden_entry {
+            catalog.hidden_path = catalog.path(entry);
+        }
+        catalog.check()?;
+        Ok(catalog)
+    }
+}
+
+impl Catalog {
+    /// Sorts the entries by list and name. Of equal names, the one that was added last stays.
+    /// Returns one of those that were hidden.
+    fn sort(&mut self, lists: usize) -> io::Result<Option<Entry>> {
+        let spill = Spill::default();
+        // Where the next entry of each list goes.
+        let mut next = vec![0; lists + 1];
+        self.entries.iter().for_each(|entry| next[entry.list as usize + 1] += 1);
+        (0..lists).for_each(|list| next[list + 1] += next[list]);
+        let bounds = next.clone();
+        let mut sorted =
+            Spilled::filled(Entry { name: 0, list: 0, inode: 0 }, self.entries.len(), &spill)?;
+        for &entry in &*self.entries {
+            let place = &mut next[entry.list as usize];
+            sorted[*place] = entry;
+            *place += 1;
+        }
+        let names: &[u8] = &self.names;
         let mut hidden_entry = None;
-        let mut directories = std::mem::take(&mut catalog.directories);
-        for (number, directory) in directories.iter_mut().enumerate() {
-            directory.sort_by(|a, b| catalog.name(a).cmp(catalog.name(b)));
+        let mut end = 0;
+        let entries: &mut [Entry] = &mut sorted;
+        for list in 0..lists {
+            let range = bounds[list]..bounds[list + 1];
+            let start = end;
+            self.lists.push(start);
             // The sort is stable, so the last of equal names was added last. A directory added
             // twice is one inode and hides nothing.
-            let mut unique: Vec<Entry> = Vec::with_capacity(directory.len());
-            for &entry in directory.iter() {
-                match unique.last_mut() {
-                    Some(last) if catalog.name(last) == catalog.name(&entry) => {
-                        if last.inode != entry.inode {
-                            catalog.hidden += 1;
-                            hidden_entry = hidden_entry.or(Some((number, entry)));
-                        }
-                        *last = entry;
+            entries[range.clone()].sort_by(|a, b| a.name(names).cmp(b.name(names)));
+            for nth in range {
+                let entry = entries[nth];
+                if end > start && entries[end - 1].name(names) == entry.name(names) {
+                    if entries[end - 1].inode != entry.inode {
+                        self.hidden += 1;
+                        hidden_entry = hidden_entry.or(Some(entry));
                     }
-                    _ => unique.push(entry),
+                    end -= 1;
                 }
+                entries[end] = entry;
+                end += 1;
             }
-            *directory = unique;
         }
-        catalog.directories = directories;
-        // Counts only names that the root leads to.
-        let mut links = vec![0_u32; catalog.len()];
+        self.lists.push(end);
+        self.entries = sorted;
+        Ok(hidden_entry)
+    }
+
+    /// Counts only names that the root leads to.
+    fn count_links(&mut self) -> io::Result<()> {
+        let mut links = Spilled::filled(0_u32, self.len(), &Spill::default())?;
         links[0] = 1;
         let mut waiting = vec![InodeId::ROOT];
         while let Some(id) = waiting.pop() {
-            for (_, entry) in catalog.entries(id) {
-                links[entry.index()] += 1;
-                waiting.push(entry);
+            for entry in self.list(id) {
+                links[entry.inode as usize] += 1;
+                if self.inodes[entry.inode as usize].kind == DIRECTORY {
+                    waiting.push(entry.inode());
+                }
             }
         }
-        catalog.links = links;
-        for inode in &mut catalog.inodes {
-            inode.meta.uid = owner.uid.unwrap_or(inode.meta.uid);
-            inode.meta.gid = owner.gid.unwrap_or(inode.meta.gid);
-        }
-        if let Some((directory, entry)) = hidden_entry {
-            catalog.hidden_path = catalog.path(directory, entry);
-        }
-        catalog
+        self.links = links;
+        Ok(())
     }
+}
+
+/// The error of a list of files that has no room.
+pub(super) fn cannot_spill(error: io::Error) -> Error {
+    Error::io("the list of files to pack: no room in memory and in $TMPDIR", error)
 }
 
 /// The owner of all files; `None` keeps the owner of each file.
@@ -364,22 +578,21 @@ pub(crate) trait Content: Send + Sync {
 }
 
 impl Catalog {
-    /// The path of `entry` in the directory at `number`. Searches all directories once for each
-    /// component.
-    fn path(&self, mut number: usize, entry: Entry) -> Vec<u8> {
-        let is_shown_in = |entry: &Entry, number: usize| match self.inode(entry.inode).kind {
-            InodeKind::Directory(entries) => entries as usize == number,
-            _ => false,
-        };
-        let mut components = vec![self.name(&entry)];
+    /// The path of `entry`. Searches all directories once for each component.
+    fn path(&self, entry: Entry) -> Vec<u8> {
+        let (mut components, mut list) = (vec![entry.name(&self.names)], entry.list);
         // A path has fewer components than there are directories.
-        for _ in 0..self.directories.len() {
-            let parent = self.directories.iter().enumerate().find_map(|(parent, entries)| {
-                Some((parent, entries.iter().find(|entry| is_shown_in(entry, number))?))
-            });
-            let Some((parent, entry)) = parent else { break };
-            components.push(self.name(entry));
-            number = parent;
+        for _ in 0..self.lists.len() {
+            let shows = |entry: &&Entry| {
+                let row = &self.inodes[entry.inode as usize];
+                (row.kind, row.source) == (DIRECTORY, list)
+            };
+            let Some(entry) = self.entries[..self.lists[self.lists.len() - 1]].iter().find(shows)
+            else {
+                break;
+            };
+            components.push(entry.name(&self.names));
+            list = entry.list;
         }
         components.reverse();
         components.join(&b'/')
@@ -475,7 +688,7 @@ mod tests {
         Name::parse(text.as_bytes()).unwrap()
     }
 
-    fn fifo() -> Inode {
+    fn fifo() -> Inode<'static> {
         Inode { meta: META, kind: InodeKind::Fifo }
     }
 
@@ -492,7 +705,7 @@ mod tests {
         let z = builder.add(b, name("z"), fifo());
         builder.add(b, name("y"), fifo());
         builder.link(InodeId::ROOT, name("a"), z);
-        let catalog = builder.finish(Owner::default());
+        let catalog = builder.finish(Owner::default()).unwrap();
         let found = paths(&catalog);
         let expected = [("", 0), ("a", 2), ("b", 1), ("b/y", 3), ("b/z", 2)];
         assert_eq!(found, expected.map(|(path, id)| (path.to_owned(), id)));
@@ -507,7 +720,7 @@ mod tests {
         let second = builder.directory(InodeId::ROOT, name("d"), Meta { uid: 7, ..META });
         assert_eq!(first, second);
         let shown = builder.add(second, name("x"), fifo());
-        let catalog = builder.finish(Owner::default());
+        let catalog = builder.finish(Owner::default()).unwrap();
         assert_eq!(catalog.hidden, 1);
         assert_eq!((catalog.links(hidden), catalog.links(shown)), (0, 1));
         assert_eq!(catalog.inode(first).meta.uid, 7);

@@ -328,7 +328,7 @@ mod tests {
             builder.add(InodeId::ROOT, Name::parse(name.as_bytes()).unwrap(), inode);
         }
         builder.source(Box::new(Fakes { files: fakes, queries: AtomicU64::new(0), first_fails }));
-        builder.finish(Owner::default())
+        builder.finish(Owner::default()).unwrap()
     }
 
     /// A piece without its bytes, which are checked already.

@@ -168,6 +168,7 @@ fn pack_by(job: &Job<'_>, request: &Request) -> Result<PackOutcome> {
         let (archive, unnamed) = unwritten.write(job, &catalog, request)?;
         if !is_aborted() {
             job.check()?;
+            catalog.check()?;
             match unnamed {
                 Unnamed::One(output) => output.publish()?,
                 Unnamed::Shards(shards) => shards.publish()?,

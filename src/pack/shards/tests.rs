@@ -29,7 +29,7 @@ fn catalog(files: &[(String, usize, Option<u64>)]) -> Catalog {
         builder.add(directory, name, Inode { meta: META, kind });
     }
     builder.source(Box::new(memory));
-    builder.finish(Owner::default())
+    builder.finish(Owner::default()).unwrap()
 }
 
 /// 3 classes of 40 samples with two files each; some files take several batches.

@@ -228,13 +228,13 @@ impl<'m> CatalogFiller<'m> {
             }
             return Ok(inode);
         }
-        let kind = match found.kind {
-            FoundKind::File { size, sparse } => {
+        let kind = match &found.kind {
+            &FoundKind::File { size, sparse } => {
                 let content = ContentId { source: destination.source, key };
                 InodeKind::File { size, content, sparse }
             }
             FoundKind::Symlink(target) => InodeKind::Symlink(target),
-            FoundKind::Device { kind, number } => InodeKind::Device { kind, number },
+            &FoundKind::Device { kind, number } => InodeKind::Device { kind, number },
             FoundKind::Fifo | FoundKind::Directory { .. } => InodeKind::Fifo,
             FoundKind::Socket => InodeKind::Socket,
         };
@@ -261,7 +261,7 @@ impl<'m> CatalogFiller<'m> {
         let root =
             self.root.filter(|_| self.in_root == 1).unwrap_or_else(|| default_meta(self.newest));
         self.builder.set_meta(InodeId::ROOT, root);
-        Ok(self.builder.finish(owner))
+        self.builder.finish(owner)
     }
 
     fn move_files(&mut self) -> Result<()> {

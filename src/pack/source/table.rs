@@ -3,8 +3,8 @@
 //! Invariant: device, inode, size and time are compared before and after a read. A file that
 //! differs gives an error, never bytes of two versions.
 //!
-//! Memory: 48 bytes and the name for each file; a name and the number of its parent for each
-//! directory.
+//! Memory: 48 bytes and the name for each file, which are spilled; a range and the number of its
+//! parent for each directory.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,12 +13,14 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{OFlags, SeekFrom, fstat, seek};
 use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::disk;
 use super::placing::{Found, FoundKind, display_path};
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::Content;
+use crate::pack::catalog::{Content, cannot_spill};
 use crate::pack::feed::BATCH;
+use crate::spilled::{Spill, Spilled};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 
 /// Smallest file that stays open between its reads, bytes. Smaller files are read once.
@@ -28,17 +30,27 @@ const HELD_MIN: u64 = BATCH;
 const HELD: usize = 8;
 
 /// The state of a file when it was listed.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 struct Row {
     inode: u64,
     size: u64,
     seconds: i64,
+    /// Where its name is in `Rows::names`.
+    name: u64,
+    name_len: u32,
     nanoseconds: u32,
     /// Index of its device in `Rows::devices`.
     device: u32,
     /// Index of its directory in `Rows::directories`.
     directory: u32,
-    name_len: u32,
-    name: usize,
+}
+
+impl Row {
+    fn name_range(&self) -> Range<usize> {
+        let start = self.name as usize;
+        start..start + self.name_len as usize
+    }
 }
 
 /// A directory: its parent, and the range of its name.
@@ -62,16 +74,14 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(mut rows: Rows, base: OwnedFd, display: Vec<u8>) -> Self {
-        rows.files.shrink_to_fit();
-        rows.names.shrink_to_fit();
+    pub(super) fn new(rows: Rows, base: OwnedFd, display: Vec<u8>) -> Self {
         let (traceless, held) = (AtomicBool::new(true), Mutex::default());
         Self { base, display, rows, traceless, held }
     }
 
     fn path(&self, row: &Row) -> Vec<u8> {
         let Rows { directories, names, .. } = &self.rows;
-        let mut parts = vec![&names[row.name..row.name + row.name_len as usize]];
+        let mut parts = vec![&names[row.name_range()]];
         let mut next = row.directory;
         while next != 0 {
             let directory = &directories[next as usize];
@@ -203,18 +213,20 @@ impl Content for Table {
 }
 
 /// The rows of a table.
-#[derive(Default)]
 pub(super) struct Rows {
     directories: Vec<ParentDirectory>,
-    files: Vec<Row>,
-    names: Vec<u8>,
+    files: Spilled<Row>,
+    names: Spilled<u8>,
     devices: Vec<u64>,
 }
 
 impl Rows {
     /// Only the base directory, which has the number 0.
     pub(super) fn new() -> Self {
-        Self { directories: vec![ParentDirectory { parent: 0, name: 0..0 }], ..Self::default() }
+        let spill = Spill::default();
+        let directories = vec![ParentDirectory { parent: 0, name: 0..0 }];
+        let (files, names) = (Spilled::new(&spill), Spilled::new(&spill));
+        Self { directories, files, names, devices: Vec::new() }
     }
 
     /// Adds the file `name` to the directory with this number. Returns the number of a directory or
@@ -225,7 +237,7 @@ impl Rows {
         let name_start = self.names.len();
         match found.kind {
             FoundKind::Directory { .. } => {
-                self.names.extend_from_slice(name);
+                self.names.extend_from_slice(name).map_err(cannot_spill)?;
                 self.directories.push(ParentDirectory {
                     parent: directory,
                     name: name_start..self.names.len(),
@@ -234,23 +246,24 @@ impl Rows {
                 Ok(u64::from(number))
             }
             FoundKind::File { size, .. } => {
-                self.names.extend_from_slice(name);
+                self.names.extend_from_slice(name).map_err(cannot_spill)?;
                 let device = self.devices.iter().rposition(|&other| other == found.id.device);
                 let device = device.unwrap_or_else(|| {
                     self.devices.push(found.id.device);
                     self.devices.len() - 1
                 });
-                self.files.push(Row {
+                let row = Row {
                     inode: found.id.number,
                     size,
                     seconds: found.meta.modified.seconds,
+                    name: name_start as u64,
+                    // A name has 255 bytes at most, and a path that the kernel accepts 4095.
+                    name_len: name.len() as u32,
                     nanoseconds: found.meta.modified.nanoseconds,
                     device: u32::try_from(device).map_err(many)?,
                     directory,
-                    // A name has 255 bytes at most, and a path that the kernel accepts 4095.
-                    name_len: name.len() as u32,
-                    name: name_start,
-                });
+                };
+                self.files.push(row).map_err(cannot_spill)?;
                 Ok(self.files.len() as u64 - 1)
             }
             _ => Ok(0),

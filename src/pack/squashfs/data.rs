@@ -6,17 +6,20 @@
 use std::collections::{HashMap, HashSet};
 use std::thread;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Catalog, InodeId};
+use crate::pack::catalog::{Catalog, InodeId, cannot_spill};
 use crate::pack::feed::{Data as Bytes, Part, Piece, feed};
 use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
+use crate::spilled::{Spill, Spilled};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
 use super::Layout;
 use super::base::{Base, Copying, Unchanged};
 use super::blocks::{
-    BlockEncoder, BlockEncoders, EncodedBlock, Fragment, Fragments, Placement, is_zero,
+    BlockEncoder, BlockEncoders, EncodedBlock, Fragment, Fragments, Placement, Tail, is_zero,
 };
 use super::duplicates::{self, Digest, Key};
 use super::geometry::{Geometry, Tails};
@@ -30,9 +33,68 @@ pub(super) enum FileState {
     Failed,
 }
 
+/// What is known of the bytes of each file, by inode number of the catalog.
+pub(super) struct States(Spilled<State>);
+
+/// A `FileState` in the list.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct State {
+    /// `Placement::start`, or one of the values below.
+    start: u64,
+    size_fields: u64,
+    sparse: u64,
+    /// The tail. There is none if `fragment` is `NO_TAIL`.
+    fragment: u32,
+    offset: u32,
+}
+
+/// Values of `State::start` that are no offset in an image.
+const UNSEEN: u64 = u64::MAX;
+const FAILED: u64 = u64::MAX - 1;
+
+/// The number that means "no fragment" in an image as well.
+const NO_TAIL: u32 = u32::MAX;
+
+impl States {
+    fn new(len: usize) -> Result<Self> {
+        let unseen = State { start: UNSEEN, size_fields: 0, sparse: 0, fragment: 0, offset: 0 };
+        Spilled::filled(unseen, len, &Spill::default()).map(Self).map_err(cannot_spill)
+    }
+
+    pub(super) fn get(&self, file: InodeId) -> FileState {
+        let State { start, size_fields, sparse, fragment, offset } = self.0[file.index()];
+        match start {
+            UNSEEN => FileState::Unseen,
+            FAILED => FileState::Failed,
+            start => FileState::Placed(Placement {
+                start,
+                size_fields: size_fields as usize,
+                sparse,
+                tail: (fragment != NO_TAIL).then_some(Tail { fragment, offset }),
+            }),
+        }
+    }
+
+    fn set_placed(&mut self, file: InodeId, placement: &Placement) {
+        let Placement { start, size_fields, sparse, tail } = *placement;
+        let Tail { fragment, offset } = tail.unwrap_or(Tail { fragment: NO_TAIL, offset: 0 });
+        let size_fields = size_fields as u64;
+        self.0[file.index()] = State { start, size_fields, sparse, fragment, offset };
+    }
+
+    fn set_failed(&mut self, file: InodeId) {
+        self.0[file.index()].start = FAILED;
+    }
+
+    /// Checks that the disk kept what was spilled to it.
+    pub(super) fn check(&self) -> Result<()> {
+        self.0.check().map_err(cannot_spill)
+    }
+}
+
 pub(super) struct Data {
-    /// By inode number of the catalog.
-    pub(super) states: Vec<FileState>,
+    pub(super) states: States,
     /// Sizes of blocks on disk, with a flag for uncompressed ones; 0 is a hole.
     pub(super) size_fields: Vec<u32>,
     pub(super) fragments: Vec<Fragment>,
@@ -107,6 +169,7 @@ pub(super) fn write(
     let sizes = firsts.iter().copied().chain(copied).map(|id| catalog.inode(id).size());
     job.progress.expect(sizes.sum());
     let block_encoders = BlockEncoders::new(*geometry);
+    let states = States::new(catalog.len())?;
     thread::scope(|scope| {
         let context = PackContext {
             catalog,
@@ -124,14 +187,10 @@ pub(super) fn write(
             layout,
             fragments: Fragments::new(geometry, &block_encoders, scope, job.threads),
             open: None,
-            data: Data {
-                states: vec![FileState::Unseen; catalog.len()],
-                size_fields: Vec::new(),
-                fragments: Vec::new(),
-            },
+            data: Data { states, size_fields: Vec::new(), fragments: Vec::new() },
         };
         for file in &refused {
-            writer.data.states[file.index()] = FileState::Failed;
+            writer.data.states.set_failed(*file);
         }
         if let Some(base) = base {
             let failed = writer.copy_unchanged(base, &unchanged)?;
@@ -142,7 +201,7 @@ pub(super) fn write(
         let copied = || files.iter().filter_map(|file| Some((*file, *copies.get(file)?)));
         let mut orphans = Vec::new();
         for (file, first) in copied() {
-            match writer.data.states[first.index()] {
+            match writer.data.states.get(first) {
                 FileState::Placed(placement) => writer.copy(file, placement),
                 // The first file could be read for the comparison, but not now. Perhaps its copy
                 // still can.
@@ -167,9 +226,9 @@ struct PackContext<'s> {
     on_problem: OnProblem,
     key: Key,
     block_encoders: &'s BlockEncoders,
-    /// Files of one batch by their hash, and their placement once they are written. Guards only the
-    /// map; never held with another lock.
-    known: Mutex<HashMap<Digest, Option<Placement>>>,
+    /// The first file with each hash, of files of one batch. It may not be written yet. Guards only
+    /// the map; never held with another lock.
+    known: Mutex<HashMap<Digest, InodeId>>,
     /// Whether the run has failed. Relaxed: it only saves work.
     has_failed: AtomicBool,
 }
@@ -231,7 +290,7 @@ impl PackContext<'_> {
                     content: Ok(Content::Seen(pieces)),
                 };
             }
-            known.insert(digest, None);
+            known.insert(digest, file);
         }
         EncodedPart { file, digest, content: self.encode(file, &pieces).map(Content::Encoded) }
     }
@@ -325,7 +384,7 @@ impl Writer<'_, '_> {
                 };
                 let stored = size_fields[first..].iter().filter(|size_field| **size_field != 0);
                 stored.for_each(|size_field| self.layout.count_block(*size_field));
-                self.data.states[file.index()] = FileState::Placed(placement);
+                self.data.states.set_placed(file, &placement);
             }
             let size = self.context.catalog.inode(file).size();
             self.job.progress.advance(size);
@@ -343,7 +402,7 @@ impl Writer<'_, '_> {
             self.close();
         }
         let content = match part.content {
-            Ok(_) if self.data.states[file.index()] == FileState::Failed => return Ok(()),
+            Ok(_) if self.data.states.get(file) == FileState::Failed => return Ok(()),
             Ok(Content::Dropped) => return Ok(()),
             Ok(content) => content,
             Err(error) => {
@@ -351,8 +410,10 @@ impl Writer<'_, '_> {
                 return Ok(());
             }
         };
-        let known = part.digest.and_then(|digest| *self.context.known.lock().get(&digest)?);
-        if let Some(placement) = known {
+        let first = part.digest.and_then(|digest| self.context.known.lock().get(&digest).copied());
+        if let Some(first) = first
+            && let FileState::Placed(placement) = self.data.states.get(first)
+        {
             self.copy(file, placement);
             return Ok(());
         }
@@ -361,15 +422,16 @@ impl Writer<'_, '_> {
             Content::Seen(pieces) => self.context.encode(file, &pieces)?,
             Content::Dropped => return Ok(()),
         };
-        let placement = self.add(file, encoded)?;
+        self.add(file, encoded)?;
+        // The first file that another thread has seen may have failed.
         if let Some(digest) = part.digest {
-            self.context.known.lock().insert(digest, Some(placement));
+            self.context.known.lock().insert(digest, file);
         }
         Ok(())
     }
 
     /// Writes a part of a file and updates its placement.
-    fn add(&mut self, file: InodeId, encoded: EncodedFile) -> Result<Placement> {
+    fn add(&mut self, file: InodeId, encoded: EncodedFile) -> Result<()> {
         let (_, mut placement) = self.open.unwrap_or_else(|| {
             (file, Placement { size_fields: self.data.size_fields.len(), ..Placement::default() })
         });
@@ -394,24 +456,24 @@ impl Writer<'_, '_> {
             placement.tail = Some(self.fragments.add(&tail, self.output)?);
         }
         self.open = Some((file, placement));
-        Ok(placement)
+        Ok(())
     }
 
     fn close(&mut self) {
         if let Some((file, placement)) = self.open.take() {
-            self.data.states[file.index()] = FileState::Placed(placement);
+            self.data.states.set_placed(file, &placement);
         }
     }
 
     fn copy(&mut self, file: InodeId, placement: Placement) {
-        self.data.states[file.index()] = FileState::Placed(placement);
+        self.data.states.set_placed(file, &placement);
         self.layout.duplicates += 1;
         self.layout.duplicate_bytes += self.context.catalog.inode(file).size();
     }
 
     fn fail(&mut self, file: InodeId, error: &Error) {
         self.open = None;
-        self.data.states[file.index()] = FileState::Failed;
+        self.data.states.set_failed(file);
         self.job.problem(self.context.catalog.origin(file), error);
     }
 }

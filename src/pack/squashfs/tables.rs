@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use super::blocks::Fragment;
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::Catalog;
+use crate::pack::catalog::{Catalog, cannot_spill};
 use crate::pack::output::Output;
+use crate::spilled::{Spill, Spilled};
 use crate::vfs::is_linux_xattr;
 
 /// Bytes of a block before compression.
@@ -35,6 +36,11 @@ impl Position {
         self.block << 16 | u64::from(self.offset)
     }
 
+    /// The position with this reference.
+    pub(super) fn of(reference: u64) -> Self {
+        Self { block: reference >> 16, offset: (reference & 0xffff) as u16 }
+    }
+
     /// The offset of the block in 32 bits, as directories store it.
     pub(super) fn block32(self, table: &str) -> Result<u32> {
         u32::try_from(self.block).map_err(|_| {
@@ -46,15 +52,21 @@ impl Position {
 }
 
 /// A chain under construction.
-#[derive(Default)]
 pub(super) struct Chain {
-    stored: Vec<u8>,
+    stored: Spilled<u8>,
     /// The block that is being filled: less than `BLOCK` bytes between calls.
     open: Vec<u8>,
     /// Offset of each block from the start of the chain.
     starts: Vec<u64>,
     /// Bytes before compression.
     len: u64,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        let stored = Spilled::new(&Spill::default());
+        Self { stored, open: Vec::new(), starts: Vec::new(), len: 0 }
+    }
 }
 
 impl Chain {
@@ -81,10 +93,11 @@ impl Chain {
     }
 
     /// The stored chain, and the offset of each of its blocks.
-    pub(super) fn finish(mut self, encoder: &mut Encoder) -> Result<(Vec<u8>, Vec<u64>)> {
+    pub(super) fn finish(mut self, encoder: &mut Encoder) -> Result<(Spilled<u8>, Vec<u64>)> {
         if !self.open.is_empty() {
             self.close(encoder)?;
         }
+        self.stored.check().map_err(cannot_spill)?;
         Ok((self.stored, self.starts))
     }
 
@@ -92,16 +105,12 @@ impl Chain {
         self.starts.push(self.stored.len() as u64);
         // A block is at most 8192 bytes long, so the upper bit of its length is free.
         let len = self.open.len();
-        match encoder.encode(&self.open, len - 1)? {
-            Some(compressed) => {
-                self.stored.extend((compressed.len() as u16).to_le_bytes());
-                self.stored.extend_from_slice(compressed);
-            }
-            None => {
-                self.stored.extend((len as u16 | UNCOMPRESSED).to_le_bytes());
-                self.stored.extend_from_slice(&self.open);
-            }
-        }
+        let (size_field, bytes) = match encoder.encode(&self.open, len - 1)? {
+            Some(compressed) => (compressed.len() as u16, compressed),
+            None => (len as u16 | UNCOMPRESSED, &self.open[..]),
+        };
+        let kept = self.stored.extend_from_slice(&size_field.to_le_bytes());
+        kept.and_then(|()| self.stored.extend_from_slice(bytes)).map_err(cannot_spill)?;
         self.open.clear();
         Ok(())
     }

@@ -89,7 +89,7 @@ impl Forest {
     fn finish(mut self) -> Catalog {
         let reads = self.files.iter().map(|_| crate::sync::AtomicU64::new(0)).collect();
         self.builder.source(Box::new(Memory { files: self.files, reads }));
-        self.builder.finish(Owner::default())
+        self.builder.finish(Owner::default()).unwrap()
     }
 }
 
@@ -136,8 +136,8 @@ fn odd() -> Catalog {
     let mut add = |name_bytes: &[u8], meta: Meta, kind: InodeKind| {
         forest.builder.add(deep, name(name_bytes), Inode { meta, kind })
     };
-    add(b"symlink", META, InodeKind::Symlink(b"../no\xffwhere".as_slice().into()));
-    add(b"long symlink", META, InodeKind::Symlink(vec![b'x'; 4000].into()));
+    add(b"symlink", META, InodeKind::Symlink(b"../no\xffwhere"));
+    add(b"long symlink", META, InodeKind::Symlink(&[b'x'; 4000]));
     let (kind, number) = (FileKind::BlockDevice, 0x0810_0321);
     add(b"block", META, InodeKind::Device { kind, number });
     add(b"char", META, InodeKind::Device { kind: FileKind::CharDevice, number: 0x103 });
@@ -161,7 +161,7 @@ fn odd() -> Catalog {
         for (nth, kind) in [
             InodeKind::Fifo,
             InodeKind::Socket,
-            InodeKind::Symlink(b"t".as_slice().into()),
+            InodeKind::Symlink(b"t"),
             InodeKind::Device { kind: FileKind::CharDevice, number: 1 },
         ]
         .into_iter()
@@ -425,7 +425,7 @@ fn unreadable_files_are_reported_and_left_out_under_all_names() {
         forest.bytes(InodeId::ROOT, b"m2", blocks::noise(4_500_000, 1));
         forest.bytes(InodeId::ROOT, b"good", text(1000, 1));
         let target = vec![b'x'; 65536];
-        let kind = InodeKind::Symlink(target.into());
+        let kind = InodeKind::Symlink(&target);
         forest.builder.add(InodeId::ROOT, name(b"symlink"), Inode { meta: META, kind });
         forest.finish()
     };

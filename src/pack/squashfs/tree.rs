@@ -10,10 +10,13 @@
 
 use std::collections::HashMap;
 
+use zerocopy::little_endian::U64;
+
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 use crate::pack::Job;
-use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind};
+use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind, cannot_spill};
+use crate::spilled::{Spill, Spilled, Value};
 use crate::vfs::Timestamp;
 
 use super::Layout;
@@ -31,10 +34,10 @@ const SIZE_FIELDS: usize = 4096;
 
 /// Both tables, and the values collected while writing them.
 pub(super) struct Tree {
-    pub(super) inodes: Vec<u8>,
-    pub(super) directories: Vec<u8>,
+    pub(super) inodes: Spilled<u8>,
+    pub(super) directories: Spilled<u8>,
     /// References of inodes by their number, from 1.
-    pub(super) references: Vec<u64>,
+    pub(super) references: Spilled<U64>,
     pub(super) root: u64,
     pub(super) owners: Owners,
     pub(super) xattrs: Xattrs,
@@ -64,7 +67,7 @@ pub(super) fn write(
         latest: epoch.map_or(u32::MAX, seconds),
         layout,
         encoder,
-        positions: vec![None; count as usize],
+        references: filled(NO_REFERENCE, count as usize)?,
         numbers,
         listings: HashMap::new(),
         inodes: Chain::default(),
@@ -82,35 +85,45 @@ pub(super) fn write(
     }
     // The root has no parent. mksquashfs stores a number that no inode has.
     let root = writer.inode(InodeId::ROOT, count + 1)?.reference();
-    let Writer { layout, encoder, positions, inodes, directories, owners, xattrs, .. } = writer;
+    let Writer { layout, encoder, references, inodes, directories, owners, xattrs, .. } = writer;
     layout.mean_decoded = writer.decoded / (writer.inodes_of_files.max(1) as f64);
-    let references =
-        positions.into_iter().map(|position| position.map_or(0, Position::reference)).collect();
+    writer.numbers.check().and_then(|()| references.check()).map_err(cannot_spill)?;
     let (newest, changed_times) = (writer.newest, writer.changed_times);
     let (inodes, _) = inodes.finish(encoder)?;
     let (directories, _) = directories.finish(encoder)?;
     Ok(Tree { inodes, directories, references, root, owners, xattrs, newest, changed_times })
 }
 
-/// The number of each inode, 0 for those left out, and the number of inodes.
+/// The number of an inode that is not in the image.
+const LEFT_OUT: u32 = u32::MAX;
+
+/// The reference of an inode that is not written yet.
+const NO_REFERENCE: U64 = U64::MAX_VALUE;
+
+fn filled<T: Value>(value: T, len: usize) -> Result<Spilled<T>> {
+    Spilled::filled(value, len, &Spill::default()).map_err(cannot_spill)
+}
+
+/// The number of each inode, `LEFT_OUT` for those left out, 0 for those without a name, and the
+/// number of inodes.
 fn numbers(
     job: &Job<'_>,
     catalog: &Catalog,
     data: &Data,
     layout: &mut Layout,
-) -> Result<(Vec<u32>, u32)> {
-    let mut numbers = vec![0; catalog.len()];
-    let mut is_out = vec![false; catalog.len()];
+) -> Result<(Spilled<u32>, u32)> {
+    let mut list = filled(0, catalog.len())?;
+    let numbers: &mut [u32] = &mut list;
     let mut count = 1_u32;
     numbers[InodeId::ROOT.index()] = count;
     catalog.walk(&mut |path, directory| {
         for (name, id) in catalog.entries(directory) {
             let index = id.index();
-            if numbers[index] != 0 || is_out[index] {
+            if numbers[index] != 0 {
                 continue;
             }
-            is_out[index] = match &catalog.inode(id).kind {
-                InodeKind::File { .. } => !matches!(data.states[index], FileState::Placed(_)),
+            let is_left_out = match &catalog.inode(id).kind {
+                InodeKind::File { .. } => !matches!(data.states.get(id), FileState::Placed(_)),
                 InodeKind::Symlink(target) if target.len() > TARGET => {
                     let message = format!(
                         "link target of {} bytes, the limit of SquashFS is {TARGET}",
@@ -124,8 +137,9 @@ fn numbers(
                 }
                 _ => false,
             };
-            if is_out[index] {
+            if is_left_out {
                 layout.failed += 1;
+                numbers[index] = LEFT_OUT;
             } else {
                 count = count.saturating_add(1);
                 numbers[index] = count;
@@ -137,7 +151,7 @@ fn numbers(
         u32::MAX => {
             Err(Error::new(Kind::InvalidInput, "a SquashFS image has at most 2^32 - 2 inodes"))
         }
-        _ => Ok((numbers, count)),
+        _ => Ok((list, count)),
     }
 }
 
@@ -167,9 +181,9 @@ struct Writer<'w> {
     latest: u32,
     layout: &'w mut Layout,
     encoder: &'w mut Encoder,
-    numbers: Vec<u32>,
-    /// Position of each written inode, by inode number less one.
-    positions: Vec<Option<Position>>,
+    numbers: Spilled<u32>,
+    /// References of inodes, by inode number less one.
+    references: Spilled<U64>,
     /// Listings of directories whose inodes are not written yet, and their link counts.
     listings: HashMap<InodeId, (Listing, u32)>,
     inodes: Chain,
@@ -192,20 +206,21 @@ impl Writer<'_> {
         let mut links = 2_u32;
         for (_, id) in catalog.entries(directory) {
             let number = self.numbers[id.index()];
-            if number == 0 {
+            if matches!(number, 0 | LEFT_OUT) {
                 continue;
             }
             if matches!(catalog.inode(id).kind, InodeKind::Directory(_)) {
                 links = links.saturating_add(1);
             }
-            if self.positions[number as usize - 1].is_none() {
+            if self.references[number as usize - 1] == NO_REFERENCE {
                 self.inode(id, parent)?;
             }
         }
-        let (numbers, positions) = (&self.numbers, &self.positions);
+        let (numbers, references): (&[u32], &[U64]) = (&self.numbers, &self.references);
         let entries = catalog.entries(directory).filter_map(|(name, id)| {
             let number = numbers[id.index()];
-            let inode = (*positions.get(number.checked_sub(1)? as usize)?)?;
+            let reference = *references.get(number.checked_sub(1)? as usize)?;
+            let inode = (reference != NO_REFERENCE).then(|| Position::of(reference.get()))?;
             Some(Entry { name, inode, number, kind: kind_number(catalog.inode(id).file_kind()) })
         });
         let listing = write_listing(&mut self.directories, self.encoder, entries)?;
@@ -215,7 +230,7 @@ impl Writer<'_> {
 
     fn inode(&mut self, id: InodeId, parent: u32) -> Result<Position> {
         let inode = self.catalog.inode(id);
-        let header = self.header(id, inode)?;
+        let header = self.header(id, &inode)?;
         let position = self.inodes.position();
         let names = u64::from(header.links);
         if !matches!(inode.kind, InodeKind::Directory(_)) {
@@ -223,7 +238,7 @@ impl Writer<'_> {
         }
         match &inode.kind {
             InodeKind::File { size, .. } => {
-                let FileState::Placed(placement) = self.data.states[id.index()] else {
+                let FileState::Placed(placement) = self.data.states.get(id) else {
                     return Err(Error::new(
                         Kind::Io,
                         "internal error: a file without a position has a number",
@@ -245,7 +260,7 @@ impl Writer<'_> {
                 self.inodes.put(self.encoder, &header.special(inode.file_kind()))?;
             }
         }
-        self.positions[header.number as usize - 1] = Some(position);
+        self.references[header.number as usize - 1] = U64::new(position.reference());
         Ok(position)
     }
 

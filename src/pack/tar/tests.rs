@@ -121,12 +121,12 @@ fn everything() -> Catalog {
     tree.stored(deep, &[b's'; 150], sparse(1 << 20, &[0..5]), META);
     tree.stored(root, b"nothing", sparse(3 << 20, &[]), META);
     tree.stored(root, b"hardly", sparse(2048, std::slice::from_ref(&(0..1024))), META);
-    tree.other(root, b"link", InodeKind::Symlink(b"folder/earlier".as_slice().into()), META);
-    tree.other(root, b"link-far", InodeKind::Symlink(vec![b'x'; 200].into()), META);
+    tree.other(root, b"link", InodeKind::Symlink(b"folder/earlier"), META);
+    tree.other(root, b"link-far", InodeKind::Symlink(&[b'x'; 200]), META);
     tree.other(
         root,
         b"link-bytes",
-        InodeKind::Symlink([&[0xfe; 3][..], &[b'y'; 110]].concat().into()),
+        InodeKind::Symlink(&[&[0xfe; 3][..], &[b'y'; 110]].concat()),
         META,
     );
     let device = |kind, number| InodeKind::Device { kind, number };
@@ -142,7 +142,7 @@ fn everything() -> Catalog {
     ]);
     tree.file(root, b"xattrs", b"x".to_vec(), Meta { xattrs, ..META });
     tree.builder.source(Box::new(tree.memory));
-    tree.builder.finish(Owner::default())
+    tree.builder.finish(Owner::default()).unwrap()
 }
 
 fn pack(catalog: &Catalog, threads: usize, epoch: Option<i64>, path: &Path) -> (Members, usize) {
@@ -395,7 +395,7 @@ fn a_file_that_fails_is_missing_under_all_its_names() {
     );
     tree.other(root, b"f", InodeKind::Fifo, META);
     tree.builder.source(Box::new(tree.memory));
-    let catalog = tree.builder.finish(Owner::default());
+    let catalog = tree.builder.finish(Owner::default()).unwrap();
     let work = tempfile::tempdir().unwrap();
     let path = work.path().join("a.tar");
     let (members, problems) = pack(&catalog, 3, None, &path);
