@@ -125,14 +125,13 @@ fn only_changed_files_are_read_and_compressed() {
     assert!(cat("large") == noise);
 }
 
+/// A file can change in the second of its last change, after it was packed.
 #[test]
 fn files_as_new_as_the_old_image_are_read() {
     let work = work_directory();
     let (tree, made) = (directory(work.path(), "tree"), work.path().join("new.sqfs"));
-    write_all(&tree, &[("a", b"before"), ("b", b"before")]);
-    let base = work.path().join("old.sqfs");
+    let (file, base) = (tree.join("a"), work.path().join("old.sqfs"));
     for (time_of_file, expected) in [(1_600_000_000, "before"), (1_600_000_001, "behind")] {
-        let file = tree.join("a");
         fs::write(&file, "before").unwrap();
         set_time(&file, time_of_file);
         packed(work.path(), "old.sqfs", &tree, &[]);
@@ -142,6 +141,73 @@ fn files_as_new_as_the_old_image_are_read() {
         update(&base, &[&tree], &made, &[]);
         let found = run(archfs().arg("cat").arg(&made).arg("a")).stdout;
         assert_eq!(String::from_utf8(found).unwrap(), expected, "{time_of_file}");
+    }
+    // The image is complete long after it was created.
+    fs::write(&file, "before").unwrap();
+    packed(work.path(), "old.sqfs", &tree, &[]);
+    let modified = fs::metadata(&file).unwrap().modified().unwrap();
+    fs::write(&file, "behind").unwrap();
+    File::open(&file).unwrap().set_times(FileTimes::new().set_modified(modified)).unwrap();
+    set_time(&base, 4_000_000_000);
+    let numbers = update(&base, &[&tree], &made, &[]);
+    assert_eq!(run(archfs().arg("cat").arg(&made).arg("a")).stdout, b"behind");
+    assert!(numbers["notes"][0].as_str().unwrap().contains("1 file packed again"), "{numbers}");
+}
+
+/// The names of one file may have been different files before.
+#[test]
+fn a_file_that_got_the_name_of_another_keeps_its_contents() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    let [a, b, c] = [1, 2, 3].map(|seed| source::noise(seed, 200_000));
+    write_all(&tree, &[("a", &a), ("b", &b), ("c", &c)]);
+    ["a", "b", "c"].iter().for_each(|name| set_time(&tree.join(name), 1_600_000_000));
+    let base = packed(work.path(), "old.sqfs", &tree, &[]);
+    fs::remove_file(tree.join("b")).unwrap();
+    fs::hard_link(tree.join("a"), tree.join("b")).unwrap();
+    fs::hard_link(tree.join("c"), tree.join("d")).unwrap();
+    let made = work.path().join("new.sqfs");
+    assert_eq!(reused(&update(&base, &[&tree], &made, &[])), 1, "only c");
+    for (name, bytes) in [("a", &a), ("b", &a), ("c", &c), ("d", &c)] {
+        assert!(run(archfs().arg("cat").arg(&made).arg(name)).stdout == *bytes, "{name}");
+    }
+}
+
+/// Two files can have the same blocks at the same place, and holes in different ones: gensquashfs
+/// stores them so. Here the block lists are exchanged by hand.
+#[test]
+fn files_that_share_blocks_but_not_holes_stay_different() {
+    let work = work_directory();
+    let tree = directory(work.path(), "tree");
+    let (block, zeros) = (source::noise(3, 4096), vec![0; 4096]);
+    let files = [("A", [&block[..], &zeros].concat()), ("B", [&zeros[..], &block].concat())];
+    for (name, bytes) in &files {
+        fs::write(tree.join(name), bytes).unwrap();
+        set_time(&tree.join(name), 1_600_000_000);
+    }
+    let options =
+        ["-b", "4096", "-noI", "-noF", "-no-fragments", "-no-duplicates", "-comp", "gzip"];
+    let base = image::make(work.path(), "old.sqfs", &tree, &options);
+    let mut bytes = fs::read(&base).unwrap();
+    // The inodes of both begin with type 2 (a file), and have the start of the blocks at 16, the size
+    // at 28 and two words at 32 (squashfs.rst, section 3.3).
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let is_file = |at: &usize| {
+        bytes[*at..*at + 2] == [2, 0]
+            && word(&bytes, at + 28) == 8192
+            && word(&bytes, at + 20) == u32::MAX
+    };
+    let inodes: Vec<_> = (96..bytes.len() - 40).filter(is_file).collect();
+    assert_eq!(inodes.len(), 2, "the two files");
+    let start = word(&bytes, inodes[0] + 16).to_le_bytes();
+    bytes[inodes[1] + 16..inodes[1] + 20].copy_from_slice(&start);
+    fs::write(&base, bytes).unwrap();
+    let made = work.path().join("new.sqfs");
+    assert_eq!(reused(&update(&base, &[&tree], &made, &[])), 2);
+    for (name, bytes) in &files {
+        let by_others = run(Command::new("unsquashfs").arg("-cat").args([&base, Path::new(name)]));
+        assert!(by_others.stdout == *bytes, "the image made by hand, {name}");
+        assert!(run(archfs().arg("cat").arg(&made).arg(name)).stdout == *bytes, "{name}");
     }
 }
 
@@ -165,34 +231,37 @@ fn an_image_grows_by_the_files_of_a_directory() {
     assert!(reused(&numbers) > expected.len() as u64 * 3 / 4, "{numbers}");
 }
 
+/// A fragment block of which less than half belongs to unchanged files is not copied.
 #[test]
 fn an_image_does_not_keep_what_few_files_use() {
     let work = work_directory();
     let tree = directory(work.path(), "tree");
-    let small = |number: u64| {
-        let noise = source::noise(number, 500);
-        [noise.clone(), noise].concat()
-    };
-    for number in 0..1000 {
-        let path = tree.join(number.to_string());
+    let small = |number: u64| source::noise(number, 250).repeat(4);
+    for number in 0..1024 {
+        let path = tree.join(format!("{number:04}"));
         fs::write(&path, small(number)).unwrap();
         set_time(&path, 1_600_000_000);
     }
-    let base = packed(work.path(), "0.sqfs", &tree, &[]);
-    let mut made = base.clone();
-    for (kept, reuses) in [(2, true), (3, true), (40, false)] {
-        for number in (0..1000).filter(|number| number % kept != 0) {
-            let _ = fs::remove_file(tree.join(number.to_string()));
+    let by_mksquashfs = image::make(work.path(), "by-mksquashfs.sqfs", &tree, &["-comp", "zstd"]);
+    for mut base in [packed(work.path(), "0.sqfs", &tree, &[]), by_mksquashfs] {
+        run(Command::new("cp").arg("-rp").arg(&tree).arg(work.path().join("rest")));
+        let rest = work.path().join("rest");
+        for kept in [64, 32, 16, 8, 4] {
+            // The first files of each fragment block stay.
+            for number in (0..1024).filter(|number| number % 128 >= kept) {
+                let _ = fs::remove_file(rest.join(format!("{number:04}")));
+            }
+            let next = work.path().join(format!("{kept}.sqfs"));
+            update(&base, &[&rest], &next, &[]);
+            let fresh = packed(work.path(), "fresh.sqfs", &rest, &[]);
+            let sizes = [&next, &fresh].map(|path| fs::metadata(path).unwrap().len());
+            assert!(sizes[0] <= 2 * sizes[1] + 4096, "{kept}: {sizes:?}");
+            let found = run(archfs().arg("cat").arg(&next).arg("0129")).stdout;
+            assert!(found == small(129));
+            base = next;
         }
-        let next = work.path().join(format!("{kept}.sqfs"));
-        let numbers = update(&base, &[&tree], &next, &[]);
-        assert_eq!(reused(&numbers) > 0, reuses && kept == 2, "{kept}: {numbers}");
-        let fresh = packed(work.path(), "fresh.sqfs", &tree, &[]);
-        let sizes = [&next, &fresh].map(|path| fs::metadata(path).unwrap().len());
-        assert!(sizes[0] <= 2 * sizes[1] + 4096, "{kept}: {sizes:?}");
-        made = next;
+        fs::remove_dir_all(&rest).unwrap();
     }
-    assert_eq!(run(archfs().arg("cat").arg(&made).arg("120")).stdout, small(120));
 }
 
 #[test]
@@ -232,6 +301,7 @@ fn a_damaged_old_image_ends_no_run() {
     // The tables are at the end.
     let tables = sound.len() - 12_000;
     let made = work.path().join("new.sqfs");
+    let mut sound_runs = 0;
     for nth in 0..60_usize {
         let mut bytes = sound.clone();
         let at = tables + nth * 7919 % 12_000;
@@ -240,9 +310,11 @@ fn a_damaged_old_image_ends_no_run() {
         let words = ["--update", text(&base), "--force", "--quiet", text(&tree), text(&made)];
         let output = archfs().arg("pack").args(words).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(matches!(output.status.code(), Some(0 | 1 | 3)), "{nth}: {said}");
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{nth}: {said}");
+        sound_runs += u32::from(output.status.success());
         assert!(!said.contains("panicked"), "{nth}: {said}");
     }
+    assert!(sound_runs > 30, "{sound_runs}");
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub(in crate::cli) struct Args {
 
     /// Copy what has not changed since the image OLD, as it is compressed there
     ///
-    /// That are files with the same path, size and modification time. They are not read. OLD also
+    /// An unchanged file has the same path, size and modification time, and is not read. OLD also
     /// gives the compressor and the block size. To add files, name OLD as a SOURCE as well.
     #[arg(short, long, value_name = "OLD")]
     update: Option<PathBuf>,

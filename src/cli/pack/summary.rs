@@ -91,12 +91,15 @@ impl<'s> Summary<'s> {
         let notes = match self.archive {
             CreatedArchive::Image(layout) => {
                 if let Some(base) = &self.request.base {
-                    lines.push(format!(
-                        "{} of {} unchanged since {}, copied without compressing",
-                        format_size(layout.reused_bytes),
-                        counted(layout.reused, "file"),
-                        base.display()
-                    ));
+                    let base = base.display();
+                    lines.push(match layout.reused {
+                        0 => format!("no file is unchanged since {base}"),
+                        count => format!(
+                            "{} ({}) unchanged since {base}, and copied from it",
+                            counted(count, "file"),
+                            format_size(layout.reused_bytes)
+                        ),
+                    });
                 }
                 if has_layout {
                     lines.extend(image_lines(layout));

@@ -3,11 +3,12 @@
 //! Invariant: a returned block lies within the image, after the superblock, and is no longer than
 //! a block may be.
 
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use super::blocks::DataBlock;
-use super::inode::Body;
 use super::{Shared, SquashFs, superblock};
 use crate::cache::MemoryLimit;
 use crate::codecs::Codec;
@@ -24,10 +25,8 @@ const CACHE: u64 = 64 << 20;
 /// An image that is the base of a new one.
 pub struct BaseImage {
     image: Arc<SquashFs>,
-    /// When the file of the image was written, seconds since 1970.
-    written: i64,
-    /// For each fragment block, where the last tail in it ends.
-    fragment_lens: Vec<u32>,
+    /// When its file was created, if that is known: seconds since 1970.
+    created: Option<i64>,
 }
 
 /// The contents of a regular file, as the image stores them.
@@ -57,8 +56,6 @@ pub struct StoredFragment {
     pub range: Range<u64>,
     /// Its length on disk, with bit 24 set if it is not compressed.
     pub size_field: u32,
-    /// Where the last tail in it ends, decompressed bytes.
-    pub len: u32,
 }
 
 impl BaseImage {
@@ -72,16 +69,16 @@ impl BaseImage {
             return Err(Error::new(Kind::NotFound, format!("{}: no such file", path.display())));
         };
         let name = path.display().to_string();
-        let written = file.identity().modified.0;
+        let created = created(path, file.identity().modified.0);
         let shared = Shared::new(MemoryLimit::new(CACHE));
         let image = SquashFs::open(&name, file, CACHE, &shared)?;
-        let fragment_lens = fragment_lens(&image).map_err(|error| error.within(&name))?;
-        Ok(Self { image, written, fragment_lens })
+        Ok(Self { image, created })
     }
 
-    /// When the file of the image was written, seconds since 1970.
-    pub fn written(&self) -> i64 {
-        self.written
+    /// When its file was created, if that is known: seconds since 1970. A program that makes an
+    /// image creates the file first. Of a copy, it is at most the time of its contents.
+    pub fn created(&self) -> Option<i64> {
+        self.created
     }
 
     /// How its blocks are compressed, if they are.
@@ -131,7 +128,6 @@ impl BaseImage {
             contents.size_fields.push(block.size_field());
         }
         if let Some(tail) = body.tail {
-            self.checked(image.blocks.fragment_of(tail)?)?;
             let len = body.size.checked_rem(block_size).unwrap_or(0);
             let len = u32::try_from(len).unwrap_or(u32::MAX);
             contents.tail = Some(StoredTail { fragment: tail.fragment, offset: tail.offset, len });
@@ -139,15 +135,40 @@ impl BaseImage {
         Ok(contents)
     }
 
-    /// A fragment block.
+    /// Where a fragment block is.
     ///
     /// # Errors
     /// `Corrupt` if the image has no such block, or it is outside of the image or too long.
     pub fn fragment(&self, number: u32) -> Result<StoredFragment> {
-        let block = self.image.blocks.fragment(number)?;
-        self.checked(block).map_err(|error| error.within(&self.image.name))?;
-        let len = self.fragment_lens.get(index(number)).copied().unwrap_or(0);
-        Ok(StoredFragment { range: block.range(), size_field: block.size_field(), len })
+        let block = self.fragment_block(number)?;
+        Ok(StoredFragment { range: block.range(), size_field: block.size_field() })
+    }
+
+    /// Bytes of a fragment block, decompressed.
+    ///
+    /// # Errors
+    /// Those of `fragment`; `Corrupt` if it cannot be decompressed; `Io`, `Changed`.
+    pub fn fragment_len(&self, number: u32) -> Result<u32> {
+        let block = self.fragment_block(number)?;
+        let DataBlock::Compressed { start, len } = block else {
+            return Ok(block.size_field() & DataBlock::LEN);
+        };
+        let mut stored = vec![0; index(len)];
+        self.read_stored(&mut stored, start)?;
+        let mut decoded = vec![0; index(self.block_size())];
+        let len = self.codec().decode(&stored, &mut decoded).map_err(|error| {
+            error
+                .within("damaged data block")
+                .with_detail(block.describe())
+                .within(&self.image.name)
+        })?;
+        Ok(u32::try_from(len).unwrap_or(u32::MAX))
+    }
+
+    fn fragment_block(&self, number: u32) -> Result<DataBlock> {
+        let block = self.image.blocks.fragment(number);
+        let block = block.and_then(|block| self.checked(block).map(|()| block));
+        block.map_err(|error| error.within(&self.image.name))
     }
 
     /// Fills `buffer` with the bytes at `offset` of the image, as they are stored.
@@ -170,22 +191,11 @@ impl BaseImage {
     }
 }
 
-/// For each fragment block, where the last tail in it ends.
-fn fragment_lens(image: &SquashFs) -> Result<Vec<u32>> {
-    let mut lens = vec![0; index(image.superblock.fragment_count)];
-    if lens.is_empty() {
-        return Ok(lens);
-    }
-    image.scan_inodes(|_, inode, _| {
-        let Body::Regular(body) = &inode.body else { return Ok(()) };
-        let Some(tail) = body.tail else { return Ok(()) };
-        let block_size = image.superblock.block_size;
-        let len = body.size.checked_rem(block_size.into()).unwrap_or(0);
-        let end = u64::from(tail.offset).saturating_add(len).min(block_size.into());
-        if let Some(known) = lens.get_mut(index(tail.fragment)) {
-            *known = u32::try_from(end).unwrap_or(block_size).max(*known);
-        }
-        Ok(())
-    })?;
-    Ok(lens)
+/// When the file at `path` was created, or last changed if that is earlier: seconds since 1970.
+/// `modified` is 0 if a server does not say.
+fn created(path: &Path, modified: i64) -> Option<i64> {
+    let created = fs::metadata(path).and_then(|found| found.created()).ok();
+    let created = created.and_then(|created| created.duration_since(UNIX_EPOCH).ok());
+    let created = created.map(|created| i64::try_from(created.as_secs()).unwrap_or(i64::MAX));
+    created.into_iter().chain((modified != 0).then_some(modified)).min()
 }

@@ -43,9 +43,12 @@ pub(super) enum DataBlock {
 }
 
 impl DataBlock {
+    /// The part of a word that is the length.
+    pub(super) const LEN: u32 = UNCOMPRESSED.wrapping_sub(1);
+
     /// Parses `word`, for a block at `start`.
     pub(super) fn parse(word: u32, start: u64) -> Self {
-        match (word & UNCOMPRESSED != 0, word & (UNCOMPRESSED.wrapping_sub(1))) {
+        match (word & UNCOMPRESSED != 0, word & Self::LEN) {
             (_, 0) => Self::Hole,
             (true, len) => Self::Uncompressed { start, len },
             (false, len) => Self::Compressed { start, len },
@@ -317,7 +320,7 @@ impl BlockList<'_> {
 
 /// Bytes on disk of the block that `word` describes.
 fn stored_len(word: u32) -> u64 {
-    u64::from(word & UNCOMPRESSED.wrapping_sub(1))
+    u64::from(word & DataBlock::LEN)
 }
 
 /// The part of one block that a read needs.

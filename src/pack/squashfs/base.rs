@@ -2,14 +2,15 @@
 //!
 //! A file has not changed if the image has a regular file with its path, its size and its
 //! modification time in whole seconds, which is how rsync finds changes. A file that was modified
-//! in the second in which the image was written, or later, counts as changed.
+//! in the second in which the image was created, or later, counts as changed: it may have been
+//! modified again in the same second, after it was packed.
 //!
 //! A fragment block holds the ends of several files and is copied whole. If less than half of it
 //! belongs to unchanged files, these are compressed again instead.
 //!
 //! Invariant: what cannot be copied is packed like any other file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem::discriminant;
 use std::path::Path;
 
@@ -17,12 +18,12 @@ use super::blocks::{Fragment, Fragments, Placement, Tail, UNCOMPRESSED};
 use super::geometry::{Compressor, Recipe};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
-use crate::formats::{BaseImage, StoredTail};
+use crate::formats::{BaseImage, StoredContents, StoredTail};
 use crate::pack::Job;
 use crate::pack::catalog::{Catalog, InodeId, InodeKind};
 use crate::pack::output::Output;
 use crate::units::counted;
-use crate::vfs::{Attr, FileKind, Ino, Name};
+use crate::vfs::{FileKind, Ino, Name};
 
 /// Bytes that are copied at once.
 const COPY_STEP: u64 = 1 << 20;
@@ -45,14 +46,44 @@ pub(super) struct Unchanged {
 }
 
 impl Unchanged {
-    /// Whether both have the same bytes at the same place.
-    fn shares_contents_of(&self, other: &Self) -> bool {
+    /// Whether both may have the same blocks. Their sizes, and which are holes, can still differ.
+    fn is_at_place_of(&self, other: &Self) -> bool {
         (self.position, self.tail, self.size) == (other.position, other.tail, other.size)
     }
 
     /// What sorts files by the place of their contents, those that share them next to each other.
     fn order(&self) -> (u64, u32, u64) {
         (self.position, self.tail.map_or(0, |tail| tail.offset), self.size)
+    }
+}
+
+/// The files whose contents are copied.
+#[derive(Default)]
+pub(super) struct UnchangedFiles {
+    /// In the order of their contents in the earlier image.
+    pub(super) files: Vec<Unchanged>,
+    /// Decompressed bytes of the fragment blocks that are copied.
+    fragments: HashMap<u32, u32>,
+    failures: Failures,
+    /// Files that were modified when the image was created, or later.
+    as_new: u64,
+}
+
+/// How often the earlier image could not be read, and the first error.
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    first: Option<Error>,
+}
+
+impl Failures {
+    /// The value that was read, if it could be.
+    fn noted<T>(&mut self, read: Result<T>) -> Option<T> {
+        let failed = |error| {
+            self.count += 1;
+            self.first.get_or_insert(error);
+        };
+        read.map_err(failed).ok()
     }
 }
 
@@ -77,7 +108,10 @@ impl Base {
             let why = format!("its blocks have {block_size} bytes, and --update keeps them");
             return refused(why, "leave out --block-size");
         }
-        let compressor = recipe.compressor.unwrap_or(own);
+        let compressor = recipe.compressor.unwrap_or(match own {
+            Compressor::Zstd(_) => recipe.compressor(),
+            own => own,
+        });
         if discriminant(&compressor) != discriminant(&own) {
             let why = format!("its compressor is {}, and --update keeps its blocks", own.name());
             return refused(why, "leave out --compressor and --fast, or leave out --update");
@@ -101,60 +135,58 @@ impl Base {
         }
     }
 
-    /// Those of `files` that have not changed, in the order of their contents in the image.
+    /// Those of `files` that have not changed.
     ///
-    /// Fails with `Interrupted`. A file whose record cannot be read counts as changed.
+    /// Fails with `Interrupted`. A file that the image does not show counts as changed.
     pub(super) fn unchanged(
         &self,
         job: &Job<'_>,
         catalog: &Catalog,
         files: &[InodeId],
-    ) -> Result<Vec<Unchanged>> {
+    ) -> Result<UnchangedFiles> {
         job.progress.begin("looking for changes");
-        let inos = self.found(job, catalog)?;
-        let mut unchanged = Vec::new();
+        let mut unchanged = UnchangedFiles::default();
+        let inos = self.found(job, catalog, &mut unchanged)?;
         for &file in files {
-            let Some(ino) = inos.get(&file) else { continue };
+            let Some(&Some(ino)) = inos.get(&file) else { continue };
             job.check()?;
-            unchanged.extend(self.located(file, *ino, catalog.inode(file).size()));
+            let located = self.located(file, ino, catalog.inode(file).size());
+            unchanged.files.extend(unchanged.failures.noted(located).flatten());
         }
-        unchanged.sort_unstable_by_key(Unchanged::order);
-        // The bytes of each fragment block that belong to unchanged files.
-        let mut used: HashMap<u32, u64> = HashMap::new();
-        let mut last: Option<&Unchanged> = None;
-        for one in &unchanged {
-            if let Some(tail) = one.tail
-                && !last.is_some_and(|last| last.shares_contents_of(one))
-            {
-                *used.entry(tail.fragment).or_default() += u64::from(tail.len);
-            }
-            last = Some(one);
-        }
-        unchanged.retain(|one| {
-            one.tail.is_none_or(|StoredTail { fragment, .. }| {
-                let len = self.image.fragment(fragment).map_or(0, |fragment| fragment.len);
-                used[&fragment] * 2 >= u64::from(len)
-            })
-        });
+        unchanged.files.sort_unstable_by_key(Unchanged::order);
+        self.choose_fragments(job, &mut unchanged)?;
         Ok(unchanged)
     }
 
     /// The regular files of `catalog` that the image has at the same path with the same size and
-    /// time.
-    fn found(&self, job: &Job<'_>, catalog: &Catalog) -> Result<HashMap<InodeId, Ino>> {
-        let mut found = HashMap::new();
+    /// time. `None` for a file whose names are different files in the image.
+    fn found(
+        &self,
+        job: &Job<'_>,
+        catalog: &Catalog,
+        unchanged: &mut UnchangedFiles,
+    ) -> Result<HashMap<InodeId, Option<Ino>>> {
+        let mut found: HashMap<InodeId, Option<Ino>> = HashMap::new();
         let mut waiting = vec![(InodeId::ROOT, Ino::ROOT)];
         while let Some((directory, ino)) = waiting.pop() {
             for (name, id) in catalog.entries(directory) {
                 job.check()?;
                 let Some(name) = Name::parse(name) else { continue };
-                let Ok(Some(attr)) = self.image.lookup(ino, name) else { continue };
-                match catalog.inode(id).kind {
-                    InodeKind::Directory(_) if attr.kind == FileKind::Directory => {
-                        waiting.push((id, attr.ino));
-                    }
-                    InodeKind::File { size, .. } if self.is_same(catalog, id, size, &attr) => {
-                        found.insert(id, attr.ino);
+                let attr = unchanged.failures.noted(self.image.lookup(ino, name));
+                let Some(attr) = attr.flatten() else { continue };
+                let inode = catalog.inode(id);
+                let modified = inode.meta.modified.seconds;
+                match (inode.kind, attr.kind) {
+                    (InodeKind::Directory(_), FileKind::Directory) => waiting.push((id, attr.ino)),
+                    (InodeKind::File { size, .. }, FileKind::Regular)
+                        if (size, modified) == (attr.size, attr.modified.seconds) =>
+                    {
+                        if self.image.created().is_some_and(|created| modified >= created) {
+                            unchanged.as_new += 1;
+                            continue;
+                        }
+                        let known = found.entry(id).or_insert(Some(attr.ino));
+                        *known = known.filter(|&known| known == attr.ino);
                     }
                     _ => {}
                 }
@@ -163,85 +195,119 @@ impl Base {
         Ok(found)
     }
 
-    fn is_same(&self, catalog: &Catalog, file: InodeId, size: u64, attr: &Attr) -> bool {
-        let modified = catalog.inode(file).meta.modified.seconds;
-        let is_older = modified < self.image.written();
-        let is_equal = (attr.kind, attr.size) == (FileKind::Regular, size);
-        is_older && is_equal && attr.modified.seconds == modified
-    }
-
-    /// Where the contents of a file are. `None` if nothing of it is stored, or it cannot be read.
-    fn located(&self, file: InodeId, ino: Ino, size: u64) -> Option<Unchanged> {
-        let contents = self.image.contents(ino).ok()?;
-        let tail = contents.tail;
-        let position = match (contents.start, tail) {
-            (0, None) => return None,
-            (0, Some(tail)) => self.image.fragment(tail.fragment).ok()?.range.start,
+    /// Where the contents of a file are. `None` if nothing of it is stored.
+    fn located(&self, file: InodeId, ino: Ino, size: u64) -> Result<Option<Unchanged>> {
+        let StoredContents { start, tail, .. } = self.image.contents(ino)?;
+        let position = match (start, tail) {
+            (0, None) => return Ok(None),
+            (0, Some(tail)) => self.image.fragment(tail.fragment)?.range.start,
             (start, _) => start,
         };
-        Some(Unchanged { position, tail, size, file, ino })
+        Ok(Some(Unchanged { position, tail, size, file, ino }))
+    }
+
+    /// Chooses the fragment blocks that are copied, and leaves out the files in others.
+    fn choose_fragments(&self, job: &Job<'_>, unchanged: &mut UnchangedFiles) -> Result<()> {
+        // The bytes of each fragment block that belong to unchanged files, in the order of blocks.
+        let mut used: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut last: Option<&Unchanged> = None;
+        for one in &unchanged.files {
+            if let Some(tail) = one.tail
+                && !last.is_some_and(|last| last.is_at_place_of(one))
+            {
+                *used.entry(tail.fragment).or_default() += u64::from(tail.len);
+            }
+            last = Some(one);
+        }
+        for (fragment, bytes) in used {
+            job.check()?;
+            let len = unchanged.failures.noted(self.image.fragment_len(fragment));
+            if let Some(len) = len.filter(|&len| bytes * 2 >= u64::from(len)) {
+                unchanged.fragments.insert(fragment, len);
+            }
+        }
+        let fragments = &unchanged.fragments;
+        unchanged.files.retain(|one| {
+            one.tail.is_none_or(|StoredTail { fragment, offset, len }| {
+                let end = u64::from(offset) + u64::from(len);
+                fragments.get(&fragment).is_some_and(|&decoded| end <= u64::from(decoded))
+            })
+        });
+        Ok(())
     }
 }
 
 /// Copies contents from an earlier image to a new one.
-pub(super) struct Copying<'b> {
-    base: &'b Base,
-    /// The numbers of fragment blocks in the new image, by those in the earlier one.
+pub(super) struct Copying<'c> {
+    job: &'c Job<'c>,
+    base: &'c Base,
+    /// Decompressed bytes of fragment blocks, by their numbers in the earlier image.
+    fragment_lens: &'c HashMap<u32, u32>,
+    /// Their numbers in the new image.
     fragments: HashMap<u32, u32>,
     /// The file that was copied last. Others may share its contents.
     last: Option<(Unchanged, Placement)>,
     buffer: Vec<u8>,
     /// The largest fragment block, decompressed bytes.
     pub(super) fragment_max: u32,
-    /// How often the earlier image could not be read, and the first error.
-    failures: u64,
-    failure: Option<Error>,
+    failures: Failures,
 }
 
-impl<'b> Copying<'b> {
-    pub(super) fn new(base: &'b Base) -> Self {
+/// What became of the contents of a file.
+pub(super) enum Copied {
+    /// They were copied to this place.
+    New(Placement),
+    /// Another file has the same ones.
+    Shared(Placement),
+    /// The earlier image cannot be read.
+    Unreadable,
+}
+
+impl<'c> Copying<'c> {
+    pub(super) fn new(job: &'c Job<'c>, base: &'c Base, unchanged: &'c UnchangedFiles) -> Self {
         Self {
+            job,
             base,
+            fragment_lens: &unchanged.fragments,
             fragments: HashMap::new(),
             last: None,
             buffer: Vec::new(),
             fragment_max: 0,
-            failures: 0,
-            failure: None,
+            failures: Failures::default(),
         }
     }
 
-    /// The placement of a file whose contents were copied for the file before it.
-    pub(super) fn shared(&self, file: &Unchanged) -> Option<Placement> {
-        let (last, placement) = self.last.as_ref()?;
-        last.shares_contents_of(file).then_some(*placement)
-    }
-
     /// Copies the contents of a file, and appends the sizes of its blocks to `size_fields`.
-    /// `None` if the earlier image cannot be read.
     ///
-    /// Fails with the errors of writing.
+    /// Fails with `Interrupted`, and the errors of writing.
     pub(super) fn copy(
         &mut self,
         file: &Unchanged,
         size_fields: &mut Vec<u32>,
         fragments: &mut Fragments<'_>,
         output: &mut Output,
-    ) -> Result<Option<Placement>> {
-        let Some(contents) = self.noted(self.base.image.contents(file.ino)) else {
-            return Ok(None);
+    ) -> Result<Copied> {
+        let Some(contents) = self.failures.noted(self.base.image.contents(file.ino)) else {
+            return Ok(Copied::Unreadable);
         };
+        if let Some((last, placement)) = &self.last
+            && last.is_at_place_of(file)
+            && size_fields[placement.size_fields..] == contents.size_fields
+        {
+            self.job.progress.advance(file.size);
+            return Ok(Copied::Shared(*placement));
+        }
         let mut placement = Placement { size_fields: size_fields.len(), ..Placement::default() };
         if let Some(StoredTail { fragment, offset, .. }) = contents.tail {
             let Some(fragment) = self.fragment(fragment, fragments, output)? else {
-                return Ok(None);
+                return Ok(Copied::Unreadable);
             };
             placement.tail = Some(Tail { fragment, offset });
         }
         let start = output.len();
         let stored = contents.size_fields.iter().map(|&field| stored_len(field)).sum::<u64>();
-        if !self.copy_range(contents.start, stored, output)? {
-            return Ok(None);
+        if !self.copy_range(contents.start, stored, file.size, output)? {
+            return Ok(Copied::Unreadable);
         }
         if stored > 0 {
             placement.start = start;
@@ -252,10 +318,11 @@ impl<'b> Copying<'b> {
         }
         size_fields.extend(contents.size_fields);
         self.last = Some((*file, placement));
-        Ok(Some(placement))
+        Ok(Copied::New(placement))
     }
 
-    /// The number in the new image of a fragment block, which is copied at its first use.
+    /// The number in the new image of a fragment block, which is copied at its first use. `None` if
+    /// it cannot be read.
     fn fragment(
         &mut self,
         number: u32,
@@ -265,53 +332,61 @@ impl<'b> Copying<'b> {
         if let Some(&copied) = self.fragments.get(&number) {
             return Ok(Some(copied));
         }
-        let Some(stored) = self.noted(self.base.image.fragment(number)) else { return Ok(None) };
+        let stored = self.failures.noted(self.base.image.fragment(number));
+        let (Some(stored), Some(&len)) = (stored, self.fragment_lens.get(&number)) else {
+            return Ok(None);
+        };
         let start = output.len();
-        if !self.copy_range(stored.range.start, stored_len(stored.size_field), output)? {
+        if !self.copy_range(stored.range.start, stored_len(stored.size_field), 0, output)? {
             return Ok(None);
         }
-        let fragment = Fragment { start, size_field: stored.size_field, len: stored.len };
-        let copied = fragments.add_stored(fragment)?;
+        let copied =
+            fragments.add_stored(Fragment { start, size_field: stored.size_field, len })?;
         self.fragments.insert(number, copied);
-        self.fragment_max = self.fragment_max.max(stored.len);
+        self.fragment_max = self.fragment_max.max(len);
         Ok(Some(copied))
     }
 
-    /// Copies `len` bytes at `start` of the earlier image. Returns false, and leaves nothing in the
-    /// output, if they cannot be read.
-    fn copy_range(&mut self, start: u64, len: u64, output: &mut Output) -> Result<bool> {
-        let before = output.len();
-        let mut done = 0;
+    /// Copies `len` bytes at `start` of the earlier image, and reports the progress of a file of
+    /// `size` bytes. Returns false, and leaves nothing in the output, if they cannot be read.
+    fn copy_range(&mut self, start: u64, len: u64, size: u64, output: &mut Output) -> Result<bool> {
+        let (before, progress) = (output.len(), &self.job.progress);
+        let (mut done, mut shown) = (0, 0);
         while done < len {
+            self.job.check()?;
             self.buffer.resize((len - done).min(COPY_STEP) as usize, 0);
             let read = self.base.image.read_stored(&mut self.buffer, start + done);
-            if self.noted(read).is_none() {
+            if self.failures.noted(read).is_none() {
                 output.truncate(before)?;
+                // It is packed from its source, which counts it again.
+                progress.expect(progress.now().1 + shown);
                 return Ok(false);
             }
             output.append(&self.buffer)?;
             done += self.buffer.len() as u64;
+            let step = (self.buffer.len() as u64).min(size - shown);
+            progress.advance(step);
+            shown += step;
         }
+        progress.advance(size - shown);
         Ok(true)
     }
 
-    /// The value that was read of the earlier image. Keeps the first error.
-    fn noted<T>(&mut self, read: Result<T>) -> Option<T> {
-        match read {
-            Ok(value) => Some(value),
-            Err(error) => {
-                self.failures += 1;
-                self.failure.get_or_insert(error);
-                None
-            }
-        }
-    }
-
-    /// What to say if some files could not be copied.
-    pub(super) fn note(&self) -> Option<String> {
-        let error = self.failure.as_ref()?;
-        let files = counted(self.failures, "file");
-        Some(format!("{files} compressed again, because the earlier image is damaged: {error}"))
+    /// What the user should know.
+    pub(super) fn notes(&self, unchanged: &UnchangedFiles) -> Vec<String> {
+        let name = &self.base.name;
+        let [before, now] = [&unchanged.failures, &self.failures];
+        let unreadable = before.first.as_ref().or(now.first.as_ref()).map(|error| {
+            let times = counted(before.count + now.count, "time");
+            format!(
+                "{name} could not be read {times}, and the sources were packed instead: {error}"
+            )
+        });
+        let as_new = (unchanged.as_new > 0).then(|| {
+            let files = counted(unchanged.as_new, "file");
+            format!("{files} packed again, because {name} is not newer than their last change")
+        });
+        unreadable.into_iter().chain(as_new).collect()
     }
 }
 

@@ -17,7 +17,7 @@ use crate::spilled::{Spill, Spilled};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
 use super::Layout;
-use super::base::{Base, Copying, Unchanged};
+use super::base::{Base, Copied, Copying, UnchangedFiles};
 use super::blocks::{
     BlockEncoder, BlockEncoders, EncodedBlock, Fragment, Fragments, Placement, Tail, is_zero,
 };
@@ -153,19 +153,18 @@ pub(super) fn write(
     });
     let unchanged = match base {
         Some(base) => base.unchanged(job, catalog, &accepted)?,
-        None => Vec::new(),
+        None => UnchangedFiles::default(),
     };
-    if !unchanged.is_empty() {
-        let is_unchanged: HashSet<_> = unchanged.iter().map(|unchanged| unchanged.file).collect();
-        accepted.retain(|file| !is_unchanged.contains(file));
-    }
+    let is_unchanged: HashSet<_> = unchanged.files.iter().map(|one| one.file).collect();
+    accepted.retain(|file| !is_unchanged.contains(file));
+    drop(is_unchanged);
     let files = &accepted[..];
     let key = Key::random();
     let copies = duplicates::large(job, catalog, files, u64::from(geometry.block_size), key)?;
     job.progress.begin("packing");
     let firsts: Vec<InodeId> =
         files.iter().copied().filter(|file| !copies.contains_key(file)).collect();
-    let copied = unchanged.iter().map(|unchanged| unchanged.file);
+    let copied = unchanged.files.iter().map(|one| one.file);
     let sizes = firsts.iter().copied().chain(copied).map(|id| catalog.inode(id).size());
     job.progress.expect(sizes.sum());
     let block_encoders = BlockEncoders::new(*geometry);
@@ -365,34 +364,30 @@ impl Writer<'_, '_> {
 
     /// Copies the contents of files from an earlier image. Returns the files of which it cannot be
     /// read.
-    fn copy_unchanged(&mut self, base: &Base, unchanged: &[Unchanged]) -> Result<Vec<InodeId>> {
-        let mut copying = Copying::new(base);
+    fn copy_unchanged(&mut self, base: &Base, unchanged: &UnchangedFiles) -> Result<Vec<InodeId>> {
+        let mut copying = Copying::new(self.job, base, unchanged);
         let mut failed = Vec::new();
-        for unchanged in unchanged {
+        for one in &unchanged.files {
             self.job.check()?;
-            let file = unchanged.file;
-            if let Some(placement) = copying.shared(unchanged) {
-                self.copy(file, placement);
-            } else {
-                let size_fields = &mut self.data.size_fields;
-                let first = size_fields.len();
-                let copied =
-                    copying.copy(unchanged, size_fields, &mut self.fragments, self.output)?;
-                let Some(placement) = copied else {
-                    failed.push(file);
+            let size_fields = &mut self.data.size_fields;
+            let first = size_fields.len();
+            match copying.copy(one, size_fields, &mut self.fragments, self.output)? {
+                Copied::New(placement) => {
+                    let stored = size_fields[first..].iter().filter(|size_field| **size_field != 0);
+                    stored.for_each(|size_field| self.layout.count_block(*size_field));
+                    self.data.states.set_placed(one.file, &placement);
+                }
+                Copied::Shared(placement) => self.copy(one.file, placement),
+                Copied::Unreadable => {
+                    failed.push(one.file);
                     continue;
-                };
-                let stored = size_fields[first..].iter().filter(|size_field| **size_field != 0);
-                stored.for_each(|size_field| self.layout.count_block(*size_field));
-                self.data.states.set_placed(file, &placement);
+                }
             }
-            let size = self.context.catalog.inode(file).size();
-            self.job.progress.advance(size);
             self.layout.reused += 1;
-            self.layout.reused_bytes += size;
+            self.layout.reused_bytes += self.context.catalog.inode(one.file).size();
         }
         self.layout.read_cost = self.layout.read_cost.max(copying.fragment_max);
-        self.layout.notes.extend(copying.note());
+        self.layout.notes.extend(copying.notes(unchanged));
         Ok(failed)
     }
 
