@@ -6,8 +6,9 @@
 //! Invariants: the entries of a directory ascend by the bytes of their names, each name once.
 //! `links` is the number of names of an inode. The order in which a disk lists files has no effect.
 //!
-//! Memory: the lists of inodes, entries and names are spilled (`spilled`), 68 bytes a file and its
-//! name. What is in memory is about 150 bytes for each directory.
+//! Memory: the lists of inodes, entries and names are spilled (`spilled`): 68 bytes a file and its
+//! name, and 16 more while entries are sorted. In memory are about 150 bytes for each directory, 40
+//! for each file with several names, and sets of extended attributes.
 
 use std::collections::HashMap;
 use std::io;
@@ -241,7 +242,8 @@ impl Catalog {
     pub(crate) fn check(&self) -> Result<()> {
         let Self { inodes, links, entries, names, .. } = self;
         let checked = inodes.check().and_then(|()| links.check());
-        checked.and_then(|()| entries.check()).and_then(|()| names.check()).map_err(cannot_spill)
+        checked.and_then(|()| entries.check()).and_then(|()| names.check()).map_err(lost)?;
+        self.contents.iter().try_for_each(|content| content.check_spilled())
     }
 
     /// Number of inodes. Some may have no name (`links` is 0).
@@ -388,9 +390,10 @@ impl Builder {
 
     /// Replaces the attributes of an inode, for example those of the root.
     pub(crate) fn set_meta(&mut self, id: InodeId, meta: Meta) {
-        let mut inode = self.catalog.inode(id);
-        inode.meta = meta;
-        let row = Row::new(&inode, self.catalog.inodes[id.index()].value);
+        // A list that could not grow lacks inodes.
+        let Some(row) = self.catalog.inodes.get(id.index()) else { return };
+        let inode = Inode { meta, kind: row.kind(&self.catalog.names) };
+        let row = Row::new(&inode, row.value);
         self.catalog.inodes[id.index()] = row;
     }
 
@@ -438,13 +441,15 @@ impl Builder {
     ///
     /// Fails with `Io` if there is no room for the lists.
     pub(crate) fn finish(self, owner: Owner) -> Result<Catalog> {
-        let (mut catalog, lists) = (self.catalog, self.lists as usize);
-        if let Some(error) = self.failure {
+        let Self { mut catalog, lists, known, failure, .. } = self;
+        drop(known);
+        if let Some(error) = failure {
             return Err(cannot_spill(error));
         }
-        let hidden_entry = catalog.sort(lists).map_err(cannot_spill)?;
+        let hidden_entry = catalog.sort(lists as usize).map_err(cannot_spill)?;
         catalog.count_links().map_err(cannot_spill)?;
-        for row in &mut *catalog.inodes {
+        let has_owner = owner != Owner::default();
+        for row in catalog.inodes.iter_mut().filter(|_| has_owner) {
             row.uid = owner.uid.unwrap_or(row.uid);
             row.gid = owner.gid.unwrap_or(row.gid);
         }
@@ -481,9 +486,10 @@ impl Catalog {
             let range = bounds[list]..bounds[list + 1];
             let start = end;
             self.lists.push(start);
-            // The sort is stable, so the last of equal names was added last. A directory added
-            // twice is one inode and hides nothing.
-            entries[range.clone()].sort_by(|a, b| a.name(names).cmp(b.name(names)));
+            // Of equal names, the one that was added last is further back in `names`, and comes
+            // last. A directory added twice is one inode and hides nothing.
+            entries[range.clone()]
+                .sort_unstable_by(|a, b| (a.name(names), a.name).cmp(&(b.name(names), b.name)));
             for nth in range {
                 let entry = entries[nth];
                 if end > start && entries[end - 1].name(names) == entry.name(names) {
@@ -520,6 +526,11 @@ impl Catalog {
     }
 }
 
+/// The error of a list of which the disk refused a page.
+pub(super) fn lost(error: io::Error) -> Error {
+    Error::io("the list of files to pack: $TMPDIR did not keep a part of it", error)
+}
+
 /// The error of a list of files that has no room.
 pub(super) fn cannot_spill(error: io::Error) -> Error {
     Error::io("the list of files to pack: no room in memory and in $TMPDIR", error)
@@ -534,7 +545,7 @@ pub struct Owner {
     pub gid: Option<u32>,
 }
 
-/// Converts an index to 32 bits. 2^32 inodes would take 300 GB of memory here.
+/// Converts an index to 32 bits. 2^32 inodes would take 300 GB here.
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 inodes fit into memory")
 }
@@ -575,6 +586,11 @@ pub(crate) trait Content: Send + Sync {
 
     /// The path of the file in its source, for messages.
     fn origin(&self, key: u64) -> String;
+
+    /// Checks that the disk kept what was spilled to it.
+    fn check_spilled(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Catalog {

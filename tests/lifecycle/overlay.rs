@@ -108,7 +108,7 @@ fn a_new_archive_is_packed_from_both() {
     let Some(stage) = stage() else { return };
     let script = "set -e
         $ARCHFS run --overlay layer $IMAGE -- sh -c 'echo new > {}/new; rm {}/hello'
-        $ARCHFS run --overlay layer $IMAGE -- $ARCHFS pack -q {} both.sqfs
+        $ARCHFS run --overlay layer $IMAGE -- $ARCHFS pack -q --update $IMAGE {} both.sqfs
         unsquashfs -q -n -d unpacked both.sqfs > /dev/null; cat unpacked/new; ls unpacked
         cmp unpacked/folder/data small-source/folder/data";
     let output = stage.bash(script).output().unwrap();

@@ -91,6 +91,11 @@ impl BaseImage {
         self.image.superblock.is_uncompressed
     }
 
+    /// Size of the image, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.image.superblock.bytes_used
+    }
+
     /// Size of a block, bytes.
     pub fn block_size(&self) -> u32 {
         self.image.superblock.block_size
@@ -144,19 +149,17 @@ impl BaseImage {
         Ok(StoredFragment { range: block.range(), size_field: block.size_field() })
     }
 
-    /// Bytes of a fragment block, decompressed.
+    /// Bytes of a fragment block when it is decompressed. `stored` are its bytes in the image.
     ///
     /// # Errors
-    /// Those of `fragment`; `Corrupt` if it cannot be decompressed; `Io`, `Changed`.
-    pub fn fragment_len(&self, number: u32) -> Result<u32> {
-        let block = self.fragment_block(number)?;
-        let DataBlock::Compressed { start, len } = block else {
-            return Ok(block.size_field() & DataBlock::LEN);
+    /// `Corrupt` if it cannot be decompressed.
+    pub fn decoded_len(&self, fragment: &StoredFragment, stored: &[u8]) -> Result<u32> {
+        let block = DataBlock::parse(fragment.size_field, fragment.range.start);
+        let DataBlock::Compressed { .. } = block else {
+            return Ok(fragment.size_field & DataBlock::LEN);
         };
-        let mut stored = vec![0; index(len)];
-        self.read_stored(&mut stored, start)?;
         let mut decoded = vec![0; index(self.block_size())];
-        let len = self.codec().decode(&stored, &mut decoded).map_err(|error| {
+        let len = self.codec().decode(stored, &mut decoded).map_err(|error| {
             error
                 .within("damaged data block")
                 .with_detail(block.describe())

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::disk;
 use super::placing::{Found, FoundKind, display_path};
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Content, cannot_spill};
+use crate::pack::catalog::{Content, cannot_spill, lost};
 use crate::pack::feed::BATCH;
 use crate::spilled::{Spill, Spilled};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
@@ -209,6 +209,10 @@ impl Content for Table {
 
     fn origin(&self, key: u64) -> String {
         self.row(key).map_or_else(|_| String::new(), |row| self.origin_of(row))
+    }
+
+    fn check_spilled(&self) -> Result<()> {
+        self.rows.files.check().and_then(|()| self.rows.names.check()).map_err(lost)
     }
 }
 

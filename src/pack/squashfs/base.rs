@@ -10,8 +10,9 @@
 //!
 //! Invariant: what cannot be copied is packed like any other file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::discriminant;
+use std::ops::Range;
 use std::path::Path;
 
 use super::blocks::{Fragment, Fragments, Placement, Tail, UNCOMPRESSED};
@@ -19,6 +20,7 @@ use super::geometry::{Compressor, Recipe};
 use crate::codecs::Codec;
 use crate::error::{Error, Kind, Result};
 use crate::formats::{BaseImage, StoredContents, StoredTail};
+use crate::ordered::try_ordered;
 use crate::pack::Job;
 use crate::pack::catalog::{Catalog, InodeId, InodeKind};
 use crate::pack::output::Output;
@@ -27,6 +29,10 @@ use crate::vfs::{FileKind, Ino, Name};
 
 /// Bytes that are copied at once.
 const COPY_STEP: u64 = 1 << 20;
+
+/// Bytes that are read at once where contents follow each other: on far storage, one read takes
+/// about as long as another.
+const WINDOW: u64 = 4 << 20;
 
 /// An earlier image.
 pub(crate) struct Base {
@@ -66,7 +72,7 @@ pub(super) struct UnchangedFiles {
     fragments: HashMap<u32, u32>,
     failures: Failures,
     /// Files that were modified when the image was created, or later.
-    as_new: u64,
+    as_new: HashSet<InodeId>,
 }
 
 /// How often the earlier image could not be read, and the first error.
@@ -78,12 +84,18 @@ struct Failures {
 
 impl Failures {
     /// The value that was read, if it could be.
-    fn noted<T>(&mut self, read: Result<T>) -> Option<T> {
-        let failed = |error| {
-            self.count += 1;
-            self.first.get_or_insert(error);
-        };
-        read.map_err(failed).ok()
+    ///
+    /// Fails with `Unreachable`: the server of an image would not answer the next time either.
+    fn noted<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == Kind::Unreachable => Err(error),
+            Err(error) => {
+                self.count += 1;
+                self.first.get_or_insert(error);
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -151,7 +163,7 @@ impl Base {
             let Some(&Some(ino)) = inos.get(&file) else { continue };
             job.check()?;
             let located = self.located(file, ino, catalog.inode(file).size());
-            unchanged.files.extend(unchanged.failures.noted(located).flatten());
+            unchanged.files.extend(unchanged.failures.noted(located)?.flatten());
         }
         unchanged.files.sort_unstable_by_key(Unchanged::order);
         self.choose_fragments(job, &mut unchanged)?;
@@ -172,7 +184,7 @@ impl Base {
             for (name, id) in catalog.entries(directory) {
                 job.check()?;
                 let Some(name) = Name::parse(name) else { continue };
-                let attr = unchanged.failures.noted(self.image.lookup(ino, name));
+                let attr = unchanged.failures.noted(self.image.lookup(ino, name))?;
                 let Some(attr) = attr.flatten() else { continue };
                 let inode = catalog.inode(id);
                 let modified = inode.meta.modified.seconds;
@@ -182,7 +194,7 @@ impl Base {
                         if (size, modified) == (attr.size, attr.modified.seconds) =>
                     {
                         if self.image.created().is_some_and(|created| modified >= created) {
-                            unchanged.as_new += 1;
+                            unchanged.as_new.insert(id);
                             continue;
                         }
                         let known = found.entry(id).or_insert(Some(attr.ino));
@@ -206,6 +218,20 @@ impl Base {
         Ok(Some(Unchanged { position, tail, size, file, ino }))
     }
 
+    /// Bytes of a fragment block when it is decompressed, if at least half of them are `used`.
+    fn len_if_used(&self, number: u32, used: u64) -> Result<Option<u32>> {
+        let fragment = self.image.fragment(number)?;
+        let stored_len = fragment.range.end - fragment.range.start;
+        // It never gets smaller.
+        if used * 2 < stored_len {
+            return Ok(None);
+        }
+        let mut stored = vec![0; stored_len as usize];
+        self.image.read_stored(&mut stored, fragment.range.start)?;
+        let len = self.image.decoded_len(&fragment, &stored)?;
+        Ok((used * 2 >= u64::from(len)).then_some(len))
+    }
+
     /// Chooses the fragment blocks that are copied, and leaves out the files in others.
     fn choose_fragments(&self, job: &Job<'_>, unchanged: &mut UnchangedFiles) -> Result<()> {
         // The bytes of each fragment block that belong to unchanged files, in the order of blocks.
@@ -219,11 +245,17 @@ impl Base {
             }
             last = Some(one);
         }
-        for (fragment, bytes) in used {
+        let used: Vec<_> = used.into_iter().collect();
+        let len = |nth: usize| {
             job.check()?;
-            let len = unchanged.failures.noted(self.image.fragment_len(fragment));
-            if let Some(len) = len.filter(|&len| bytes * 2 >= u64::from(len)) {
-                unchanged.fragments.insert(fragment, len);
+            let (number, bytes) = used[nth];
+            Ok((number, self.len_if_used(number, bytes)))
+        };
+        let mut lens = Vec::with_capacity(used.len());
+        try_ordered(used.len(), job.threads, len, |len| lens.push(len))?;
+        for (number, len) in lens {
+            if let Some(len) = unchanged.failures.noted(len)?.flatten() {
+                unchanged.fragments.insert(number, len);
             }
         }
         let fragments = &unchanged.fragments;
@@ -237,6 +269,40 @@ impl Base {
     }
 }
 
+/// A part of the earlier image, as it is stored.
+#[derive(Default)]
+struct Window {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Window {
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    /// The bytes of `range` of `image`, which are at most `COPY_STEP`. What follows is read with
+    /// them if the last bytes were shortly before.
+    fn read(&mut self, image: &BaseImage, range: Range<u64>) -> Result<&[u8]> {
+        if range.start < self.start || range.end > self.end() {
+            let is_near = (self.start..self.end() + WINDOW).contains(&range.start);
+            let len = range.end - range.start;
+            let more = if is_near { WINDOW } else { 0 };
+            let more = more.min(image.bytes().saturating_sub(range.start)).max(len);
+            // Damage or an error behind them does not concern them.
+            self.fill(image, range.start, more).or_else(|_| self.fill(image, range.start, len))?;
+        }
+        let start = (range.start - self.start) as usize;
+        Ok(&self.bytes[start..start + (range.end - range.start) as usize])
+    }
+
+    fn fill(&mut self, image: &BaseImage, start: u64, len: u64) -> Result<()> {
+        self.start = start;
+        self.bytes.resize(len as usize, 0);
+        image.read_stored(&mut self.bytes, start).inspect_err(|_| self.bytes.clear())
+    }
+}
+
 /// Copies contents from an earlier image to a new one.
 pub(super) struct Copying<'c> {
     job: &'c Job<'c>,
@@ -247,7 +313,7 @@ pub(super) struct Copying<'c> {
     fragments: HashMap<u32, u32>,
     /// The file that was copied last. Others may share its contents.
     last: Option<(Unchanged, Placement)>,
-    buffer: Vec<u8>,
+    window: Window,
     /// The largest fragment block, decompressed bytes.
     pub(super) fragment_max: u32,
     failures: Failures,
@@ -271,7 +337,7 @@ impl<'c> Copying<'c> {
             fragment_lens: &unchanged.fragments,
             fragments: HashMap::new(),
             last: None,
-            buffer: Vec::new(),
+            window: Window::default(),
             fragment_max: 0,
             failures: Failures::default(),
         }
@@ -287,7 +353,7 @@ impl<'c> Copying<'c> {
         fragments: &mut Fragments<'_>,
         output: &mut Output,
     ) -> Result<Copied> {
-        let Some(contents) = self.failures.noted(self.base.image.contents(file.ino)) else {
+        let Some(contents) = self.failures.noted(self.base.image.contents(file.ino))? else {
             return Ok(Copied::Unreadable);
         };
         if let Some((last, placement)) = &self.last
@@ -332,7 +398,7 @@ impl<'c> Copying<'c> {
         if let Some(&copied) = self.fragments.get(&number) {
             return Ok(Some(copied));
         }
-        let stored = self.failures.noted(self.base.image.fragment(number));
+        let stored = self.failures.noted(self.base.image.fragment(number))?;
         let (Some(stored), Some(&len)) = (stored, self.fragment_lens.get(&number)) else {
             return Ok(None);
         };
@@ -354,17 +420,19 @@ impl<'c> Copying<'c> {
         let (mut done, mut shown) = (0, 0);
         while done < len {
             self.job.check()?;
-            self.buffer.resize((len - done).min(COPY_STEP) as usize, 0);
-            let read = self.base.image.read_stored(&mut self.buffer, start + done);
-            if self.failures.noted(read).is_none() {
+            let at = start + done;
+            let ready = self.window.end().checked_sub(at).filter(|&ready| ready > 0);
+            let step = (len - done).min(ready.unwrap_or(COPY_STEP)).min(COPY_STEP);
+            let read = self.window.read(&self.base.image, at..at + step);
+            let Some(bytes) = self.failures.noted(read)? else {
                 output.truncate(before)?;
                 // It is packed from its source, which counts it again.
                 progress.expect(progress.now().1 + shown);
                 return Ok(false);
-            }
-            output.append(&self.buffer)?;
-            done += self.buffer.len() as u64;
-            let step = (self.buffer.len() as u64).min(size - shown);
+            };
+            output.append(bytes)?;
+            done += step;
+            let step = step.min(size - shown);
             progress.advance(step);
             shown += step;
         }
@@ -382,9 +450,10 @@ impl<'c> Copying<'c> {
                 "{name} could not be read {times}, and the sources were packed instead: {error}"
             )
         });
-        let as_new = (unchanged.as_new > 0).then(|| {
-            let files = counted(unchanged.as_new, "file");
-            format!("{files} packed again, because {name} is not newer than their last change")
+        let as_new = unchanged.as_new.len() as u64;
+        let as_new = (as_new > 0).then(|| {
+            let files = counted(as_new, "file");
+            format!("{files} packed again: modified when {name} was created, or later")
         });
         unreadable.into_iter().chain(as_new).collect()
     }

@@ -9,7 +9,7 @@ use std::thread;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::{Error, Kind, Result};
-use crate::pack::catalog::{Catalog, InodeId, cannot_spill};
+use crate::pack::catalog::{Catalog, InodeId, cannot_spill, lost};
 use crate::pack::feed::{Data as Bytes, Part, Piece, feed};
 use crate::pack::output::Output;
 use crate::pack::{Job, OnProblem};
@@ -89,7 +89,7 @@ impl States {
 
     /// Checks that the disk kept what was spilled to it.
     pub(super) fn check(&self) -> Result<()> {
-        self.0.check().map_err(cannot_spill)
+        self.0.check().map_err(lost)
     }
 }
 

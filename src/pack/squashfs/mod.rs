@@ -199,6 +199,7 @@ fn finish(
         false => Some(tables::write(&tables::fragments(&data.fragments), encoder, output)?),
     };
     let export_table = tables::write(tree.references.as_bytes(), encoder, output)?;
+    tree.check()?;
     let id_table = tables::write(tree.owners.records(), encoder, output)?;
     let xattr_table = tree.xattrs.write(encoder, output)?;
     Ok(Superblock {

@@ -97,7 +97,6 @@ impl Chain {
         if !self.open.is_empty() {
             self.close(encoder)?;
         }
-        self.stored.check().map_err(cannot_spill)?;
         Ok((self.stored, self.starts))
     }
 

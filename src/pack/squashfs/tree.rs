@@ -15,7 +15,7 @@ use zerocopy::little_endian::U64;
 use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 use crate::pack::Job;
-use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind, cannot_spill};
+use crate::pack::catalog::{Catalog, Inode, InodeId, InodeKind, cannot_spill, lost};
 use crate::spilled::{Spill, Spilled, Value};
 use crate::vfs::Timestamp;
 
@@ -44,6 +44,15 @@ pub(super) struct Tree {
     pub(super) newest: u32,
     /// Objects whose time the format cannot store.
     pub(super) changed_times: u64,
+}
+
+impl Tree {
+    /// Checks that the disk kept what was spilled to it.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { inodes, directories, references, .. } = self;
+        let checked = inodes.check().and_then(|()| directories.check());
+        checked.and_then(|()| references.check()).map_err(lost)
+    }
 }
 
 /// Writes both tables for all files that could be read, and counts them.
@@ -87,7 +96,7 @@ pub(super) fn write(
     let root = writer.inode(InodeId::ROOT, count + 1)?.reference();
     let Writer { layout, encoder, references, inodes, directories, owners, xattrs, .. } = writer;
     layout.mean_decoded = writer.decoded / (writer.inodes_of_files.max(1) as f64);
-    writer.numbers.check().and_then(|()| references.check()).map_err(cannot_spill)?;
+    writer.numbers.check().map_err(lost)?;
     let (newest, changed_times) = (writer.newest, writer.changed_times);
     let (inodes, _) = inodes.finish(encoder)?;
     let (directories, _) = directories.finish(encoder)?;
