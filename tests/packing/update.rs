@@ -323,7 +323,7 @@ fn a_damaged_old_image_ends_no_run() {
         }
         sound_runs += 1;
         // What OLD still shows, the new image shows.
-        for name in ["1", "13", "27", "40", "49"] {
+        for name in ["1", "27", "49"] {
             let cat = |image: &Path| archfs().arg("cat").arg(image).arg(name).output().unwrap();
             let expected = fs::read(tree.join(name)).unwrap();
             if cat(&base).stdout == expected {
