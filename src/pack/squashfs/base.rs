@@ -380,7 +380,7 @@ impl<'c> Copying<'c> {
         }
         let block_size = u64::from(self.base.image.block_size());
         for (nth, _) in contents.size_fields.iter().enumerate().filter(|(_, field)| **field == 0) {
-            placement.sparse += block_size.min(file.size - nth as u64 * block_size);
+            placement.sparse += block_size.min(file.size.saturating_sub(nth as u64 * block_size));
         }
         size_fields.extend(contents.size_fields);
         self.last = Some((*file, placement));
