@@ -448,10 +448,11 @@ impl Builder {
         }
         let hidden_entry = catalog.sort(lists as usize).map_err(cannot_spill)?;
         catalog.count_links().map_err(cannot_spill)?;
-        let has_owner = owner != Owner::default();
-        for row in catalog.inodes.iter_mut().filter(|_| has_owner) {
-            row.uid = owner.uid.unwrap_or(row.uid);
-            row.gid = owner.gid.unwrap_or(row.gid);
+        if owner != Owner::default() {
+            for row in &mut *catalog.inodes {
+                row.uid = owner.uid.unwrap_or(row.uid);
+                row.gid = owner.gid.unwrap_or(row.gid);
+            }
         }
         if let Some(entry) = hidden_entry {
             catalog.hidden_path = catalog.path(entry);

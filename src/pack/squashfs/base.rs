@@ -307,9 +307,8 @@ impl Window {
 pub(super) struct Copying<'c> {
     job: &'c Job<'c>,
     base: &'c Base,
-    /// Decompressed bytes of fragment blocks, by their numbers in the earlier image.
-    fragment_lens: &'c HashMap<u32, u32>,
-    /// Their numbers in the new image.
+    unchanged: &'c UnchangedFiles,
+    /// The numbers of fragment blocks in the new image, by those in the earlier one.
     fragments: HashMap<u32, u32>,
     /// The file that was copied last. Others may share its contents.
     last: Option<(Unchanged, Placement)>,
@@ -334,7 +333,7 @@ impl<'c> Copying<'c> {
         Self {
             job,
             base,
-            fragment_lens: &unchanged.fragments,
+            unchanged,
             fragments: HashMap::new(),
             last: None,
             window: Window::default(),
@@ -399,7 +398,7 @@ impl<'c> Copying<'c> {
             return Ok(Some(copied));
         }
         let stored = self.failures.noted(self.base.image.fragment(number))?;
-        let (Some(stored), Some(&len)) = (stored, self.fragment_lens.get(&number)) else {
+        let (Some(stored), Some(&len)) = (stored, self.unchanged.fragments.get(&number)) else {
             return Ok(None);
         };
         let start = output.len();
@@ -441,16 +440,16 @@ impl<'c> Copying<'c> {
     }
 
     /// What the user should know.
-    pub(super) fn notes(&self, unchanged: &UnchangedFiles) -> Vec<String> {
+    pub(super) fn notes(&self) -> Vec<String> {
         let name = &self.base.name;
-        let [before, now] = [&unchanged.failures, &self.failures];
+        let [before, now] = [&self.unchanged.failures, &self.failures];
         let unreadable = before.first.as_ref().or(now.first.as_ref()).map(|error| {
             let times = counted(before.count + now.count, "time");
             format!(
                 "{name} could not be read {times}, and the sources were packed instead: {error}"
             )
         });
-        let as_new = unchanged.as_new.len() as u64;
+        let as_new = self.unchanged.as_new.len() as u64;
         let as_new = (as_new > 0).then(|| {
             let files = counted(as_new, "file");
             format!("{files} packed again: modified when {name} was created, or later")

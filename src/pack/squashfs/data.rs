@@ -387,7 +387,7 @@ impl Writer<'_, '_> {
             self.layout.reused_bytes += self.context.catalog.inode(one.file).size();
         }
         self.layout.read_cost = self.layout.read_cost.max(copying.fragment_max);
-        self.layout.notes.extend(copying.notes(unchanged));
+        self.layout.notes.extend(copying.notes());
         Ok(failed)
     }
 
