@@ -2,9 +2,9 @@
 //!
 //! Directories are layers, and imports go only downwards: `cli -> lifecycle -> fuse -> vfs <-
 //! formats -> { cache, codecs, storage }`, `cli -> pack -> { formats, vfs, codecs, storage }`, `cli
-//! -> extract -> vfs`, `cli -> reader -> { vfs, direct }` and `storage -> remote`. Every layer may
-//! use `os`, `batch_job`, `error`, `units`, `url`, `sync`, `stats`, `log`, `ordered`, `spilled`,
-//! `progress` and `failpoint`. docs/ARCHITECTURE.md explains why.
+//! -> extract -> vfs`, `cli -> reader -> { vfs, direct }` and `storage -> together -> remote`.
+//! Every layer may use `os`, `batch_job`, `error`, `units`, `url`, `sync`, `stats`, `log`,
+//! `ordered`, `spilled`, `progress` and `failpoint`. docs/ARCHITECTURE.md explains why.
 
 pub mod batch_job;
 pub mod cache;

@@ -124,6 +124,12 @@ fn mapped(file: &File, len: u64) -> io::Result<MmapMut> {
     }
 }
 
+impl<T: Value> Default for Spilled<T> {
+    fn default() -> Self {
+        Self::new(&Spill::default())
+    }
+}
+
 impl<T: Value> Spilled<T> {
     /// An empty list, which moves to `spill` when it becomes long.
     pub fn new(spill: &Spill) -> Self {

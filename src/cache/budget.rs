@@ -4,8 +4,6 @@
 //! MiB, it is an eighth, because then the memory outside the cache takes more than another quarter.
 //! It is never more than a third of the memory the job has left when the mount starts.
 
-use std::fmt;
-
 use crate::os::memory::{self, Headroom};
 use crate::sync::{Arc, Mutex, Weak};
 use crate::units::format_size;
@@ -118,12 +116,6 @@ impl Budget {
         if let Some(newest) = newest {
             members.iter().filter_map(Weak::upgrade).for_each(|member| member.resize(newest));
         }
-    }
-}
-
-impl fmt::Debug for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Budget({:?})", *self.newest.lock())
     }
 }
 

@@ -5,7 +5,6 @@
 //! request runs, and submitting a request allocates only when it starts a thread.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -117,12 +116,6 @@ impl Drop for Workers {
         drop(requests);
         // Threads are not joined: this drop may run on one of them, if it held the last reference.
         self.queue.changed.notify_all();
-    }
-}
-
-impl fmt::Debug for Workers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at most {} threads", self.most)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Names mistakes that people make on the command line, where clap would only say that the words do
 //! not fit.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 
 use crate::error::{Error, Kind};
+use crate::formats;
 use crate::lifecycle;
 use crate::url;
 
@@ -52,24 +53,6 @@ const MKSQUASHFS: [(&str, &str); 14] = [
     ("-one-file-system", "--one-file-system"),
 ];
 
-/// Ends of the names of archives.
-const ENDINGS: [&str; 14] = [
-    ".sqfs",
-    ".squashfs",
-    ".sqsh",
-    ".sfs",
-    ".tar",
-    ".tgz",
-    ".txz",
-    ".tzst",
-    ".tar.gz",
-    ".tar.bz2",
-    ".tar.xz",
-    ".tar.zst",
-    ".tar.lz4",
-    ".zip",
-];
-
 /// The error for an option of mksquashfs in a call of `archfs pack`.
 pub(super) fn foreign_option(arguments: &[OsString]) -> Option<Error> {
     if arguments.get(1).is_none_or(|word| word != "pack") {
@@ -105,8 +88,7 @@ fn is_named(word: &Path) -> bool {
 
 /// Whether a path ends as the names of archives do.
 fn ends_as_archive(path: &Path) -> bool {
-    let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
-    ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes()))
+    path.file_name().is_some_and(|name| formats::archive_stem(name.as_bytes()).is_some())
 }
 
 /// The error for words that clap has rejected, if the mistake is a known one.

@@ -46,6 +46,7 @@ mod zip;
 use opening::{Memory, Opening};
 
 pub use index::Acls;
+pub(crate) use index::members::archive_stem;
 pub use info::{
     Compressed, Cost, Fragments, Image, ImageEstimate, Info, Kinds, Layout, MethodShare, READ_COST,
     Shares, Sizes, TarLayout, ZipLayout, info,
@@ -56,7 +57,7 @@ pub use tar::IndexPolicy;
 pub use zip::NameEncoding;
 
 /// How to open archives.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct OpenOptions {
     /// Offset of the archive in the file, bytes.
     pub offset: u64,

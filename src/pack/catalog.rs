@@ -215,6 +215,7 @@ impl Entry {
 }
 
 /// A finished catalog.
+#[derive(Default)]
 pub(crate) struct Catalog {
     inodes: Spilled<Row>,
     links: Spilled<u32>,
@@ -322,18 +323,7 @@ pub(crate) struct Builder {
 impl Builder {
     /// An empty root directory with these attributes.
     pub(crate) fn new(root: Meta) -> Self {
-        let spill = Spill::default();
-        let catalog = Catalog {
-            inodes: Spilled::new(&spill),
-            links: Spilled::new(&spill),
-            entries: Spilled::new(&spill),
-            lists: Vec::new(),
-            names: Spilled::new(&spill),
-            xattrs: Vec::new(),
-            contents: Vec::new(),
-            hidden: 0,
-            hidden_path: Vec::new(),
-        };
+        let catalog = Catalog::default();
         let (known, xattr_numbers) = (HashMap::new(), HashMap::new());
         let mut builder = Self { catalog, lists: 1, known, xattr_numbers, failure: None };
         builder.nameless(Inode { meta: root, kind: InodeKind::Directory(0) });

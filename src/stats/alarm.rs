@@ -3,8 +3,6 @@
 //! Invariants: while the alarm is not set, an event only reads a number that no thread writes; the
 //! callback runs once each time the alarm was set.
 
-use std::fmt;
-
 use crate::sync::{AtomicU64, OnceLock, Ordering};
 
 /// The limit of an alarm that is not set.
@@ -62,16 +60,6 @@ impl Alarm {
 impl Default for Alarm {
     fn default() -> Self {
         Self { limit: AtomicU64::new(NEVER), count: AtomicU64::new(0), call: OnceLock::new() }
-    }
-}
-
-impl fmt::Debug for Alarm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.count.load(Ordering::Relaxed);
-        match self.limit.load(Ordering::Relaxed) {
-            NEVER => f.write_str("not set"),
-            limit => write!(f, "{count} of {limit} events"),
-        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! and what remains of a load is decoding.
 
 use std::cell::Cell;
-use std::fmt;
 use std::iter::Sum;
 use std::time::{Duration, Instant};
 
@@ -78,12 +77,6 @@ impl Caches {
 
     pub(super) fn counts(&self, selected: CacheKind) -> CacheCounts {
         self.0.iter().filter(|(kind, _)| *kind == selected).map(|(_, source)| source()).sum()
-    }
-}
-
-impl fmt::Debug for Caches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} caches", self.0.len())
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
@@ -61,7 +61,7 @@ pub fn gc() -> Result<Cleared> {
     for mount_point in detached {
         let cleaned_up = match MountLock::wait_for(&mount_point, deadline) {
             LockWait::Locked(lock) => lock.clean_up(&mount_point),
-            LockWait::NoFile => registry::clean_up_after_exit(&mount_point, Instant::now()),
+            LockWait::NoFile => registry::clean_up_after_exit(&mount_point, Duration::ZERO),
             // Its daemon has not exited yet.
             LockWait::TimedOut => Ok(()),
         };

@@ -3,7 +3,6 @@
 //! Invariant: when it returns success, files can be read and the daemon knows what holds the mount.
 
 use std::path::Path;
-use std::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::commands::holder::Holder;
@@ -79,7 +78,7 @@ pub fn mount(plan: &MountPlan, mut caller: Caller<'_>, show: Show<'_>) -> Result
         let _ = client.leave();
         registry::clean_up_after_exit(
             &mount_point::locate(&plan.mount_point)?,
-            Instant::now() + registry::EXIT_TIMEOUT,
+            registry::EXIT_TIMEOUT,
         )?;
         return Err(error);
     }
@@ -113,7 +112,7 @@ pub(crate) fn obtain(
     drop(lock);
     if started.is_err() {
         // A helper that the daemon started may still hold the lock.
-        registry::clean_up_after_exit(&mount_point, Instant::now() + registry::EXIT_TIMEOUT)?;
+        registry::clean_up_after_exit(&mount_point, registry::EXIT_TIMEOUT)?;
     }
     Ok((started?, None))
 }

@@ -224,15 +224,14 @@ impl MountLease {
                 Ok(())
             }
             Ok(MountFate::Lost) => {
-                registry::clean_up_after_exit(mount_point, Instant::now() + registry::EXIT_TIMEOUT)
+                registry::clean_up_after_exit(mount_point, registry::EXIT_TIMEOUT)
             }
             // What the private mount covered is visible again, and is not ours to clear.
             _ if self.is_private => Ok(()),
             _ => match registry::mount_state(mount_point) {
-                Ok(MountState::Stale(_)) => registry::clean_up_after_exit(
-                    mount_point,
-                    Instant::now() + registry::EXIT_TIMEOUT,
-                ),
+                Ok(MountState::Stale(_)) => {
+                    registry::clean_up_after_exit(mount_point, registry::EXIT_TIMEOUT)
+                }
                 _ => Ok(()),
             },
         };

@@ -200,7 +200,7 @@ fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
 /// Removes what the daemon of the mount at `mount_point` has left. Waits at most `EXIT_TIMEOUT`
 /// until it has exited.
 fn clean_up(mount_point: &Path) -> Result<Unmounted> {
-    registry::clean_up_after_exit(mount_point, Instant::now() + EXIT_TIMEOUT)?;
+    registry::clean_up_after_exit(mount_point, EXIT_TIMEOUT)?;
     Ok(Unmounted::Gone)
 }
 

@@ -210,7 +210,7 @@ impl Snapshot {
         let totals = stats.totals();
         let uptime = served.since.elapsed();
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let by_operation = Operation::ALL.map(|one| (one.name(), totals.requests(one)));
+        let by_operation = Operation::ALL.map(|(one, name)| (name, totals.requests(one)));
         let requests = by_operation.into_iter().chain([("total", totals.all_requests())]);
         let text = |path: &Path| path.to_string_lossy().into_owned();
         Self {

@@ -5,7 +5,6 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -216,8 +215,7 @@ pub fn serve_in_foreground(
 ) -> Result<()> {
     set_up_process(plan)?;
     let clean_up = |mount_point: &Path| {
-        let deadline = Instant::now() + registry::EXIT_TIMEOUT;
-        let _ = registry::clean_up_after_exit(mount_point, deadline);
+        let _ = registry::clean_up_after_exit(mount_point, registry::EXIT_TIMEOUT);
     };
     let (connector, own) = match inherited::number(&plan.mount_point) {
         Some(number) => (Connector::Inherited(inherited::connection(number)?), None),

@@ -48,8 +48,6 @@ pub enum JobStepChoice {
     Auto,
     /// Always; it is an error if that is impossible.
     Always,
-    /// Never.
-    Never,
 }
 
 /// The outcome of mounting with a job step.
@@ -88,7 +86,6 @@ pub fn mount(
 ) -> Result<Outcome> {
     let is_required = choice == JobStepChoice::Always || nodes == Nodes::All;
     let job = match Job::of_batch_script(&|name| std::env::var(name).ok()) {
-        _ if choice == JobStepChoice::Never => return Ok(Outcome::NoStep(None)),
         Ok(job) if is_required || job.is_tracked(batch_job::killed_with().as_deref()) => job,
         Ok(_) => return Ok(Outcome::NoStep(None)),
         Err(error) if is_required => return Err(error),

@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
@@ -28,12 +28,11 @@ use crate::os::record_directory::{RecordDirectory, SOCKET_SUFFIX};
 const STALE_LOCK: &str = "stale.socket";
 
 /// Removes what a daemon that has ended or was killed has left at `mount_point`: stale mounts, the
-/// directory that it created, and its record. Waits until the daemon has exited, at most until
-/// `deadline`. Then only the stale mounts are detached, and the process that mounts next removes
-/// the rest.
-pub(crate) fn clean_up_after_exit(mount_point: &Path, deadline: Instant) -> Result<()> {
+/// directory that it created, and its record. Waits until the daemon has exited, at most `limit`.
+/// Then only the stale mounts are detached, and the process that mounts next removes the rest.
+pub(crate) fn clean_up_after_exit(mount_point: &Path, limit: Duration) -> Result<()> {
     detach_stale_unlocked(mount_point)?;
-    match MountLock::wait_for(mount_point, deadline) {
+    match MountLock::wait_for(mount_point, Instant::now() + limit) {
         LockWait::Locked(lock) => lock.clean_up(mount_point),
         LockWait::NoFile => {
             // For example because /tmp was emptied.

@@ -20,7 +20,7 @@ use super::placing::{Found, FoundKind, display_path};
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Content, cannot_spill, lost};
 use crate::pack::feed::BATCH;
-use crate::spilled::{Spill, Spilled};
+use crate::spilled::Spilled;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 
 /// Smallest file that stays open between its reads, bytes. Smaller files are read once.
@@ -227,10 +227,13 @@ pub(super) struct Rows {
 impl Rows {
     /// Only the base directory, which has the number 0.
     pub(super) fn new() -> Self {
-        let spill = Spill::default();
         let directories = vec![ParentDirectory { parent: 0, name: 0..0 }];
-        let (files, names) = (Spilled::new(&spill), Spilled::new(&spill));
-        Self { directories, files, names, devices: Vec::new() }
+        Self {
+            directories,
+            files: Spilled::default(),
+            names: Spilled::default(),
+            devices: Vec::new(),
+        }
     }
 
     /// Adds the file `name` to the directory with this number. Returns the number of a directory or

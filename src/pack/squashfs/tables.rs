@@ -12,7 +12,7 @@ use crate::codecs::Encoder;
 use crate::error::{Error, Kind, Result};
 use crate::pack::catalog::{Catalog, cannot_spill};
 use crate::pack::output::Output;
-use crate::spilled::{Spill, Spilled};
+use crate::spilled::Spilled;
 use crate::vfs::is_linux_xattr;
 
 /// Bytes of a block before compression.
@@ -52,6 +52,7 @@ impl Position {
 }
 
 /// A chain under construction.
+#[derive(Default)]
 pub(super) struct Chain {
     stored: Spilled<u8>,
     /// The block that is being filled: less than `BLOCK` bytes between calls.
@@ -60,13 +61,6 @@ pub(super) struct Chain {
     starts: Vec<u64>,
     /// Bytes before compression.
     len: u64,
-}
-
-impl Default for Chain {
-    fn default() -> Self {
-        let stored = Spilled::new(&Spill::default());
-        Self { stored, open: Vec::new(), starts: Vec::new(), len: 0 }
-    }
 }
 
 impl Chain {

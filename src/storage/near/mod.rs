@@ -98,7 +98,8 @@ pub struct NearCopy {
     failing: Mutex<Option<(Error, Instant)>>,
     is_being_dropped: AtomicBool,
     has_warned_of_room: AtomicBool,
-    /// Held to look up and note flights, never over I/O. Taken before no other lock.
+    /// Held to look up and note flights, never over I/O. While it is held, only the owners of
+    /// `SharedArchive` are locked.
     schedule: Mutex<Schedule>,
     /// A flight has ended: for readers who wait for its bytes.
     landed: Condvar,
@@ -173,7 +174,7 @@ impl NearCopy {
             }
             _ => None,
         };
-        let mut schedule = Schedule::default();
+        let mut schedule = Schedule::new();
         schedule.demand = demand;
         schedule.reads_on = file.is_none();
         let checksums = kept

@@ -54,7 +54,7 @@ pub(super) struct ArchiveFill {
 }
 
 /// Under way and to come. All ranges are in bytes of the copy.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Schedule {
     flights: Vec<(Range<u64>, Requester, Instant)>,
     /// When the last flight of a reader ended. Initially the time of creation, because opening the
@@ -119,34 +119,13 @@ pub(super) enum Stage {
     Closed,
 }
 
-impl Default for Schedule {
-    fn default() -> Self {
-        Self {
-            flights: Vec::new(),
-            last_reader: Some(Instant::now()),
-            cursor: 0,
-            fills_others: false,
-            keeps_own_only: false,
-            streams: Streams::default(),
-            announced: VecDeque::new(),
-            piece: PIECE,
-            failures: 0,
-            bad_granules: 0,
-            retry_at: None,
-            room_at: None,
-            looked_at: None,
-            demand: None,
-            unused_max: u64::MAX,
-            unused: 0,
-            exceeds_memory: false,
-            reads_on: false,
-            threads: Threads::default(),
-            stage: Stage::Filling,
-        }
-    }
-}
-
 impl Schedule {
+    /// Nothing in flight, and just read.
+    pub(super) fn new() -> Self {
+        let last_reader = Some(Instant::now());
+        Self { last_reader, piece: PIECE, unused_max: u64::MAX, ..Self::default() }
+    }
+
     /// The first bytes of `range` that are in no flight. `None` if its first byte is in one.
     pub(super) fn free(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let mut end = range.end;
@@ -453,11 +432,11 @@ mod tests {
 
     #[test]
     fn the_fill_takes_pieces_in_order_and_fewer_beside_readers() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let opening = Streams::default().beside_readers() as u64;
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..opening));
-        let (mut schedule, now) = (Schedule::default(), now + READER_PAUSE * 2);
+        let (mut schedule, now) = (Schedule::new(), now + READER_PAUSE * 2);
         let (alone, beside) =
             [STREAMS_ALONE, Streams::default().beside_readers()].map(|n| n as u64).into();
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..alone));
@@ -479,7 +458,7 @@ mod tests {
 
     #[test]
     fn what_this_node_owns_is_fetched_before_what_others_own() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let shared = |offset: u64| {
             let number = offset / (4 * PIECE);
             let run = Run { end: (number + 1) * 4 * PIECE, is_own: number % 2 == 1 };
@@ -500,7 +479,7 @@ mod tests {
 
     #[test]
     fn one_piece_is_always_allowed_and_no_byte_is_in_two_flights() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let reader = GRANULE..2 * GRANULE;
         schedule.begin(reader.clone(), Requester::Reader, now);
@@ -530,7 +509,7 @@ mod tests {
 
     #[test]
     fn announced_ranges_come_first_and_old_ones_are_forgotten() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let range = |number: u64| number * GRANULE * 2..number * GRANULE * 2 + GRANULE;
         schedule.begin(39 * PIECE..39 * PIECE + GRANULE, Requester::Reader, now);
@@ -550,7 +529,7 @@ mod tests {
         let mut demand = Demand::new(Arc::new(unused), 1);
         let read = |number: u64| number * PIECE..number * PIECE + GRANULE;
         (0..9).for_each(|number| demand.note(read(number)));
-        let mut schedule = Schedule { demand: Some(demand), ..Schedule::default() };
+        let mut schedule = Schedule { demand: Some(demand), ..Schedule::new() };
         let nothing = |_| ArchiveFill { is_filled: false, ..ARCHIVE };
         let region = 8 * PIECE + GRANULE;
         schedule.unused_max = region - 1;
@@ -565,7 +544,7 @@ mod tests {
 
     #[test]
     fn failures_are_tried_again_ever_later() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let mut now = Instant::now();
         let mut waits = Vec::new();
         for number in 0..9 {
@@ -588,7 +567,7 @@ mod tests {
     /// The place is found, and what lies around it is fetched.
     #[test]
     fn one_bad_granule_does_not_hold_up_the_others() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let mut now = Instant::now();
         let bad = 7 * PIECE + 3 * GRANULE;
         let mut failures = 0;
@@ -615,7 +594,7 @@ mod tests {
     /// An archive of 40 pieces that cannot be read, and another behind it.
     #[test]
     fn an_archive_out_of_reach_does_not_hold_up_the_next() {
-        let mut schedule = Schedule::default();
+        let mut schedule = Schedule::new();
         let granules = Granules::new(2 * 40 * PIECE).unwrap();
         let middle = 40 * PIECE;
         let extent = |offset| ArchiveFill {
@@ -648,7 +627,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_until_there_is_room() {
-        let (mut schedule, granules) = (Schedule::default(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let now = Instant::now();
         assert!(schedule.is_look_due(now));
         schedule.note_look(now);
