@@ -42,6 +42,7 @@ class MountOptions(ContentOptions, total=False):
     """Keywords of `mount` and `mount_until_exit`: the options of `archfs mount` (docs/CLI.md)."""
 
     subdir: Optional[PathLike]
+    overlay: Optional[PathLike]
     partial: bool
     cache: Optional[Size]
     cache_idle: Optional[Time]

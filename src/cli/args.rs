@@ -63,6 +63,14 @@ pub(super) struct MountArgs {
     #[arg(help_heading = ARCHIVE, hide_short_help = true, long, env = "ARCHFS_PARTIAL", value_parser = FalseyValueParser::new())]
     pub(super) partial: bool,
 
+    /// Let programs change files: kept in DIR, or in memory
+    ///
+    /// In a layer over the archives. The next job finds changes in DIR; those in memory (`tmp`) are
+    /// gone with the mount. With `run`, only COMMAND and its children see them; without root, that
+    /// needs user namespaces and Linux 5.11 (6.6 for `tmp`). `mount` needs fuse-overlayfs.
+    #[arg(help_heading = ARCHIVE, long, value_name = "DIR|tmp")]
+    pub(super) overlay: Option<PathBuf>,
+
     /// File of the saved index of a tar [default: beside the tar, else in your cache directory]
     #[arg(help_heading = ARCHIVE, hide_short_help = true, long, value_name = "FILE", env = "ARCHFS_INDEX")]
     pub(super) index: Option<PathBuf>,

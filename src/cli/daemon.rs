@@ -4,7 +4,9 @@
 //! users who look for the mount in a list of processes.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::{exit, mount, term};
 use crate::error::{Kind, Result};
@@ -20,6 +22,17 @@ pub(super) fn called(arguments: &[OsString]) -> Option<fn() -> Result<u8>> {
         true => serve_in_step,
         false => serve_in_background,
     })
+}
+
+/// Does what the daemon of a mount with a layer has started this process for.
+pub(super) fn called_for_overlay(arguments: &[OsString]) -> Option<io::Result<()>> {
+    match arguments {
+        [_, word, layer, lock, place, program] if word == lifecycle::SERVE_OVERLAY => {
+            let layer = (Path::new(layer), lock.as_os_str());
+            Some(lifecycle::serve_overlay(layer, Path::new(place), Path::new(program)))
+        }
+        _ => None,
+    }
 }
 
 fn serve_in_background() -> Result<u8> {

@@ -79,7 +79,7 @@ const OTHER_COMMANDS: [(&str, &str); 7] = [
 const USAGE_OF_RUN: &str = "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...";
 
 /// Options of `run` that people also expect of `mount`.
-const OF_RUN: [&str; 4] = ["--overlay", "--private", "--direct", "--or-extract"];
+const OF_RUN: [&str; 3] = ["--private", "--direct", "--or-extract"];
 
 /// Whether a word is the name of an archive.
 fn is_named(word: &Path) -> bool {

@@ -142,6 +142,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Some(outcome) = run::called_in_overlay(&arguments) {
         return exit::status_of_run(outcome);
     }
+    if let Some(served) = daemon::called_for_overlay(&arguments) {
+        return served.map_or_else(|_| ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     // What follows is the command of `run`, which gets its words as they are.
     let has_command = arguments.get(1).is_some_and(|word| word == "run");
     let arguments = url::named(arguments, has_command);

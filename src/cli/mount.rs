@@ -97,6 +97,10 @@ pub(super) fn run(args: &Args) -> Result<u8> {
 /// Mounts in the mode that the arguments choose, and returns the exit status.
 fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
     let mut plan = args.mount.plan()?;
+    if plan.overlay.is_some() && plan.lifetime.idle.is_some() {
+        let context = "--overlay and --idle-timeout: reads and writes of the layer would not count";
+        return Err(Error::new(Kind::Usage, context).with_hint("leave one of them out"));
+    }
     if args.all_nodes {
         plan.together = args.mount.together(plan.nodes > 1)?;
     }

@@ -7,13 +7,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::{getegid, geteuid};
+
 use super::args::{ArchiveCacheName, MountArgs, ReadaheadName, Summary, TogetherName};
 use super::options::MountOptions;
 use super::{mistakes, term};
 use crate::batch_job;
 use crate::error::{Error, Kind, Result};
 use crate::formats;
-use crate::lifecycle::{ArchiveCacheChoice, Lifetime, MountPlan, ReadaheadChoice};
+use crate::lifecycle::{self, ArchiveCacheChoice, Layer, Lifetime, MountPlan, ReadaheadChoice};
 use crate::log::Verbosity;
 use crate::os::processors::{self, Cores};
 use crate::together::Settings;
@@ -64,6 +66,14 @@ impl MountArgs {
                 Error::new(Kind::Usage, context).with_hint("leave it out to keep an idle mount")
             );
         }
+        let overlay = self.overlay.as_deref().map(layer).transpose()?;
+        // Only an owner may change a file.
+        let owns_all = overlay.is_some() && !lifecycle::keeps_owners();
+        let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+        if overlay.is_some() && options.is_read_only {
+            let context = "--overlay and -o ro contradict each other";
+            return Err(Error::new(Kind::Usage, context).with_hint("leave one of them out"));
+        }
         let subdir = self.subdir.clone().or(options.subdir.map(OsString::from));
         Ok(MountPlan {
             archives,
@@ -77,11 +87,12 @@ impl MountArgs {
             index: self.index.as_ref().map(absolute).transpose()?,
             view: ViewOptions {
                 subdir: subdir.map(OsStringExt::into_vec),
-                uid: options.uid,
-                gid: options.gid,
+                uid: options.uid.or(owns_all.then_some(uid)),
+                gid: options.gid.or(owns_all.then_some(gid)),
                 umask: options.umask,
             },
             access: options.access,
+            overlay,
             no_exec: options.no_exec,
             lifetime: Lifetime {
                 grace: self.grace,
@@ -187,6 +198,14 @@ pub(super) fn absolute(path: &PathBuf) -> Result<PathBuf> {
     }
     std::path::absolute(path)
         .map_err(|error| Error::io(format!("{}: invalid path", path.display()), error))
+}
+
+/// The layer that `--overlay` names.
+fn layer(name: &Path) -> Result<Layer> {
+    match name == Path::new("tmp") {
+        true => Ok(Layer::Memory),
+        false => absolute(&name.to_owned()).map(Layer::Directory),
+    }
 }
 
 #[cfg(test)]

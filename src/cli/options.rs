@@ -17,6 +17,7 @@ pub(super) struct MountOptions {
     pub(super) gid: Option<u32>,
     pub(super) umask: Option<u16>,
     pub(super) covers_files: bool,
+    pub(super) is_read_only: bool,
     pub(super) access: Access,
     pub(super) no_exec: bool,
     pub(super) allow_changes: bool,
@@ -72,7 +73,8 @@ impl MountOptions {
             }
             ("allow_changes", None) => self.allow_changes = true,
             // True for every mount of an archive.
-            ("ro" | "nosuid" | "nodev", None) => {}
+            ("ro", None) => self.is_read_only = true,
+            ("nosuid" | "nodev", None) => {}
             // For fstab, mount(8) and systemd, which handle them before they call archfs.
             (name, _) if ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix)) => {}
             ("comment" | "user" | "uhelper", Some(_)) => {}
@@ -85,7 +87,9 @@ impl MountOptions {
                 None,
             ) => {}
             ("rw" | "suid" | "dev", None) => {
-                let context = format!("-o {name}: archfs always mounts ro,nosuid,nodev");
+                let context = format!(
+                    "-o {name}: archfs always mounts nosuid,nodev, and ro without --overlay"
+                );
                 return Err(Error::new(Kind::Usage, context).with_hint("leave it out"));
             }
             // libfuse checks each request. The kernel opens files of archfs without a request.
@@ -180,6 +184,7 @@ mod tests {
             gid: Some(8),
             umask: Some(0o27),
             covers_files: true,
+            is_read_only: true,
             access: Access::Everybody,
             no_exec: true,
             allow_changes: true,

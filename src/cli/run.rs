@@ -6,13 +6,12 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
-use rustix::process::{getegid, geteuid};
 
 use super::args::Summary;
 use super::bar::Bar;
 use super::{args, mistakes, mount, mount_plan, stats, term};
 use crate::error::{Error, Kind, Result};
-use crate::lifecycle::{self, Display, Layer, Outcome, Privacy, RunOptions};
+use crate::lifecycle::{self, Display, Outcome, Privacy, RunOptions};
 use crate::log::Verbosity;
 use crate::progress::Progress;
 use crate::sync::Arc;
@@ -36,16 +35,8 @@ pub(super) struct Args {
     /// Let COMMAND read uncompressed files from the archive itself
     ///
     /// By a preloaded library. All else goes through the mount.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "overlay")]
     direct: bool,
-
-    /// Let COMMAND change files: kept in DIR, or in memory
-    ///
-    /// The next `run` finds changes in DIR; those in memory (`tmp`) are gone after COMMAND. Only
-    /// COMMAND and its children see them. Without root, this needs user namespaces and Linux 5.11
-    /// (6.6 for `tmp`).
-    #[arg(long, value_name = "DIR|tmp", conflicts_with = "direct")]
-    overlay: Option<PathBuf>,
 
     /// If this node cannot mount, extract below DIR; removed at the end
     #[arg(long, value_name = "DIR", env = "ARCHFS_OR_EXTRACT")]
@@ -92,12 +83,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.mount.plan_of(archives, mount_point.clone().unwrap_or_default())?;
     crate::log::start(plan.verbosity, None);
     let mut plan = lifecycle::resolve_descriptors(plan)?;
-    let overlay = args.overlay.as_deref().map(layer).transpose()?;
-    if overlay.is_some() && !lifecycle::keeps_owners() {
-        // Only an owner may change a file.
-        plan.view.uid.get_or_insert(geteuid().as_raw());
-        plan.view.gid.get_or_insert(getegid().as_raw());
-    }
+    // Over the mount, not as a part of it: only COMMAND sees it.
+    let overlay = plan.overlay.take();
     let is_chosen = mount_point.is_none();
     if args.or_extract.is_some() && !is_chosen {
         let context = "--or-extract needs a mount point that archfs chooses";
@@ -139,14 +126,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         chart: has_chart.then_some(&|json: &str| stats::print_chart(json)),
     };
     lifecycle::run(&plan, options, &command, display)
-}
-
-/// The layer that `--overlay` names.
-fn layer(name: &Path) -> Result<Layer> {
-    match name == Path::new("tmp") {
-        true => Ok(Layer::Memory),
-        false => mount_plan::absolute(&name.to_owned()).map(Layer::Directory),
-    }
 }
 
 /// Executes a command in an overlay, if `run` has started this process for that. No option, no

@@ -34,7 +34,7 @@ use crate::failpoint;
 use crate::stats::{Operation, Pending, Stats};
 use crate::sync::Arc;
 use crate::vfs::{
-    Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots, is_linux_xattr,
+    Attr, Cookie, Dot, FileKind, Ino, Name, Scratch, SeekTarget, Tree, dots, is_linux_xattr,
 };
 
 mod config;
@@ -65,6 +65,8 @@ pub struct ArchiveFilesystem {
     failure_log: Arc<FailureLog>,
     /// How long the kernel may cache replies.
     ttl: Duration,
+    /// Added to the inode numbers of the tree, apart from that of the root.
+    first_number: u64,
     /// What INIT negotiated. Before INIT, answers that every kernel accepts.
     agreement: Agreement,
     loops: EventLoops,
@@ -80,8 +82,40 @@ impl ArchiveFilesystem {
         failure_log: Arc<FailureLog>,
         idle: Option<Duration>,
     ) -> Self {
-        let agreement = Agreement::with(InitFlags::empty());
-        Self { tree, stats, failure_log, ttl: ttl(idle), agreement, loops: EventLoops::new() }
+        let (agreement, loops) = (Agreement::with(InitFlags::empty()), EventLoops::new());
+        Self { tree, stats, failure_log, ttl: ttl(idle), first_number: 0, agreement, loops }
+    }
+
+    /// The same with inode numbers that other file systems do not have. fuse-overlayfs shows the
+    /// inode numbers of several file systems as those of one, in which a number that a directory
+    /// shares with one above it is a loop.
+    pub fn with_distant_numbers(self) -> Self {
+        Self { first_number: 1 << 56, ..self }
+    }
+
+    /// The number of `ino` for the kernel.
+    fn number(&self, ino: Ino) -> INodeNo {
+        match ino {
+            Ino::ROOT => INodeNo(ino.number()),
+            _ => INodeNo(ino.number().wrapping_add(self.first_number)),
+        }
+    }
+
+    /// The inode that the kernel names by `number`.
+    fn ino(&self, number: INodeNo) -> Option<Ino> {
+        Ino::new(number.0.checked_sub(self.first_number).unwrap_or(number.0))
+    }
+
+    fn attr(&self, attr: &Attr) -> FileAttr {
+        FileAttr { ino: self.number(attr.ino), ..file_attr(attr) }
+    }
+
+    /// The inode number listed for `.` or `..` of the directory `ino`.
+    fn dot_number(&self, ino: Ino, dot: &Dot) -> INodeNo {
+        match dot.next {
+            Cookie::START if ino != Ino::ROOT => NO_PARENT,
+            _ => self.number(ino),
+        }
     }
 
     /// The errno for `error`, which occurred in `request` on `ino`. A fault of the archive or its
@@ -102,8 +136,8 @@ impl ArchiveFilesystem {
 
 /// The inode of a request. The kernel never sends 0; if it did, ESTALE would be the right reply.
 macro_rules! ino_or_reply {
-    ($number:expr, $reply:expr) => {
-        match Ino::new($number.0) {
+    ($self:expr, $number:expr, $reply:expr) => {
+        match $self.ino($number) {
             Some(ino) => ino,
             None => return $reply.error(Errno::ESTALE),
         }
@@ -129,7 +163,7 @@ impl Filesystem for ArchiveFilesystem {
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _turn = self.loops.begin();
         let request = self.stats.begin(Operation::Lookup);
-        let parent = ino_or_reply!(parent, reply);
+        let parent = ino_or_reply!(self, parent, reply);
         let found = match name.as_bytes() {
             // Sent for open_by_handle_at(2) if the kernel has forgotten the inode: "." asks for the
             // inode itself, ".." for the parent of a directory.
@@ -146,7 +180,7 @@ impl Filesystem for ArchiveFilesystem {
         };
         match found {
             Ok(Some(attr)) => {
-                reply.entry(&self.ttl, &file_attr(&attr), GENERATION);
+                reply.entry(&self.ttl, &self.attr(&attr), GENERATION);
                 self.stats.lookup_alarm.on_event();
             }
             Ok(None) => reply.entry(&self.ttl, &negative_attr(), GENERATION),
@@ -157,16 +191,16 @@ impl Filesystem for ArchiveFilesystem {
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         failpoint::panic_at("getattr");
         let request = self.stats.begin(Operation::Getattr);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         match self.tree.attr(ino) {
-            Ok(attr) => reply.attr(&self.ttl, &file_attr(&attr)),
+            Ok(attr) => reply.attr(&self.ttl, &self.attr(&attr)),
             Err(error) => reply.error(self.errno(&request, ino, &error)),
         }
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
         let request = self.stats.begin(Operation::Readlink);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         match self.tree.read_link(ino) {
             // The kernel accepts at most a page, and its own error for longer targets is
             // misleading.
@@ -190,7 +224,7 @@ impl Filesystem for ArchiveFilesystem {
         failpoint::panic_at("read");
         let _turn = self.loops.begin();
         let request = self.stats.begin(Operation::Read);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         SCRATCH.with_borrow_mut(|scratch| {
             let outcome = self.tree.read(ino, offset, size, scratch);
             let is_answered = outcome.is_ok();
@@ -214,16 +248,16 @@ impl Filesystem for ArchiveFilesystem {
         mut reply: ReplyDirectory,
     ) {
         let request = self.stats.begin(Operation::Readdir);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
             let name = OsStr::from_bytes(dot.name);
-            if reply.add(dot_number(ino, dot), dot.next.0, FileType::Directory, name) {
+            if reply.add(self.dot_number(ino, dot), dot.next.0, FileType::Directory, name) {
                 return reply.ok();
             }
         }
         let outcome = self.tree.read_dir(ino, cookie, &mut |entry| {
-            let number = INodeNo(entry.ino.number());
+            let number = self.number(entry.ino);
             let name = OsStr::from_bytes(entry.name.as_bytes());
             full(reply.add(number, entry.next.0, file_type(entry.kind), name))
         });
@@ -242,11 +276,11 @@ impl Filesystem for ArchiveFilesystem {
         mut reply: ReplyDirectoryPlus,
     ) {
         let request = self.stats.begin(Operation::Readdirplus);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         let (dots, cookie) = dots(Cookie(offset));
         for dot in dots {
             // For these two the kernel uses only the name, number and kind.
-            let number = dot_number(ino, dot);
+            let number = self.dot_number(ino, dot);
             let attr = FileAttr { ino: number, ..unknown_attr(ino, FileKind::Directory) };
             let name = OsStr::from_bytes(dot.name);
             if reply.add(number, dot.next.0, name, &self.ttl, &attr, GENERATION) {
@@ -257,10 +291,10 @@ impl Filesystem for ArchiveFilesystem {
             // One bad inode must not hide its neighbors. It is listed with a zero time-out, so
             // that a later lookup gets the error.
             let (attr, ttl) = match self.tree.attr(entry.ino) {
-                Ok(attr) => (file_attr(&attr), self.ttl),
+                Ok(attr) => (self.attr(&attr), self.ttl),
                 Err(error) => {
                     self.errno(&request, entry.ino, &error);
-                    (unknown_attr(entry.ino, entry.kind), Duration::ZERO)
+                    (self.attr(&Attr::unknown(entry.ino, entry.kind)), Duration::ZERO)
                 }
             };
             let name = OsStr::from_bytes(entry.name.as_bytes());
@@ -282,7 +316,7 @@ impl Filesystem for ArchiveFilesystem {
         reply: ReplyLseek,
     ) {
         let request = self.stats.begin(Operation::Lseek);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         let target = match whence {
             libc::SEEK_DATA => SeekTarget::Data,
             libc::SEEK_HOLE => SeekTarget::Hole,
@@ -299,7 +333,7 @@ impl Filesystem for ArchiveFilesystem {
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let request = self.stats.begin(Operation::Getxattr);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         if !self.tree.has_xattrs() {
             // The kernel remembers this reply and stops asking.
             return reply.error(Errno::ENOSYS);
@@ -315,7 +349,7 @@ impl Filesystem for ArchiveFilesystem {
 
     fn listxattr(&self, caller: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let request = self.stats.begin(Operation::Listxattr);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         if !self.tree.has_xattrs() {
             return reply.error(Errno::ENOSYS);
         }
@@ -376,7 +410,7 @@ impl Filesystem for ArchiveFilesystem {
     // checks. The user may read and enter everything, but execute only files with an x bit.
     fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         let request = self.stats.begin(Operation::Other);
-        let ino = ino_or_reply!(ino, reply);
+        let ino = ino_or_reply!(self, ino, reply);
         if !mask.contains(AccessFlags::X_OK) {
             return reply.ok();
         }
@@ -429,14 +463,6 @@ impl Filesystem for ArchiveFilesystem {
         ) -> ReplyWrite;
         setxattr(INodeNo, &OsStr, &[u8], i32, u32) -> ReplyEmpty;
         removexattr(INodeNo, &OsStr) -> ReplyEmpty;
-    }
-}
-
-/// The inode number listed for `.` or `..` of the directory `ino`.
-fn dot_number(ino: Ino, dot: &Dot) -> INodeNo {
-    match dot.next {
-        Cookie::START if ino != Ino::ROOT => NO_PARENT,
-        _ => INodeNo(ino.number()),
     }
 }
 

@@ -41,11 +41,11 @@ pub use job_step::{
 pub use mount::Detach;
 pub use mount::inherited::resolve_descriptors;
 pub use mount::namespace::keeps_owners;
-pub use mount::overlay::Layer;
+pub use mount::shared_overlay::{SERVE_OVERLAY, serve_overlay};
 pub(crate) use plan::Restrictions;
 pub use plan::{
-    Access, ArchiveCacheChoice, Background, ConnectionSource, DAEMON_OPTION, DaemonPlan, MountPlan,
-    ReadaheadChoice, STEP, StepTask,
+    Access, ArchiveCacheChoice, Background, ConnectionSource, DAEMON_OPTION, DaemonPlan, Layer,
+    MountPlan, ReadaheadChoice, STEP, StepTask,
 };
 pub use ready::{MountStatus, Ready, notify};
 pub use registry::{Health, at_read_socket, remove_stale_socket, try_connect};

@@ -64,6 +64,9 @@ pub struct MountPlan {
     pub view: ViewOptions,
     /// Which users may access the mount.
     pub access: Access,
+    /// A layer over the archives that all processes can change; `None` for a mount that is
+    /// read-only.
+    pub overlay: Option<Layer>,
     /// Whether the kernel refuses to execute files of the mount.
     pub no_exec: bool,
     /// How long it stays mounted.
@@ -126,7 +129,8 @@ impl MountPlan {
 
     /// What the kernel forbids on its mount.
     pub(in crate::lifecycle) fn restrictions(&self) -> Restrictions {
-        Restrictions { access: self.access, no_exec: self.no_exec }
+        let allows_changes = self.overlay.is_some();
+        Restrictions { access: self.access, no_exec: self.no_exec, allows_changes }
     }
 
     /// A plan for tests: `archive` at `mount_point`, without any option.
@@ -144,6 +148,7 @@ impl MountPlan {
             index: None,
             view: ViewOptions::default(),
             access: Access::Owner,
+            overlay: None,
             no_exec: false,
             lifetime: Lifetime::default(),
             cache_bytes: None,
@@ -167,11 +172,24 @@ impl MountPlan {
     }
 }
 
-/// What the kernel forbids on a mount, apart from writing, set-uid programs and devices.
+/// What the kernel forbids on a mount, apart from set-uid programs and devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restrictions {
     pub(crate) access: Access,
     pub(crate) no_exec: bool,
+    /// Whether files can be changed, because fuse-overlayfs serves the mount. Then the kernel
+    /// checks the modes of files.
+    pub(crate) allows_changes: bool,
+}
+
+impl Restrictions {
+    /// The options of a FUSE mount with these, each after a comma, apart from those of mount(2).
+    pub(crate) fn options(self) -> impl Iterator<Item = &'static str> {
+        let is_for_all = self.access == Access::Everybody;
+        let checks_modes = is_for_all || self.allows_changes;
+        let options = [(is_for_all, ",allow_other"), (checks_modes, ",default_permissions")];
+        options.into_iter().filter_map(|(applies, option)| applies.then_some(option))
+    }
 }
 
 /// Which users may access a mount.
@@ -182,6 +200,15 @@ pub enum Access {
     Owner,
     /// All users, as far as the modes in the archive allow.
     Everybody,
+}
+
+/// Where changes of files go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Layer {
+    /// To memory. They are gone with the last process that sees them.
+    Memory,
+    /// To this directory, which keeps them: a new or an empty one, or one with a layer.
+    Directory(#[serde(with = "path_bytes")] PathBuf),
 }
 
 /// What is read ahead of readers.

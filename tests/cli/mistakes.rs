@@ -90,9 +90,9 @@ const MISTAKES: [Mistake; 49] = [
         "leave it out: mounts are read-only",
     ),
     (
-        &["mount", "--overlay", "tmp", "data.sqfs", "m"],
+        &["mount", "--private", "data.sqfs", "m"],
         2,
-        "--overlay: only for `archfs run`",
+        "--private: only for `archfs run`",
         "archfs run [OPTIONS] ARCHIVE... [MOUNTPOINT] -- COMMAND [ARG]...",
     ),
     (&["notfy"], 2, "unrecognized subcommand 'notfy'", "archfs <COMMAND>"),

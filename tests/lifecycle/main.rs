@@ -26,6 +26,7 @@ mod private;
 mod readahead;
 mod remote;
 mod restrictions;
+mod shared_overlay;
 mod sharing;
 mod signals;
 mod squashfuse;

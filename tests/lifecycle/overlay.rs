@@ -13,12 +13,12 @@ use crate::support::stage::{Stage, Talker, has_ended, said, stage};
 use crate::support::user::{OpenDevice, User};
 use crate::support::{run, wait_until};
 
-fn text(output: &Output) -> String {
+pub(super) fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Runs `check` as root and as the ordinary user `uid`, with the directory where each works.
-fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Path)) {
+pub(super) fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Path)) {
     check(&|script| stage.bash(script), stage.work.path());
     let _device = OpenDevice::new();
     let user = User::new(stage, uid);
@@ -28,7 +28,7 @@ fn as_both(stage: &Stage, uid: u32, check: impl Fn(&dyn Fn(&str) -> Command, &Pa
 
 /// What programs do to a directory of files. Prints what they see, which is compared with what they
 /// see in a plain directory.
-const CHANGES: &str = r#"set -e
+pub(super) const CHANGES: &str = r#"set -e
     cd "$1"
     exec 9< folder/data
     echo new > new; mkdir -p deep/er; echo deeper > deep/er/file

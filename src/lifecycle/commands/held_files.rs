@@ -11,7 +11,7 @@ use crate::extract::{self, Existing, ExtractOptions, Extracted, Hold, LeftOut, S
 use crate::formats::{self, OpenOptions};
 use crate::lifecycle::daemon::opening;
 use crate::lifecycle::mount::device;
-use crate::lifecycle::mount::overlay::Layer;
+use crate::lifecycle::plan::Layer;
 use crate::lifecycle::{MountPlan, registry};
 use crate::os::process::ProcessId;
 use crate::progress::{Progress, Show, Watch};

@@ -28,7 +28,7 @@ use crate::lifecycle::commands::mount_lease::Environment;
 use crate::lifecycle::commands::relay::{CommandState, Relay};
 use crate::lifecycle::daemon::signals;
 use crate::lifecycle::mount::mount_point;
-use crate::lifecycle::mount::overlay::{self, HeldLayer};
+use crate::lifecycle::mount::overlay::{self, HeldLayer, LayerWriter};
 use crate::lifecycle::{Lifetime, MountPlan, registry};
 use crate::os::mountinfo::{self, MountEntry};
 use crate::os::process::{OWN_PROGRAM, ProcessId};
@@ -75,7 +75,7 @@ pub fn run(
     let mask = Mask::clear();
     let layer = options.overlay.map(HeldLayer::take).transpose()?;
     if let Some(layer) = &layer {
-        layer.check_archives(&registry::identity_on_all_nodes(plan)).map_err(cannot_pass_on)?;
+        layer.check(&registry::identity_on_all_nodes(plan), LayerWriter::Kernel)?;
     }
     // Until `catch_ending_signals`, a signal that asks for the end ends this process, and the
     // daemon with it.

@@ -171,7 +171,8 @@ impl Daemon {
         let failure_log = FailureLog::new(Arc::clone(&tree), archives);
         let direct = DirectReads::new(Arc::clone(&tree), Arc::clone(&mount), Arc::clone(&stats));
         let name_readahead = NameReadahead::new(
-            plan.name_readahead,
+            // It would look them up through the program that serves the mount point.
+            plan.name_readahead && plan.overlay.is_none(),
             Arc::clone(&mount),
             tree.totals().inodes,
             Arc::clone(&stats),
@@ -179,6 +180,10 @@ impl Daemon {
         );
         let (counts, log) = (Arc::clone(&stats), Arc::clone(&failure_log));
         let filesystem = ArchiveFilesystem::new(tree, counts, log, plan.lifetime.idle);
+        let filesystem = match plan.overlay {
+            Some(_) => filesystem.with_distant_numbers(),
+            None => filesystem,
+        };
         let is_remote = plan.archives.iter().any(|archive| url::is_url(archive));
         let failed = |error| Error::io("cannot duplicate the connection to the kernel", error);
         let remote = is_remote.then(|| connection.try_clone()).transpose().map_err(failed)?;
@@ -379,6 +384,7 @@ impl Daemon {
         self.mount.clear_up();
         self.await_leavers();
         self.unmount();
+        self.mount.finish_overlay();
         self.report.finish();
         let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
         outcome.map_err(|error| {

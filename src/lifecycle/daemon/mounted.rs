@@ -13,12 +13,13 @@ use rustix::fd::OwnedFd;
 
 use super::Service;
 use crate::direct::State;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
+use crate::lifecycle::mount::shared_overlay::{OverlayServer, Prepared};
 use crate::lifecycle::mount::{Detach, mount_point};
-use crate::lifecycle::registry::{MountLock, Peers, Record};
+use crate::lifecycle::registry::{self, MountLock, Peers, Record};
 use crate::os::mountinfo::MountId;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, Weak};
 
@@ -31,6 +32,9 @@ pub(crate) struct Mounted {
     removed: Mutex<Option<Record>>,
     /// Guards the lock of the file that records the mount as still served. Held only to move it.
     detached: Mutex<Option<MountLock>>,
+    /// Guards the program that serves the mount point, if that has a layer over the archives. Held
+    /// while the mount starts and when it has ended.
+    overlay: Mutex<Option<OverlayServer>>,
 }
 
 /// Descriptors kept for unmounting: the mount table, or fusermount with its pipes.
@@ -74,6 +78,14 @@ impl Mounted {
             lock.write(&record)
         })?;
         let source = source(&record.archives);
+        let layered = match &plan.overlay {
+            Some(layer) => {
+                let archives = MountPlan { overlay: None, ..plan.clone() };
+                let identity = registry::identity_on_all_nodes(&archives);
+                Some(Prepared::new(mount_point, layer, &identity)?)
+            }
+            None => None,
+        };
         let attached = Attached::new(mount_point, &source, plan.restrictions(), &lock);
         if attached.is_err() {
             // A helper may have mounted before it was killed.
@@ -85,8 +97,16 @@ impl Mounted {
         let (attached, directory) = (Some(attached), Some(directory));
         let lock = Some((lock, record));
         let parts = Parts { reserve: reserve(), attached, directory, lock, direct: None };
-        let mount_point = mount_point.to_owned();
-        Ok((Arc::new(Self::new(mount_point, parts)), connection))
+        let mount = Self::new(mount_point.to_owned(), parts);
+        // From here on, dropping `mount` unmounts.
+        let connection = match layered {
+            Some((prepared, archives)) => {
+                *mount.overlay.lock() = Some(prepared.serve(connection)?);
+                archives
+            }
+            None => connection,
+        };
+        Ok((Arc::new(mount), connection))
     }
 
     /// A mount that another process made. `directory` is the directory to remove, if this process
@@ -101,8 +121,8 @@ impl Mounted {
     }
 
     fn new(mount_point: PathBuf, parts: Parts) -> Self {
-        let (removed, detached) = (Mutex::default(), Mutex::default());
-        Self { mount_point, parts: Mutex::new(Some(parts)), removed, detached }
+        let (removed, detached, overlay) = Default::default();
+        Self { mount_point, parts: Mutex::new(Some(parts)), removed, detached, overlay }
     }
 
     pub(crate) fn mount_point(&self) -> &Path {
@@ -142,8 +162,34 @@ impl Mounted {
         Some(lock.record_directory().to_owned())
     }
 
-    /// The number of its device; `None` if this process did not mount it.
+    /// If another program serves the mount point, waits until it answers, or `is_ending` returns
+    /// that this process was asked to end.
+    pub(crate) fn wait_for_overlay(&self, is_ending: &mut dyn FnMut() -> bool) -> Result<()> {
+        match &mut *self.overlay.lock() {
+            Some(server) => server.wait_until_answers(&self.mount_point, is_ending),
+            None => Ok(()),
+        }
+    }
+
+    /// Why the program that serves the mount point does not; `None` if there is none.
+    pub(crate) fn failure_of_overlay(&self) -> Option<Error> {
+        self.overlay.lock().as_mut().map(OverlayServer::failure)
+    }
+
+    /// Waits until the program that serves the mount point has exited, after the mount has ended.
+    pub(crate) fn finish_overlay(&self) {
+        let overlay = self.overlay.lock().take();
+        if let Some(server) = overlay {
+            server.finish();
+        }
+    }
+
+    /// The number of the device that this process serves; `None` if this process did not mount it,
+    /// or another program serves the mount point.
     pub(crate) fn device_number(&self) -> Option<u64> {
+        if self.overlay.lock().is_some() {
+            return None;
+        }
         self.parts.lock().as_ref()?.attached.as_ref()?.entry().device_number()
     }
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 
 use crate::cache::Budget;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::formats::{self, Acls, Contents, OpenOptions};
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
 use crate::lifecycle::mount::{inherited, mount_point};
@@ -79,6 +79,10 @@ fn start(
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<Option<Daemon>> {
+    if plan.overlay.is_some() && !matches!(connector, Connector::Own(_)) {
+        let context = "--overlay: needs a directory as the mount point, at which archfs mounts";
+        return Err(Error::new(Kind::CannotMount, context));
+    }
     let archive = match open(plan, progress) {
         Ok(archive) => archive,
         Err(error) => {
@@ -92,7 +96,10 @@ fn start(
     let Some(Connected { mount, connection, listener }) = connector.connect(plan)? else {
         return Ok(None);
     };
-    Daemon::start(plan, archive, mount, connection, listener, wakes).map(Some)
+    let started = Daemon::start(plan, archive, Arc::clone(&mount), connection, listener, wakes);
+    let mut daemon = started.map_err(|error| mount.failure_of_overlay().unwrap_or(error))?;
+    mount.wait_for_overlay(&mut || daemon.take_events() || daemon.policy.is_end_requested())?;
+    Ok(Some(daemon))
 }
 
 /// How a daemon gets its FUSE connection. Made before the archives are opened, so that other

@@ -17,9 +17,9 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
 
 use crate::error::{Error, Kind, Result, reason};
+use crate::lifecycle::Restrictions;
 use crate::lifecycle::mount::owned_directory::is_on_autofs;
 use crate::lifecycle::mount::{Detach, PROBE_TIMEOUT, busy, device, fusermount, namespace};
-use crate::lifecycle::{Access, Restrictions};
 use crate::os::directory::Directory;
 use crate::os::mountinfo::{self, MountEntry, MountId, TYPE};
 use crate::os::trust;
@@ -389,10 +389,9 @@ fn mount_directly(
         geteuid().as_raw(),
         getegid().as_raw()
     );
-    if restrictions.access == Access::Everybody {
-        options.push_str(",allow_other,default_permissions");
-    }
-    let mut flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    options.extend(restrictions.options());
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, !restrictions.allows_changes);
     flags.set(MountFlags::NOEXEC, restrictions.no_exec);
     let options = std::ffi::CString::new(options).unwrap_or_default();
     let target = directory.path();

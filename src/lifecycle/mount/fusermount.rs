@@ -37,8 +37,8 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::error::{Error, Kind, Result, reason};
+use crate::lifecycle::Restrictions;
 use crate::lifecycle::mount::{Detach, busy, device};
-use crate::lifecycle::{Access, Restrictions};
 use crate::os::mountinfo;
 use crate::os::unix_socket;
 use crate::os::{path_walk, trust};
@@ -160,13 +160,12 @@ fn is_shortage(error: &io::Error) -> bool {
 
 /// The options for the helper. A backslash escapes a comma or backslash in a name.
 fn options(source: &Path, restrictions: Restrictions) -> OsString {
-    let mut bytes = b"ro,nosuid,nodev,subtype=archfs".to_vec();
+    let mut bytes = if restrictions.allows_changes { b"rw".to_vec() } else { b"ro".to_vec() };
+    bytes.extend(b",nosuid,nodev,subtype=archfs");
     if restrictions.no_exec {
         bytes.extend(b",noexec");
     }
-    if restrictions.access == Access::Everybody {
-        bytes.extend(b",allow_other,default_permissions");
-    }
+    restrictions.options().for_each(|option| bytes.extend(option.bytes()));
     bytes.extend(b",fsname=");
     for &byte in source.as_os_str().as_bytes() {
         if matches!(byte, b',' | b'\\') {

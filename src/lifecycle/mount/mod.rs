@@ -14,6 +14,7 @@ pub(super) mod mount_point;
 pub(super) mod namespace;
 pub(super) mod overlay;
 pub(super) mod owned_directory;
+pub(super) mod shared_overlay;
 
 /// How long to probe a mount before it counts as not stale. The kernel answers at once for a stale
 /// one.

@@ -15,7 +15,7 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{
     FlockOperation, OFlags, StatVfsMountFlags, XattrFlags, flock, fremovexattr, fsetxattr, fstatvfs,
@@ -27,17 +27,34 @@ use rustix::process::geteuid;
 use super::attach::directory_at;
 use super::namespace;
 use crate::error::{Error, Kind, Result, reason};
+use crate::lifecycle::plan::Layer;
 use crate::os::directory::{Directory, parent_of};
 use crate::os::{memory, mountinfo, trust};
 use crate::units::quoted;
 
-/// Where changes go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Layer {
-    /// To memory. They are gone with the last process that sees them.
-    Memory,
-    /// To this directory, which keeps them: a new or an empty one, or one with a layer.
-    Directory(PathBuf),
+/// The program that writes a layer. They mark some of what is removed in different ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayerWriter {
+    Kernel,
+    FuseOverlayfs,
+}
+
+impl LayerWriter {
+    /// What stands before the identity of the archives in the lock of a layer.
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Kernel => "",
+            Self::FuseOverlayfs => "fuse-overlayfs ",
+        }
+    }
+
+    /// The command that uses it.
+    fn command(self) -> &'static str {
+        match self {
+            Self::Kernel => "archfs run --overlay",
+            Self::FuseOverlayfs => "archfs mount --overlay",
+        }
+    }
 }
 
 /// Keeps the attributes of overlayfs in `user.overlay.*`, which a user namespace allows.
@@ -52,8 +69,8 @@ const TRUSTED: &str = ",redirect_dir=nofollow,metacopy=off,index=off";
 const LOCK: &str = "archfs-layer";
 /// It contains the identity of the archives, which is shorter than this, bytes.
 const IDENTITY_MAX: u64 = 4096;
-const UPPER: &str = "upper";
-const WORK: &str = "work";
+pub(super) const UPPER: &str = "upper";
+pub(super) const WORK: &str = "work";
 
 /// A layer that this process has locked.
 #[derive(Debug)]
@@ -107,20 +124,31 @@ impl HeldLayer {
         }
     }
 
-    /// Warns if the layer was made over other files than `identity` names, which is noted in a new
-    /// one.
-    pub(crate) fn check_archives(&self, identity: &str) -> io::Result<()> {
+    /// Warns if the layer was made over other files than `identity` names. Notes that and `writer`
+    /// in a new layer.
+    ///
+    /// Fails with `CannotMount` if another program wrote the layer; `Io`.
+    pub(crate) fn check(&self, identity: &str, writer: LayerWriter) -> Result<()> {
         let Self::Directory(directory, lock) = self else { return Ok(()) };
+        let path = directory.location().display();
+        let failed = |error| Error::io(format!("--overlay {path}: cannot be used"), error);
         let mut before = String::new();
-        lock.take(IDENTITY_MAX).read_to_string(&mut before)?;
+        lock.take(IDENTITY_MAX).read_to_string(&mut before).map_err(failed)?;
         if before.is_empty() {
             let mut lock: &File = lock;
-            return lock.write_all(identity.as_bytes());
+            let note = format!("{}{identity}", writer.mark());
+            return lock.write_all(note.as_bytes()).map_err(failed);
         }
-        if before != identity {
+        let by_fuse = before.strip_prefix(LayerWriter::FuseOverlayfs.mark());
+        let made_by = by_fuse.map_or(LayerWriter::Kernel, |_| LayerWriter::FuseOverlayfs);
+        if made_by != writer {
+            let context = format!("--overlay {path}: made by `{}`", made_by.command());
+            return Err(Error::new(Kind::CannotMount, context)
+                .with_hint("use that command, or name another directory"));
+        }
+        if by_fuse.unwrap_or(&before) != identity {
             let what = format_args!(
-                "--overlay {}: made with other archives or options, or they have changed since",
-                directory.location().display()
+                "--overlay {path}: made with other archives or options, or they have changed since"
             );
             crate::log::warn(
                 what,
@@ -140,6 +168,14 @@ impl HeldLayer {
                 [directory.location().into(), lock.as_raw_fd().to_string().into()]
             }
         })
+    }
+
+    /// From this call on, no program that this process executes inherits the lock.
+    pub(crate) fn close_on_exec(&self) -> io::Result<()> {
+        match self {
+            Self::Memory => Ok(()),
+            Self::Directory(_, lock) => Ok(fcntl_setfd(lock, FdFlags::CLOEXEC)?),
+        }
     }
 
     /// Lets the user remove the directory with all that is in it, when no overlay uses it any more:
@@ -189,12 +225,7 @@ fn refuse_foreign(path: &Path, directory: &Directory) -> Result<()> {
 /// # Errors
 /// `CannotMount` if the node, the user or the layer does not allow it.
 pub(crate) fn enter(path: &Path, layer: &Path, lock: &OsStr) -> Result<()> {
-    namespace::enter().map_err(|error| {
-        error.with_hint(
-            "--overlay needs user namespaces (sysctl user.max_user_namespaces), or root; or let the \
-             program write to another directory",
-        )
-    })?;
+    namespace::enter().map_err(|error| error.with_hint(NAMESPACE_HINT))?;
     let failed = |error| cannot(path, &error);
     // In the namespace: a descriptor opened before refers to the mounts outside.
     let lower = directory_at(path).map_err(failed)?;
@@ -203,7 +234,9 @@ pub(crate) fn enter(path: &Path, layer: &Path, lock: &OsStr) -> Result<()> {
         true => in_memory(&lower, path)?,
         false => reopened(layer, lock).map_err(|error| unusable(layer, &error))?,
     };
-    let upper = prepare(&layer, &lower).map_err(|error| unusable(layer.location(), &error))?;
+    let upper = Upper::create(&layer)
+        .and_then(|upper| upper.show_like(&lower).map(|()| upper.directory))
+        .map_err(|error| unusable(layer.location(), &error))?;
     let flags = fstatvfs(&lower).map_err(|errno| failed(errno.into()))?.f_flag;
     let mut mount_flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount_flags.set(MountFlags::NOEXEC, flags.contains(StatVfsMountFlags::NOEXEC));
@@ -236,12 +269,15 @@ pub(crate) fn enter(path: &Path, layer: &Path, lock: &OsStr) -> Result<()> {
     }
 }
 
+pub(super) const NAMESPACE_HINT: &str = "--overlay needs user namespaces (sysctl \
+     user.max_user_namespaces), or root; or let the program write to another directory";
+
 /// The source of the mounts in the mount table.
 const SOURCE: &str = "archfs-overlay";
 
 /// A tmpfs, mounted over `lower` at `path`, where the overlay covers it. It takes at most half of
 /// the memory that is left, so that a write fails before the job is killed.
-fn in_memory(lower: &Directory, path: &Path) -> Result<Directory> {
+pub(super) fn in_memory(lower: &Directory, path: &Path) -> Result<Directory> {
     let size = memory::headroom().map_or(String::new(), |left| format!(",size={}", left.bytes / 2));
     let options = format!("mode=0700{size}\0");
     let options = CStr::from_bytes_until_nul(options.as_bytes()).ok();
@@ -252,7 +288,7 @@ fn in_memory(lower: &Directory, path: &Path) -> Result<Directory> {
 }
 
 /// The layer at `path` as this mount namespace has it. Its lock is the descriptor `lock`.
-fn reopened(path: &Path, lock: &OsStr) -> io::Result<Directory> {
+pub(super) fn reopened(path: &Path, lock: &OsStr) -> io::Result<Directory> {
     let layer = Directory::open(path)?;
     let held = fs::metadata(Path::new("/proc/self/fd").join(lock))?;
     let found = layer.metadata(LOCK.as_ref())?;
@@ -262,17 +298,29 @@ fn reopened(path: &Path, lock: &OsStr) -> io::Result<Directory> {
     }
 }
 
-/// Creates the directories of overlayfs in `layer`, and returns the upper one. If that is new, it
-/// gets the mode of `lower`, and all rights for its owner.
-fn prepare(layer: &Directory, lower: &Directory) -> io::Result<File> {
-    layer.create(WORK.as_ref())?;
-    let is_new = layer.create(UPPER.as_ref())?;
-    let upper = layer.open_with(UPPER.as_ref(), OFlags::RDONLY | OFlags::DIRECTORY)?;
-    if is_new {
-        let mode = lower.metadata(".".as_ref())?.mode() & 0o7777;
-        upper.set_permissions(Permissions::from_mode(mode | 0o700))?;
+/// The upper directory of a layer.
+pub(super) struct Upper {
+    directory: File,
+    is_new: bool,
+}
+
+impl Upper {
+    /// Creates the directories of overlayfs in `layer`.
+    pub(super) fn create(layer: &Directory) -> io::Result<Self> {
+        layer.create(WORK.as_ref())?;
+        let is_new = layer.create(UPPER.as_ref())?;
+        let directory = layer.open_with(UPPER.as_ref(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(Self { directory, is_new })
     }
-    Ok(upper)
+
+    /// Gives a new one the mode of `lower`, and all rights for its owner.
+    pub(super) fn show_like(&self, lower: &Directory) -> io::Result<()> {
+        if !self.is_new {
+            return Ok(());
+        }
+        let mode = lower.metadata(".".as_ref())?.mode() & 0o7777;
+        self.directory.set_permissions(Permissions::from_mode(mode | 0o700))
+    }
 }
 
 /// Whether this process can give `file` attributes such as `name`.

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::record::{Record, boot};
 use crate::batch_job;
 use crate::error::Result;
-use crate::lifecycle::MountPlan;
+use crate::lifecycle::{Layer, MountPlan};
 use crate::os::memory;
 use crate::os::process::ProcessId;
 use crate::os::record_directory::{RecordDirectory, SOCKET_SUFFIX, node};
@@ -84,7 +84,7 @@ pub(crate) fn identity_on_all_nodes(plan: &MountPlan) -> String {
 /// A digest of what the mount of a plan shows. `file` identifies an archive.
 fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> String {
     let MountPlan { archives, offset, recursive, partial, view, .. } = plan;
-    let MountPlan { directories, names, access, no_exec, allow_changes, .. } = plan;
+    let MountPlan { directories, names, access, overlay, no_exec, allow_changes, .. } = plan;
     let ViewOptions { subdir, uid, gid, umask } = view;
     let mut digest = Xxh3::new();
     for path in archives {
@@ -108,6 +108,14 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
     // A daemon of an older version does not know it.
     let names = names.map(|names| format!(" {names:?}")).unwrap_or_default();
     digest.update(names.as_bytes());
+    let overlay = overlay.as_ref().map(|overlay| match overlay {
+        Layer::Memory => " Memory".to_owned(),
+        Layer::Directory(path) => {
+            format!(" {:?}", fs::canonicalize(path).unwrap_or_else(|_| path.clone()))
+        }
+    });
+    let overlay = overlay.unwrap_or_default();
+    digest.update(overlay.as_bytes());
     digest.update(options.as_bytes());
     format!("{:032x}", digest.digest128())
 }

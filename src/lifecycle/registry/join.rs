@@ -233,7 +233,7 @@ fn check_same(
         );
         return Err(Error::new(Kind::Busy, context).with_hint(format!(
             "if the archive was replaced: archfs unmount {path}; to share the mount, give the same \
-             --subdir, --offset, --nested, --partial, --allow-changes and -o"
+             --subdir, --offset, --nested, --partial, --allow-changes, --overlay and -o"
         )));
     }
     let context = format!("{path}: {described} is mounted here");

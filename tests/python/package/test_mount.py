@@ -50,6 +50,14 @@ class MountTest(Stage):
             raise KeyError("mine")
         self.assertFalse(root.exists())
 
+    def test_a_layer_over_the_archive_can_be_changed(self):
+        with archfs.mount(self.image, overlay="tmp") as root:
+            (root / "new").write_text("new", encoding="ascii")
+            self.assertEqual((root / "new").read_text(encoding="ascii"), "new")
+            with archfs.mount(self.image) as other:
+                self.assertFalse((other / "new").exists())
+        self.assert_gone(root)
+
     def test_blocks_may_be_nested_and_the_same_archive_is_mounted_once(self):
         with archfs.mount(self.image) as one, archfs.mount(self.image) as other:
             self.assertEqual(one, other)
