@@ -50,8 +50,16 @@ impl Spill {
 
     /// A file with room for `len` bytes. `None` if lists must stay in memory.
     fn file(&self, len: u64) -> Option<Mapped> {
-        let file = unlinked::create(&self.directory).ok().filter(has_blocks)?;
-        Mapped::new(file, len).ok()
+        let created = unlinked::create(&self.directory);
+        let mapped = created.and_then(|file| match has_blocks(&file) {
+            true => Mapped::new(file, len).map(Some),
+            false => Ok(None),
+        });
+        let directory = self.directory.display();
+        mapped.unwrap_or_else(|error| {
+            log::info!("a list stays in memory, because it cannot be in {directory}: {error}");
+            None
+        })
     }
 }
 

@@ -144,6 +144,9 @@ def mount(
     if not found:
         raise UsageError("no archive to mount", "archfs.mount('data.sqfs')", 2)
     given = [options] if isinstance(options, str) else list(options or ())
+    if "overlay" in keywords and _is_path("overlay", keywords["overlay"]):
+        # Ranks with different working directories share a mount only if they name one layer.
+        keywords["overlay"] = _absolute(keywords["overlay"])
     arguments = mount_words(keywords)
     arguments += [f"-o{option}" for option in given]
     mount_point = _shared_mount_point(found, arguments) if at is None else os.path.abspath(path(at))
@@ -175,7 +178,7 @@ def mount_until_exit(
     # In one order, and without those that say nothing, because they identify the mount.
     given: dict[str, Any] = {**keywords}
     given = {name: value for name, value in sorted(given.items()) if value is not None and value is not False}
-    named = {name: _absolute(value) if name in PATHS else value for name, value in given.items()}
+    named = {name: _absolute(value) if _is_path(name, value) else value for name, value in given.items()}
     arguments: dict[str, Any] = {"at": _absolute(at), "options": options, **named}
     names = [absolute_archive(archive) for archive in archives]
     with _until_exit_lock:
@@ -277,6 +280,11 @@ def _is_foreign(mount_point: str) -> bool:
         return False
     # The root of a mount has the owner that its archive records.
     return found.st_dev == parent.st_dev and found.st_uid != os.getuid()
+
+
+def _is_path(name: str, value: Any) -> bool:
+    """Whether the value of this keyword is the path of a file. A layer may be in memory instead."""
+    return name in PATHS or (name == "overlay" and value != "tmp")
 
 
 def _absolute(given: Optional[PathLike]) -> Optional[str]:

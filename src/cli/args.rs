@@ -65,9 +65,10 @@ pub(super) struct MountArgs {
 
     /// Let programs change files: kept in DIR, or in memory
     ///
-    /// In a layer over the archives. The next job finds changes in DIR; those in memory (`tmp`) are
-    /// gone with the mount. With `run`, only COMMAND and its children see them; without root, that
-    /// needs user namespaces and Linux 5.11 (6.6 for `tmp`). `mount` needs fuse-overlayfs.
+    /// archfs writes changes to a layer over the archives. DIR keeps them for the next job; with
+    /// `tmp`, they are lost when the mount ends. With `run`, only COMMAND and its children see
+    /// them; without root, that needs user namespaces and Linux 5.11 (6.6 for `tmp`). `mount` needs
+    /// fuse-overlayfs.
     #[arg(help_heading = ARCHIVE, long, value_name = "DIR|tmp")]
     pub(super) overlay: Option<PathBuf>,
 

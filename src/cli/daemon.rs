@@ -24,12 +24,12 @@ pub(super) fn called(arguments: &[OsString]) -> Option<fn() -> Result<u8>> {
     })
 }
 
-/// Does what the daemon of a mount with a layer has started this process for.
+/// Becomes fuse-overlayfs, if a daemon has started this process for that.
 pub(super) fn called_for_overlay(arguments: &[OsString]) -> Option<io::Result<()>> {
     match arguments {
-        [_, word, layer, lock, place, program] if word == lifecycle::SERVE_OVERLAY => {
+        [_, word, layer, lock, mount_point, program] if word == lifecycle::SERVE_OVERLAY => {
             let layer = (Path::new(layer), lock.as_os_str());
-            Some(lifecycle::serve_overlay(layer, Path::new(place), Path::new(program)))
+            Some(lifecycle::serve_overlay(layer, Path::new(mount_point), Path::new(program)))
         }
         _ => None,
     }

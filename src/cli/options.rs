@@ -86,10 +86,12 @@ impl MountOptions {
                 | "nolazytime" | "owner" | "group" | "sync" | "async",
                 None,
             ) => {}
-            ("rw" | "suid" | "dev", None) => {
-                let context = format!(
-                    "-o {name}: archfs always mounts nosuid,nodev, and ro without --overlay"
-                );
+            ("rw", None) => {
+                let context = "-o rw: archfs mounts read-only, or writable with --overlay";
+                return Err(Error::new(Kind::Usage, context).with_hint("leave it out"));
+            }
+            ("suid" | "dev", None) => {
+                let context = format!("-o {name}: archfs always mounts nosuid,nodev");
                 return Err(Error::new(Kind::Usage, context).with_hint("leave it out"));
             }
             // libfuse checks each request. The kernel opens files of archfs without a request.

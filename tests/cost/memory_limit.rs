@@ -351,7 +351,8 @@ fn an_index_larger_than_the_job_is_refused() {
         let is_small_enough = is_indexed || (temporary == disk && has_blocks);
         for (limit, fits) in [(64 * MIB, is_small_enough), (256 * MIB, true)] {
             group.set(limit);
-            let line = mount_line(&archive, &mount_point, "--quiet");
+            // Why a list or the index is not in a file.
+            let line = mount_line(&archive, &mount_point, "--verbose");
             let output = group.run(&format!("TMPDIR={temporary} {line}"));
             let stderr = said(&output);
             assert_eq!(group.killed(), 0, "{limit}: {stderr}");

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::fuse::{ArchiveFilesystem, FailureLog, SessionShape, session_shape};
 use crate::lifecycle::mount::Detach;
 use crate::lifecycle::registry::{
@@ -384,14 +384,15 @@ impl Daemon {
         self.mount.clear_up();
         self.await_leavers();
         self.unmount();
-        self.mount.finish_overlay();
+        let overlay = self.mount.finish_overlay();
         self.report.finish();
         let outcome = self.session.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
-        outcome.map_err(|error| {
-            Error::io(
-                format!("{}: FUSE connection lost", self.mount.mount_point().display()),
-                error,
-            )
+        let path = self.mount.mount_point().display();
+        outcome.map_err(|error| Error::io(format!("{path}: FUSE connection lost"), error))?;
+        overlay.map_err(|error| {
+            // Now: the process that asked for the mount does not wait for it any more.
+            crate::log::error(&error.within(path));
+            Error::new(Kind::Reported(1), "the program that served the mount point has failed")
         })
     }
 

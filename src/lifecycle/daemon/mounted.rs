@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 
 use super::Service;
 use crate::direct::State;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::attach::Attached;
 use crate::lifecycle::mount::owned_directory::OwnedDirectory;
@@ -171,17 +171,10 @@ impl Mounted {
         }
     }
 
-    /// Why the program that serves the mount point does not; `None` if there is none.
-    pub(crate) fn failure_of_overlay(&self) -> Option<Error> {
-        self.overlay.lock().as_mut().map(OverlayServer::failure)
-    }
-
     /// Waits until the program that serves the mount point has exited, after the mount has ended.
-    pub(crate) fn finish_overlay(&self) {
+    pub(crate) fn finish_overlay(&self) -> Result<()> {
         let overlay = self.overlay.lock().take();
-        if let Some(server) = overlay {
-            server.finish();
-        }
+        overlay.map_or(Ok(()), OverlayServer::finish)
     }
 
     /// The number of the device that this process serves; `None` if this process did not mount it,

@@ -96,8 +96,7 @@ fn start(
     let Some(Connected { mount, connection, listener }) = connector.connect(plan)? else {
         return Ok(None);
     };
-    let started = Daemon::start(plan, archive, Arc::clone(&mount), connection, listener, wakes);
-    let mut daemon = started.map_err(|error| mount.failure_of_overlay().unwrap_or(error))?;
+    let mut daemon = Daemon::start(plan, archive, Arc::clone(&mount), connection, listener, wakes)?;
     mount.wait_for_overlay(&mut || daemon.take_events() || daemon.policy.is_end_requested())?;
     Ok(Some(daemon))
 }

@@ -12,10 +12,12 @@
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     FlockOperation, OFlags, StatVfsMountFlags, XattrFlags, flock, fremovexattr, fsetxattr, fstatvfs,
@@ -40,7 +42,7 @@ pub(crate) enum LayerWriter {
 }
 
 impl LayerWriter {
-    /// What stands before the identity of the archives in the lock of a layer.
+    /// Prefix of the identity of the archives in the lock file of a layer.
     fn mark(self) -> &'static str {
         match self {
             Self::Kernel => "",
@@ -67,6 +69,9 @@ const TRUSTED: &str = ",redirect_dir=nofollow,metacopy=off,index=off";
 /// Marks a directory as a layer, and is locked while the layer is in use. archfs refuses other
 /// directories with files, because overlayfs empties `work`.
 const LOCK: &str = "archfs-layer";
+/// How long a layer may be in use by processes that are exiting: the next job finds it so.
+const PATIENCE: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// It contains the identity of the archives, which is shorter than this, bytes.
 const IDENTITY_MAX: u64 = 4096;
 pub(super) const UPPER: &str = "upper";
@@ -112,7 +117,16 @@ impl HeldLayer {
         directory.close_to_others().map_err(failed)?;
         let flags = OFlags::RDWR | OFlags::CREATE;
         let lock = directory.open_with(LOCK.as_ref(), flags).map_err(failed)?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        let deadline = Instant::now() + PATIENCE;
+        let locked = loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    thread::sleep(RETRY_INTERVAL);
+                }
+                locked => break locked,
+            }
+        };
+        match locked {
             Ok(()) => Ok(Self::Directory(directory, lock)),
             Err(Errno::WOULDBLOCK) => {
                 let context =
@@ -134,13 +148,16 @@ impl HeldLayer {
         let failed = |error| Error::io(format!("--overlay {path}: cannot be used"), error);
         let mut before = String::new();
         lock.take(IDENTITY_MAX).read_to_string(&mut before).map_err(failed)?;
-        if before.is_empty() {
-            let mut lock: &File = lock;
-            let note = format!("{}{identity}", writer.mark());
-            return lock.write_all(note.as_bytes()).map_err(failed);
-        }
         let by_fuse = before.strip_prefix(LayerWriter::FuseOverlayfs.mark());
         let made_by = by_fuse.map_or(LayerWriter::Kernel, |_| LayerWriter::FuseOverlayfs);
+        let changes = directory.below(UPPER.as_ref()).and_then(|upper| upper.names());
+        if before.is_empty() || (made_by != writer && changes.is_ok_and(|names| names.is_empty())) {
+            let note = format!("{}{identity}", writer.mark());
+            return lock
+                .set_len(0)
+                .and_then(|()| lock.write_all_at(note.as_bytes(), 0))
+                .map_err(failed);
+        }
         if made_by != writer {
             let context = format!("--overlay {path}: made by `{}`", made_by.command());
             return Err(Error::new(Kind::CannotMount, context)

@@ -17,7 +17,7 @@
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ const LOWER: &str = "lower";
 const LAYER: &str = "layer";
 
 /// Directories that are usually empty. The tmpfs is mounted at the first that is.
-const PLACES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
+const EMPTY_DIRECTORIES: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
 
 /// Between an error and its hint, in the line that archfs prints before it is fuse-overlayfs.
 const HINT: &str = "\u{1f}";
@@ -97,9 +97,8 @@ impl Prepared {
         socket.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
         let messages = memfd_create("archfs-messages", MemfdFlags::CLOEXEC);
         let messages = File::from(messages.map_err(|errno| failed(errno.into()))?);
-        let place = free_place().unwrap_or(mount_point);
         let [layer, lock] = held.pass_on().map_err(failed)?;
-        let words = [SERVE_OVERLAY.into(), layer, lock, place.into(), program.into()];
+        let words = [SERVE_OVERLAY.into(), layer, lock, mount_point.into(), program.into()];
         let process = own_program(words)
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
@@ -113,6 +112,9 @@ impl Prepared {
             Ok(Some(connection)) => Ok((Self { socket, server }, connection)),
             // The process has printed an error and exits.
             Ok(None) => Err(server.failure()),
+            Err(Errno::AGAIN) => {
+                Err(Error::new(Kind::TimedOut, "--overlay: the layer does not answer"))
+            }
             Err(errno) => Err(failed(errno.into())),
         }
     }
@@ -147,19 +149,19 @@ impl OverlayServer {
     ) -> Result<()> {
         let (sender, answer) = channel();
         let path = mount_point.to_owned();
-        let mute = format!("{}: {PROGRAM} does not answer", mount_point.display());
+        let no_answer = format!("{}: {PROGRAM} does not answer", mount_point.display());
         thread::Builder::new()
             .spawn(move || {
                 let _ = sender.send(fs::symlink_metadata(path).map(drop));
             })
-            .map_err(|error| Error::io(&mute, error))?;
+            .map_err(|error| Error::io(&no_answer, error))?;
         let deadline = Instant::now() + START_LIMIT;
         loop {
             match answer.recv_timeout(CHECK_INTERVAL) {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
-                    let status = self.exit_status_within(CHECK_INTERVAL * 10);
-                    let failed = Error::io(&mute, error);
+                    let status = self.exit_status_within(EXIT_LIMIT);
+                    let failed = Error::io(&no_answer, error);
                     return Err(status.map_or(failed, |status| self.failed_with(status)));
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
@@ -167,20 +169,26 @@ impl OverlayServer {
                         return Err(self.failed_with(status));
                     }
                     if is_ending() {
-                        return Err(Error::new(Kind::Io, format!("{mute} before the end")));
+                        // The session also ends because the process exits.
+                        let failed = Error::new(Kind::Io, format!("{no_answer} before the end"));
+                        let status = self.exit_status_within(EXIT_LIMIT / 5);
+                        return Err(status.map_or(failed, |status| self.failed_with(status)));
                     }
                 }
-                Err(_) => return Err(Error::new(Kind::TimedOut, mute)),
+                Err(_) => return Err(Error::new(Kind::TimedOut, no_answer)),
             }
         }
     }
 
-    /// Waits until the process has exited after its mount has ended. Logs a failure.
-    pub(crate) fn finish(mut self) {
+    /// Waits until the process has exited after its mount has ended. Fails if it has failed.
+    pub(crate) fn finish(mut self) -> Result<()> {
         match self.exit_status_within(EXIT_LIMIT) {
-            Some(status) if !status.success() => crate::log::error(&self.failed_with(status)),
-            Some(_) => {}
-            None => log::warn!("{PROGRAM} does not exit; killing it"),
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(self.failed_with(status)),
+            None => {
+                log::warn!("{PROGRAM} does not exit; killing it");
+                Ok(())
+            }
         }
     }
 
@@ -194,9 +202,13 @@ impl OverlayServer {
 
     /// The error for a process that exited with `status`, with the last line that it wrote.
     fn failed_with(&mut self, status: ExitStatus) -> Error {
-        let mut text = String::new();
-        let _ = self.messages.rewind();
-        let _ = Read::by_ref(&mut self.messages).take(4096).read_to_string(&mut text);
+        let mut text = Vec::new();
+        let _ = self
+            .messages
+            .seek(SeekFrom::End(-4096))
+            .or_else(|_| self.messages.seek(SeekFrom::Start(0)));
+        let _ = self.messages.read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
         // libfuse warns of a mount option that it does not know.
         let mut lines = text.lines().filter(|line| !line.contains("unknown argument ignored"));
         let last = lines.rfind(|line| !line.trim().is_empty());
@@ -232,9 +244,11 @@ impl Drop for OverlayServer {
     }
 }
 
-fn free_place() -> Option<&'static Path> {
-    let is_empty = |path: &&Path| fs::read_dir(path).is_ok_and(|mut files| files.next().is_none());
-    PLACES.iter().map(Path::new).find(is_empty)
+/// One of `EMPTY_DIRECTORIES`, without symbolic links.
+fn empty_directory() -> Option<PathBuf> {
+    let is_empty =
+        |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut files| files.next().is_none());
+    EMPTY_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok()).find(is_empty)
 }
 
 /// The program in PATH, or in a directory of the system: PATH is often short in batch jobs. One
@@ -249,7 +263,7 @@ fn find() -> Result<PathBuf> {
     let mut rejected = None;
     for program in found {
         match path_walk::first_untrusted(&program) {
-            None => return Ok(program),
+            None => return Ok(fs::canonicalize(&program).unwrap_or(program)),
             Some(weak) => rejected = rejected.or(Some((program, weak))),
         }
     }
@@ -277,15 +291,15 @@ fn find() -> Result<PathBuf> {
 /// why.
 pub fn serve_overlay(
     (layer, lock): (&Path, &OsStr),
-    place: &Path,
+    mount_point: &Path,
     program: &Path,
 ) -> io::Result<()> {
-    let Err(error) = serve(layer, lock, place, program) else { return Ok(()) };
+    let Err(error) = serve(layer, lock, mount_point, program) else { return Ok(()) };
     let hint = error.hint().unwrap_or_default();
     io::stderr().write_all(format!("{error}{HINT}{hint}\n").as_bytes())
 }
 
-fn serve(layer: &Path, lock: &OsStr, place: &Path, program: &Path) -> Result<()> {
+fn serve(layer: &Path, lock: &OsStr, mount_point: &Path, program: &Path) -> Result<()> {
     let name = if layer.as_os_str().is_empty() { Path::new("tmp") } else { layer };
     let failed = |why: &dyn Display| {
         Error::new(Kind::CannotMount, format!("--overlay {}: {why}", name.display()))
@@ -301,10 +315,17 @@ fn serve(layer: &Path, lock: &OsStr, place: &Path, program: &Path) -> Result<()>
     namespace::enter().map_err(|error| error.with_hint(NAMESPACE_HINT))?;
     // Only now: a process in a new user namespace loses it. `receive` notices an earlier end.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let is_needed = |other: &MountEntry| {
+        [layer, program].iter().any(|path| path.starts_with(&other.mount_point))
+    };
     for other in mountinfo::all()?.into_iter().filter(MountEntry::is_archfs) {
+        if is_needed(&other) {
+            continue;
+        }
         let _ = unmount(&other.mount_point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
     }
-    let root = in_memory(&directory_at(place).map_err(io_failed)?, place)?;
+    let directory = empty_directory().unwrap_or_else(|| mount_point.to_owned());
+    let root = in_memory(&directory_at(&directory).map_err(io_failed)?, &directory)?;
     for name in [LOWER, LAYER] {
         root.create(name.as_ref()).map_err(io_failed)?;
     }
@@ -312,14 +333,14 @@ fn serve(layer: &Path, lock: &OsStr, place: &Path, program: &Path) -> Result<()>
         // Of this namespace: a mount of another one cannot be bound.
         let layer = reopened(layer, lock).map_err(io_failed)?;
         drop(kept);
-        mount_bind(layer.path(), place.join(LAYER)).map_err(failed_with)?;
+        mount_bind(layer.path(), directory.join(LAYER)).map_err(failed_with)?;
     }
-    let layer = directory_at(&place.join(LAYER)).map_err(io_failed)?;
+    let layer = directory_at(&directory.join(LAYER)).map_err(io_failed)?;
     let upper = Upper::create(&layer).map_err(io_failed)?;
-    let lower = place.join(LOWER);
+    let lower = directory.join(LOWER);
     let archives = mount_here(&lower, Path::new("archfs"), Restrictions::default())?;
     unix_socket::send(&socket, archives.as_fd()).map_err(failed_with)?;
-    // Else this process would keep the connection when the daemon has ended.
+    // Otherwise the connection would outlive the daemon.
     drop(archives);
     let Some(connection) = unix_socket::receive(&socket).map_err(failed_with)? else {
         // The mount point has no connection, and the daemon says why.
@@ -334,13 +355,14 @@ fn serve(layer: &Path, lock: &OsStr, place: &Path, program: &Path) -> Result<()>
     let (lower_path, layer_path) = (lower.path(), layer.path());
     let (lower_path, layer_path) = (lower_path.display(), layer_path.display());
     // Without noacl it asks for access control lists, of which archives have none, and takes that
-    // answer for an error.
+    // answer for an error. With writeback, writes would be lost when the daemon ends.
     let options = format!(
-        "lowerdir={lower_path},upperdir={layer_path}/{UPPER},workdir={layer_path}/{WORK},noacl"
+        "lowerdir={lower_path},upperdir={layer_path}/{UPPER},workdir={layer_path}/{WORK},noacl,\
+         writeback=0"
     );
     // It ends with the mount. Batch systems send signals to all processes of a job.
     let _ = setsid();
-    // The daemon ignores all others, and this process has that from it.
+    // The daemon ignores all others, and this process inherits that.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGXFSZ] {
         signal::ignore(signal);
     }

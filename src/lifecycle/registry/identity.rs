@@ -111,7 +111,11 @@ fn digest(plan: &MountPlan, file: impl Fn(&Path, &Metadata) -> Vec<u8>) -> Strin
     let overlay = overlay.as_ref().map(|overlay| match overlay {
         Layer::Memory => " Memory".to_owned(),
         Layer::Directory(path) => {
-            format!(" {:?}", fs::canonicalize(path).unwrap_or_else(|_| path.clone()))
+            // It may be about to be created.
+            let name = path.file_name().unwrap_or_default();
+            let created = || fs::canonicalize(path.parent()?).ok().map(|parent| parent.join(name));
+            let real = fs::canonicalize(path).ok().or_else(created);
+            format!(" {:?}", real.as_ref().unwrap_or(path))
         }
     });
     let overlay = overlay.unwrap_or_default();
