@@ -308,32 +308,28 @@ fn serve(layer: &Path, lock: &OsStr, mount_point: &Path, program: &Path) -> Resu
     let failed_with = |errno: Errno| failed(&reason(errno));
     let stdin = rustix::stdio::stdin().try_clone_to_owned().map_err(io_failed)?;
     let socket = UnixStream::from(stdin);
+    namespace::enter().map_err(|error| error.with_hint(NAMESPACE_HINT))?;
+    // Only now: a process in a new user namespace loses it. `receive` notices an earlier end.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let is_superfluous = |other: &MountEntry| {
+        other.is_archfs()
+            && ![layer, program].iter().any(|path| path.starts_with(&other.mount_point))
+    };
+    for other in mountinfo::all()?.into_iter().filter(is_superfluous) {
+        let _ = unmount(&other.mount_point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+    }
+    // In this namespace, because a mount of another one cannot be bound, and before the tmpfs.
     let kept = match layer.as_os_str().is_empty() {
         true => None,
         false => Some(reopened(layer, lock).map_err(io_failed)?),
     };
-    namespace::enter().map_err(|error| error.with_hint(NAMESPACE_HINT))?;
-    // Only now: a process in a new user namespace loses it. `receive` notices an earlier end.
-    let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    let is_needed = |other: &MountEntry| {
-        [layer, program].iter().any(|path| path.starts_with(&other.mount_point))
-    };
-    for other in mountinfo::all()?.into_iter().filter(MountEntry::is_archfs) {
-        if is_needed(&other) {
-            continue;
-        }
-        let _ = unmount(&other.mount_point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
-    }
     let directory = empty_directory().unwrap_or_else(|| mount_point.to_owned());
     let root = in_memory(&directory_at(&directory).map_err(io_failed)?, &directory)?;
     for name in [LOWER, LAYER] {
         root.create(name.as_ref()).map_err(io_failed)?;
     }
     if let Some(kept) = kept {
-        // Of this namespace: a mount of another one cannot be bound.
-        let layer = reopened(layer, lock).map_err(io_failed)?;
-        drop(kept);
-        mount_bind(layer.path(), directory.join(LAYER)).map_err(failed_with)?;
+        mount_bind(kept.path(), directory.join(LAYER)).map_err(failed_with)?;
     }
     let layer = directory_at(&directory.join(LAYER)).map_err(io_failed)?;
     let upper = Upper::create(&layer).map_err(io_failed)?;
