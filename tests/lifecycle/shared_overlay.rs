@@ -172,15 +172,14 @@ fn open_files_can_be_changed_after_the_unmount() {
     wait_until("nothing is left", || stage.is_gone());
 }
 
-/// `bash` on a node that shares its mounts with new namespaces, as one with systemd does.
-fn with_shared_mounts(bash: &Command) -> Command {
-    let mut shared = Command::new("unshare");
-    shared.args(["--mount", "--propagation", "shared"]);
-    shared.arg(bash.get_program()).args(bash.get_args());
-    bash.get_current_dir().map(|directory| shared.current_dir(directory));
-    let variables = bash.get_envs().filter_map(|(name, value)| Some((name, value?)));
-    shared.envs(variables);
-    shared
+/// `bash` in a mount namespace of its own, which shares its mounts with new namespaces or not.
+fn with_own_mounts(bash: &Command, propagation: &str) -> Command {
+    let mut own = Command::new("unshare");
+    own.args(["--mount", "--propagation", propagation]);
+    own.arg(bash.get_program()).args(bash.get_args());
+    bash.get_current_dir().map(|directory| own.current_dir(directory));
+    own.envs(bash.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    own
 }
 
 /// The namespace of one mount does not keep others alive, and not its own.
@@ -196,7 +195,8 @@ fn a_mount_ends_while_others_with_a_layer_exist() {
             $ARCHFS unmount b; $ARCHFS unmount c; $ARCHFS list 2> /dev/null | grep $PWD/; rmdir a b c";
         let mut bash = bash(&format!("exec 2>&1\n{script}"));
         let nothing = "again\n";
-        let output = with_shared_mounts(&bash).output().unwrap();
+        // As with systemd.
+        let output = with_own_mounts(&bash, "shared").output().unwrap();
         assert_eq!(text(&output), nothing);
         if work == stage.work.path() {
             assert_eq!(text(&bash.output().unwrap()), nothing, "root");
@@ -210,7 +210,7 @@ fn a_mount_ends_while_others_with_a_layer_exist() {
 fn a_layer_may_have_any_name_and_be_moved() {
     let Some(stage) = stage() else { return };
     let script = r#"exec 2>&1
-        set -- 'a:b,c \d' $'notÿutf8' 'mount'
+        set -- 'a:b,c \d' $'not\xffutf8' 'mount'
         for layer; do
             $ARCHFS mount -q --overlay "$layer" $IMAGE mo:u,nt && echo "$layer" > mo:u,nt/name
             $ARCHFS unmount mo:u,nt
@@ -277,12 +277,9 @@ fn no_empty_directory_is_needed() {
     let script = "for each in /mnt /media /srv /opt; do
              [ ! -d $each ] || { mount -t tmpfs full $each && touch $each/file; }
         done
-        $ARCHFS mount -q --keep --overlay layer $IMAGE mount && echo x > mount/x && cat mount/*
+        $ARCHFS mount -q --keep --overlay layer $IMAGE mount && echo x > mount/x && cat mount/x mount/hello
         $ARCHFS unmount mount";
-    let mut unshare = Command::new("unshare");
-    let bash = stage.bash(&script.replace("mount/*", "mount/x mount/hello"));
-    unshare.arg("--mount").arg(bash.get_program()).args(bash.get_args());
-    unshare.envs(bash.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let output = unshare.current_dir(stage.work.path()).output().unwrap();
+    let bash = stage.bash(script);
+    let output = with_own_mounts(&bash, "private").output().unwrap();
     assert_eq!(text(&output), "x\nhello, world\n", "{}", said(&output));
 }
