@@ -19,11 +19,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::fd::{OwnedFd, RawFd};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit, test_kill_process,
 };
+use rustix::stdio;
 
 use crate::error::{Error, Kind, Result};
 use crate::os::kernel_file;
@@ -40,6 +41,18 @@ pub fn open_files_max() -> u64 {
 pub fn enlarge_open_files_max() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// Descriptors that the table of this process has room for after `enlarge_descriptor_table`.
+const DESCRIPTORS: u64 = 1024;
+
+/// Makes room for `DESCRIPTORS` open files, or as many as it may have. To be called before there
+/// are threads: of a process that has some, the kernel enlarges the table only after all CPU cores
+/// have passed a quiescent state, which takes 10 to 20 ms (expand_fdtable in fs/file.c).
+pub fn enlarge_descriptor_table() {
+    let last = DESCRIPTORS.min(open_files_max()).saturating_sub(1);
+    // Without it, the start only takes longer.
+    let _ = RawFd::try_from(last).map(|last| fcntl_dupfd_cloexec(stdio::stderr(), last));
 }
 
 /// The identity of a process, valid even after its id is reused.

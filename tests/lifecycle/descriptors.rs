@@ -97,6 +97,21 @@ fn the_error_names_a_descriptor_that_is_not_open() {
     assert!(said(&output).contains("/dev/fd/99: descriptor 99 is not open"), "{}", said(&output));
 }
 
+/// Otherwise the kernel enlarges it while threads run, for which it waits.
+#[test]
+fn the_descriptor_table_is_large_enough_from_the_start() {
+    let Some(stage) = stage() else { return };
+    for (limit, least) in [(4096, 1024), (256, 256)] {
+        let script = format!("ulimit -Sn {limit}; $ARCHFS mount -q --keep $IMAGE mount");
+        assert!(stage.bash(&script).status().unwrap().success());
+        let status = format!("/proc/{}/status", stage.daemon().as_raw_nonzero());
+        let status = std::fs::read_to_string(status).unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+        assert!(size.trim().parse::<u32>().unwrap() >= least, "{limit}: {size}");
+        support::mount::unmount(&stage.mount_point);
+    }
+}
+
 /// The kernel's out-of-memory message shows this name.
 #[test]
 fn the_process_name_of_the_daemon_is_archfs() {
