@@ -4,6 +4,8 @@ Nothing is installed: what mountd would answer is written into the kernel's cach
 net/sunrpc/svcauth_unix.c, expkey_parse and svc_export_parse in fs/nfsd/export.c.
 """
 
+import os
+import pathlib
 import subprocess
 import time
 
@@ -64,12 +66,18 @@ def set_round_trip(seconds):
              "delay", f"{seconds * 1e6 / 2:.0f}us")
 
 
-def mount(mount_point, scale=1):
-    """Mounts the export with the default options. Times of the attribute cache are multiplied by `scale`."""
+def mount(mount_point, scale=1, read_ahead_kb=None):
+    """Mounts the export with the default options. Times of the attribute cache are multiplied by `scale`. The client
+    reads `read_ahead_kb` KiB ahead, or what is its default.
+    """
     times = [f"{name}={seconds * scale:.0f}" for name, seconds in
              [("acregmin", 3), ("acregmax", 60), ("acdirmin", 30), ("acdirmax", 60)]]
     options = ["ro", "vers=4.2", "proto=tcp", f"addr={SERVER}", f"clientaddr={CLIENT}", *times]
     call("mount", "-i", "-t", "nfs4", "-o", ",".join(options), f"{SERVER}:/", mount_point)
+    if read_ahead_kb:
+        device = os.stat(mount_point).st_dev
+        setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+        pathlib.Path(setting).write_text(str(read_ahead_kb), encoding="ascii")
 
 
 def requests():

@@ -55,9 +55,10 @@ def ways(tar, image):
     ]
 
 
-def job(way, workers, seed, scale):
-    """Two epochs on a fresh mount of the file system. Times are divided by `scale`."""
-    nfs_server.mount(NFS, scale)
+def job(way, workers, seed, settings):
+    """Two epochs on a fresh mount of the file system. Times are divided by the scale of `settings`."""
+    scale = settings["scale"]
+    nfs_server.mount(NFS, scale, settings["read_ahead_kb"])
     LOCAL.mkdir()
     try:
         counters = [nfs_server.requests()]
@@ -135,17 +136,17 @@ def prepare(settings):
 
 def main(settings):
     scale = settings["scale"]
-    every_way = ways(*prepare(settings))
+    every_way = [way for way in ways(*prepare(settings)) if way.name in settings["ways"] or not settings["ways"]]
     nfs_server.set_round_trip(0)
     # Loads all programs.
     for way in every_way:
-        job(way, 1, 0, scale)
+        job(way, 1, 0, settings)
     for number in range(settings["rounds"]):
         for delay in settings["delays"]:
             nfs_server.set_round_trip(delay / 1000 * scale)
             for workers in settings["workers"]:
                 for way in every_way:
-                    row = job(way, workers, number + 1, scale)
+                    row = job(way, workers, number + 1, settings)
                     row |= {"round": number, "delay": delay, "workers": workers}
                     print("row", json.dumps(row), flush=True)
 
