@@ -416,6 +416,14 @@ mod tests {
             (copy, is_new)
         }
 
+        /// Takes the copy and gives it back, as `take`. Its lock is ended by a call, because a
+        /// process that another test is starting has its descriptor for a moment.
+        fn uses(&self, name: &str, most: u64) -> bool {
+            let (copy, is_new) = self.take(name, most);
+            flock(&copy.checksums, FlockOperation::Unlock).unwrap();
+            is_new
+        }
+
         fn count(&self) -> usize {
             fs::read_dir(self.path()).unwrap().count()
         }
@@ -424,27 +432,27 @@ mod tests {
     #[test]
     fn a_copy_is_found_again_as_long_as_the_archive_is_the_same() {
         let work = Work::new();
-        assert!(work.take("a", 4 * LEN).1);
-        assert!(!work.take("a", 4 * LEN).1);
+        assert!(work.uses("a", 4 * LEN));
+        assert!(!work.uses("a", 4 * LEN));
         fs::write(work.directory.path().join("a"), "another version").unwrap();
-        assert!(work.take("a", 4 * LEN).1);
+        assert!(work.uses("a", 4 * LEN));
         // A new file with the same name, size and time is another one.
         let path = work.directory.path().join("a");
         let time = fs::metadata(&path).unwrap().modified().unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "another version").unwrap();
         File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
-        assert!(work.take("a", 4 * LEN).1);
+        assert!(work.uses("a", 4 * LEN));
     }
 
     #[test]
     fn the_copies_that_were_used_least_recently_make_room() {
         let work = Work::new();
         for name in ["a", "b", "c"] {
-            assert!(work.take(name, 3 * LEN).1);
+            assert!(work.uses(name, 3 * LEN));
         }
-        assert!(!work.take("a", 3 * LEN).1);
-        assert!(work.take("d", 3 * LEN).1);
+        assert!(!work.uses("a", 3 * LEN));
+        assert!(work.uses("d", 3 * LEN));
         assert_eq!(work.count(), 6);
         let (_held, is_new) = work.take("c", 3 * LEN);
         assert!(!is_new);
@@ -452,7 +460,7 @@ mod tests {
         let none = work.copies.take(&work.archive("e"), LEN, LEN);
         assert!(none.unwrap_err().to_string().contains("beside the copies in use"));
         assert_eq!(work.count(), 2, "nothing is left of the new one");
-        assert!(work.take("e", 2 * LEN).1);
+        assert!(work.uses("e", 2 * LEN));
         assert_eq!(work.count(), 4);
         let none = work.copies.take(&work.archive("f"), LEN, LEN - 1);
         assert_eq!(none.unwrap_err().kind(), Kind::Unsupported);
@@ -463,9 +471,10 @@ mod tests {
         let work = Work::new();
         let (held, _) = work.take("a", 4 * LEN);
         assert!(work.copies.take(&work.archive("a"), LEN, 4 * LEN).unwrap().is_none());
-        work.take("b", 4 * LEN);
+        work.uses("b", 4 * LEN);
         let removed = KeptCopies::remove_all(work.directory.path()).unwrap();
         assert_eq!(removed, Removed { copies: 1, bytes: LEN, in_use: 1 });
+        flock(&held.checksums, FlockOperation::Unlock).unwrap();
         drop(held);
         let removed = KeptCopies::remove_all(work.directory.path()).unwrap();
         assert_eq!((removed.copies, removed.in_use), (1, 0));
@@ -476,8 +485,8 @@ mod tests {
     #[test]
     fn what_a_crash_has_left_is_removed() {
         let work = Work::new();
-        work.take("a", 4 * LEN);
-        work.take("b", 4 * LEN);
+        work.uses("a", 4 * LEN);
+        work.uses("b", 4 * LEN);
         let copies: Vec<_> = work.copies.all().unwrap().into_iter().map(|old| old.name).collect();
         fs::remove_file(work.path().join(&copies[0])).unwrap();
         fs::remove_file(work.path().join(with_suffix(&copies[1]))).unwrap();
@@ -489,7 +498,7 @@ mod tests {
     fn copies_make_room_for_others_only_if_that_suffices() {
         let work = Work::new();
         for name in ["a", "b", "c"] {
-            work.take(name, 4 * LEN);
+            work.uses(name, 4 * LEN);
         }
         let make_room = |missing: u64| {
             let before = work.copies.all().unwrap().iter().map(|old| old.taken).sum::<u64>();
@@ -524,7 +533,7 @@ mod tests {
     #[test]
     fn a_directory_that_others_can_exchange_is_not_used() {
         let work = Work::new();
-        work.take("a", 4 * LEN);
+        work.uses("a", 4 * LEN);
         let parent = work.directory.path();
         let set = |mode| fs::set_permissions(parent, fs::Permissions::from_mode(mode)).unwrap();
         set(0o777);
@@ -541,12 +550,12 @@ mod tests {
     #[test]
     fn what_archfs_did_not_make_stays() {
         let work = Work::new();
-        work.take("a", 4 * LEN);
+        work.uses("a", 4 * LEN);
         let others = ["results", "results.sums", &"A".repeat(32), &"a".repeat(33)];
         for name in others {
             fs::write(work.path().join(name), "dear").unwrap();
         }
-        assert!(work.take("b", LEN).1, "the other copy makes room");
+        assert!(work.uses("b", LEN), "the other copy makes room");
         assert_eq!(work.count(), others.len() + 2);
         assert_eq!(KeptCopies::remove_all(work.directory.path()).unwrap().copies, 1);
         assert_eq!(work.count(), others.len());
@@ -558,7 +567,7 @@ mod tests {
         let work = Work::new();
         let (victim, moved) = (work.directory.path().join("victim"), work.path().join("../moved"));
         for name in ["a", "b", "c"] {
-            work.take(name, 4 * LEN);
+            work.uses(name, 4 * LEN);
         }
         let (_held, _) = work.take("d", 4 * LEN);
         fs::create_dir(&victim).unwrap();
@@ -597,7 +606,7 @@ mod tests {
     #[test]
     fn a_file_of_another_user_is_no_copy() {
         let work = Work::new();
-        work.take("a", 4 * LEN);
+        work.uses("a", 4 * LEN);
         for name in work.copies.directory.names().unwrap() {
             if std::os::unix::fs::chown(work.path().join(name), Some(5), None).is_err() {
                 return println!("SKIPPED: needs root");
