@@ -14,6 +14,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::Error;
 use crate::lifecycle::{self, MountStatus};
+use crate::os::process;
 use crate::url;
 
 mod args;
@@ -138,6 +139,7 @@ enum Command {
 
 /// Runs `archfs` with `arguments`, which start with the program name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    process::enlarge_descriptor_table();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     if let Some(outcome) = run::called_in_overlay(&arguments) {
         return exit::status_of_run(outcome);

@@ -46,10 +46,12 @@ pub fn enlarge_open_files_max() {
 /// Descriptors that the table of this process has room for after `enlarge_descriptor_table`.
 const DESCRIPTORS: u64 = 1024;
 
-/// Makes room for `DESCRIPTORS` open files, or as many as it may have. To be called before there
-/// are threads: of a process that has some, the kernel enlarges the table only after all CPU cores
-/// have passed a quiescent state, which takes 10 to 20 ms (expand_fdtable in fs/file.c).
+/// Makes room for `DESCRIPTORS` open files, or as many as it may have. To be called before threads
+/// start: if a process has threads, the kernel waits for an RCU grace period first
+/// (expand_fdtable in fs/file.c), which takes 10 to 20 ms.
 pub fn enlarge_descriptor_table() {
+    let threads = || fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    debug_assert_eq!(threads(), 1, "the kernel would wait");
     let last = DESCRIPTORS.min(open_files_max()).saturating_sub(1);
     // Without it, the start only takes longer.
     let _ = RawFd::try_from(last).map(|last| fcntl_dupfd_cloexec(stdio::stderr(), last));

@@ -18,7 +18,7 @@ use crate::lifecycle::ready::Ready;
 use crate::lifecycle::registry::{self, Client, JoinOutcome, Leases, MountLock, Record};
 use crate::lifecycle::{Access, ConnectionSource, MountPlan};
 use crate::os::heap;
-use crate::os::process::{self, ASK_AGAIN, ProcessId};
+use crate::os::process::{ASK_AGAIN, ProcessId};
 use crate::os::processors;
 use crate::progress::Progress;
 use crate::stats::Stats;
@@ -356,7 +356,6 @@ fn report_contents(plan: &MountPlan, tree: &dyn Tree) {
 /// Starts the log in the file that the user named, or on standard error, and chooses CPU cores for
 /// the threads that are started later.
 fn set_up_process(plan: &MountPlan) -> Result<()> {
-    process::enlarge_descriptor_table();
     let file = plan.log_file.as_deref().map(crate::log::open).transpose()?;
     crate::log::start(plan.verbosity, file);
     plan.cpus.as_ref().map_or(Ok(()), processors::run_on)
