@@ -68,13 +68,13 @@ def set_round_trip(seconds):
 
 def mount(mount_point, scale=1, read_ahead_kb=None):
     """Mounts the export with the default options. Times of the attribute cache are multiplied by `scale`. The client
-    reads `read_ahead_kb` KiB ahead, or what is its default.
+    reads `read_ahead_kb` KiB ahead, or its default.
     """
     times = [f"{name}={seconds * scale:.0f}" for name, seconds in
              [("acregmin", 3), ("acregmax", 60), ("acdirmin", 30), ("acdirmax", 60)]]
     options = ["ro", "vers=4.2", "proto=tcp", f"addr={SERVER}", f"clientaddr={CLIENT}", *times]
     call("mount", "-i", "-t", "nfs4", "-o", ",".join(options), f"{SERVER}:/", mount_point)
-    if read_ahead_kb:
+    if read_ahead_kb is not None:
         device = os.stat(mount_point).st_dev
         setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
         pathlib.Path(setting).write_text(str(read_ahead_kb), encoding="ascii")

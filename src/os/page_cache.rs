@@ -14,8 +14,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use rustix::fd::AsRawFd;
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, fadvise, major, minor};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+use crate::os::kernel_file;
 
 /// The number of cachestat(2) on all supported architectures and most others (scripts/syscall.tbl
 /// of Linux). libc defines it for only some of them.
@@ -64,6 +66,13 @@ pub fn keeps_reads_of(file: &File) -> Option<bool> {
             Err(_) => None,
         }
     })
+}
+
+/// How far the kernel reads ahead, in KiB, in files of the file system with this device number
+/// (st_dev). `None` if the system does not say: some network file systems use other names.
+pub fn readahead_kib(device: u64) -> Option<u64> {
+    let setting = format!("/sys/class/bdi/{}:{}/read_ahead_kb", major(device), minor(device));
+    kernel_file::read_text(setting).ok()?.trim().parse().ok()
 }
 
 /// Reads `range` of `file` into the page cache, as one request if the file system can do that, and
@@ -131,7 +140,20 @@ fn try_read(file: &File, offset: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
+
+    #[test]
+    fn the_readahead_of_a_file_system_is_found_if_it_has_one() {
+        assert_eq!(readahead_kib(u64::MAX), None);
+        let root = std::fs::metadata("/").unwrap().dev();
+        let name = format!("/sys/class/bdi/{}:{}", major(root), minor(root));
+        let Ok(expected) = std::fs::read_to_string(format!("{name}/read_ahead_kb")) else {
+            return eprintln!("SKIPPED: {name} does not exist");
+        };
+        assert_eq!(readahead_kib(root).map(|kib| kib.to_string()), Some(expected.trim().into()));
+    }
 
     #[test]
     fn a_range_is_loaded_and_nothing_behind_it() {

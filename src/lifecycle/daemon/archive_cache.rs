@@ -45,6 +45,7 @@ struct Transfer {
 pub(super) struct ArchiveCachePolicy {
     choice: ArchiveCacheChoice,
     switch: Arc<ArchiveCache>,
+    files: Vec<Arc<FileStorage>>,
     /// The archives as the records of mounts name them.
     archives: Vec<PathBuf>,
     /// Size of those that are not only in memory anyway, in bytes.
@@ -69,12 +70,12 @@ impl ArchiveCachePolicy {
     ) -> Self {
         let on_storage = files.iter().filter(|file| !file.is_in_memory());
         let bytes = on_storage.map(|file| file.len()).fold(0, u64::saturating_add);
-        let (choice, archives) = (plan.archive_cache, Vec::new());
+        let (choice, archives, files) = (plan.archive_cache, Vec::new(), files.to_vec());
         let copy = copy.filter(|copy| !copy.is_in_memory()).cloned();
         let before = Transfer::of(&stats);
         // No count yet, so the mount is not idle at the first decision.
         let (requests, decide_at) = (u64::MAX, Instant::now());
-        Self { choice, switch, archives, bytes, copy, stats, before, requests, decide_at }
+        Self { choice, switch, files, archives, bytes, copy, stats, before, requests, decide_at }
     }
 
     /// Decides for the first time. `archives` are those of the record, so that no other decision
@@ -89,11 +90,15 @@ impl ArchiveCachePolicy {
         let data = data_bytes(self.bytes, Transfer::of(&self.stats).since(self.before));
         let needed = self.bytes.saturating_add(data);
         let exceeds = exceeds(needed, headroom, self.switch.drops());
+        self.switch.set_has_room(!exceeds);
         // Direct readers have no other copy in memory.
         let is_read_directly = self.stats.direct_reads() > 0;
         let drops = exceeds && !is_read_directly && !registry::is_served_by_others(&self.archives);
         if drops != self.switch.drops() {
             self.switch.set_drops(drops);
+            if drops {
+                self.files.iter().for_each(|file| file.drop_read_around());
+            }
             let needed = format_size(needed);
             match (drops, headroom) {
                 (true, Some(Headroom { bytes, bound })) => log::info!(

@@ -82,6 +82,8 @@ struct Serving {
     /// The same file, opened once more with POSIX_FADV_RANDOM: for contents of files, around which
     /// the kernel would read other files. `None` if it could not be opened again.
     random: Option<File>,
+    /// Whether contents are read with the kernel's readahead as long as memory has room for it.
+    gains_from_readahead: bool,
     /// `None` if its bytes are only in memory.
     cache: Option<Arc<ArchiveCache>>,
     /// Whether it is on a FUSE file system, which gets no advice about reads. Advice makes the
@@ -89,6 +91,18 @@ struct Serving {
     /// it may answer with fewer bytes, which the kernel takes for the end of the file.
     is_on_fuse: bool,
     reads: Option<BackgroundReads>,
+}
+
+impl Serving {
+    /// Whether pages that were served are dropped.
+    fn drops(&self) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.drops())
+    }
+
+    /// Whether the kernel reads around contents of files.
+    fn reads_around(&self) -> bool {
+        self.gains_from_readahead && self.cache.as_ref().is_some_and(|cache| cache.has_room())
+    }
 }
 
 /// Whether the page cache of the archives of a mount keeps what was handed out.
@@ -100,12 +114,23 @@ struct Serving {
 #[derive(Debug, Default)]
 pub struct ArchiveCache {
     drops: AtomicBool,
+    has_room: AtomicBool,
 }
 
 impl ArchiveCache {
     /// Whether served pages are dropped.
     pub fn drops(&self) -> bool {
         self.drops.load(Ordering::Relaxed)
+    }
+
+    /// Whether memory has room for the archives beside the data that is served.
+    pub fn has_room(&self) -> bool {
+        self.has_room.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether there is room.
+    pub fn set_has_room(&self, has_room: bool) {
+        self.has_room.store(has_room, Ordering::Relaxed);
     }
 
     /// Drops served pages from now on, or keeps them.
@@ -120,6 +145,15 @@ impl ArchiveCache {
 /// just read. The kernel takes such a read for sequential, and may read other files up to the
 /// readahead of the device, for example 8 MiB.
 const RANDOM_MIN: usize = 32 << 10;
+
+/// The type of NFS (statfs(2), f_type).
+const NFS: u64 = 0x6969;
+
+/// The most that the client of NFS may read ahead, in KiB, if the kernel is to read ahead in
+/// contents of files. If the file before was read already, it takes a read for sequential, and
+/// fetches the next files with the same request (page_cache_sync_ra in mm/readahead.c). With a
+/// larger readahead, these would be too many for a job that reads a part of the archive.
+const AROUND_MAX: u64 = 128;
 
 /// Bytes at the start of an archive whose pages are dropped before it is served. The reads that
 /// recognize its format make the kernel read ahead there and mark a page. A read of a marked page
@@ -320,11 +354,16 @@ impl FileStorage {
             let is_on_fuse = self.is_on_fuse();
             let is_random = is_random && !is_in_memory && !is_on_fuse;
             let random = random.filter(|_| is_random).and_then(open_random);
+            // Without `reads`, it is the source of a copy, which has each byte once.
+            let gains_from_readahead = reads.is_some()
+                && random.is_some()
+                && self.origin.file_system == NFS
+                && reads_little_ahead(page_cache::readahead_kib(self.identity.inode.0));
             if random.is_some() {
                 self.drop_cached(0, HEAD);
             }
             let cache = (!is_in_memory).then(|| Arc::clone(cache));
-            Serving { random, cache, is_on_fuse, reads }
+            Serving { random, gains_from_readahead, cache, is_on_fuse, reads }
         });
     }
 
@@ -346,6 +385,14 @@ impl FileStorage {
     /// Whether its bytes are only in memory.
     pub fn is_in_memory(&self) -> bool {
         self.opened().is_ok_and(|(file, _)| is_in_memory(&file))
+    }
+
+    /// Drops all of it from the page cache if the kernel has read around contents. Some of those
+    /// pages are marked: a read of one continues the readahead, whatever the advice.
+    pub fn drop_read_around(&self) {
+        if self.serving.get().is_some_and(|serving| serving.gains_from_readahead) {
+            self.drop_cached(0, self.identity.len);
+        }
     }
 
     fn is_on_fuse(&self) -> bool {
@@ -488,10 +535,12 @@ impl Storage for FileStorage {
     fn read_contents_at(&self, buffer: &mut [u8], offset: u64, part: FilePart) -> Result<()> {
         // What the kernel reads around small files may have been served and dropped already, and
         // its large folios cannot be dropped file by file.
-        let is_random =
-            part == FilePart::Later || buffer.len() >= RANDOM_MIN || self.drops_served();
-        let random = self.serving.get().and_then(|serving| serving.random.as_ref());
-        self.read_with(random.filter(|_| is_random), buffer, offset, Wanted::Contents)
+        let is_random = |serving: &&Serving| {
+            let is_long = buffer.len() >= RANDOM_MIN && !serving.reads_around();
+            part == FilePart::Later || is_long || serving.drops()
+        };
+        let random = self.serving.get().filter(is_random).and_then(|it| it.random.as_ref());
+        self.read_with(random, buffer, offset, Wanted::Contents)
     }
 
     fn position(&self, offset: u64, len: u64) -> Option<FilePosition> {
@@ -519,8 +568,7 @@ impl Storage for FileStorage {
     }
 
     fn drops_served(&self) -> bool {
-        let cache = self.serving.get().and_then(|serving| serving.cache.as_ref());
-        cache.is_some_and(|cache| cache.drops())
+        self.serving.get().is_some_and(Serving::drops)
     }
 
     fn drop_served(&self, range: Range<u64>, part: FilePart) {
@@ -627,6 +675,12 @@ impl Source for RemoteFile {
     fn tables_at_once(&self) -> u64 {
         REMOTE_TABLES
     }
+}
+
+/// Whether the kernel reads so little around contents, with a readahead of `size` KiB, that it
+/// helps.
+fn reads_little_ahead(size: Option<u64>) -> bool {
+    size.is_some_and(|size| size <= AROUND_MAX)
 }
 
 /// The bytes of an open file, which joins `pool` if there is one.

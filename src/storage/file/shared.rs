@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::ops::Range;
 
-use super::{Bytes, FileStorage, NETWORK_FILE_SYSTEMS};
+use super::{Bytes, FileStorage, NETWORK_FILE_SYSTEMS, NFS};
 use crate::error::Result;
 use crate::remote::{self, Requester};
 use crate::storage::identity::{Identity, Origin, Validator};
@@ -12,9 +12,6 @@ use crate::storage::near::{NearCopy, Source};
 use crate::sync::Arc;
 use crate::together::{Group, Served, SharedArchive};
 use crate::url;
-
-/// The type of NFS (statfs(2), f_type).
-const NFS: u64 = 0x6969;
 
 impl FileStorage {
     /// Whether other nodes can see the same file: it is at a URL, or on a network file system.

@@ -156,6 +156,39 @@ fn readahead_of_the_head_does_not_continue_in_the_contents() {
 }
 
 #[test]
+fn the_kernel_reads_around_contents_only_a_little() {
+    assert!(reads_little_ahead(Some(AROUND_MAX)));
+    assert!(!reads_little_ahead(Some(AROUND_MAX + 1)));
+    assert!(!reads_little_ahead(None));
+}
+
+/// As on NFS with its default.
+#[test]
+fn the_kernel_reads_around_contents_while_there_is_room() {
+    let Some((_file, storage)) = uncached() else { return };
+    let mut storage = Arc::into_inner(storage).unwrap();
+    let cache = Arc::new(ArchiveCache::default());
+    storage.serve(&cache, true, None);
+    storage.serving.get_mut().unwrap().gains_from_readahead = true;
+    // Two neighbors, of which the second is read as `part`.
+    let pages_of = |part: FilePart| {
+        storage.drop_cached(0, storage.len());
+        for (offset, part) in [(1 << 20, FilePart::First), ((1 << 20) + (32 << 10), part)] {
+            storage.read_contents_at(&mut [0; 32 << 10], offset, part).unwrap();
+        }
+        pages(&storage)
+    };
+    assert_eq!(pages_of(FilePart::First), 16);
+    cache.set_has_room(true);
+    assert!(pages_of(FilePart::First) > 16);
+    assert_eq!(pages_of(FilePart::Later), 16, "the end of a file");
+    storage.drop_read_around();
+    assert_eq!(pages(&storage), 0);
+    cache.set_drops(true);
+    assert_eq!(pages_of(FilePart::First), 16);
+}
+
+#[test]
 fn contents_are_read_without_what_lies_around_them() {
     let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     file.write_all(&vec![7; 4 << 20]).unwrap();
