@@ -609,7 +609,7 @@ static void *map_page(int fd, enum access access)
  * other files, which may be dropped from memory before they are read. So a read of RANDOM_MIN bytes
  * or more uses `random`, which is open with POSIX_FADV_RANDOM. Storage takes about as long to deliver a
  * few pages as RANDOM_MIN bytes, so shorter reads use `ordered`, with readahead. FileStorage has the same
- * rule, and reads around the start of files on some network file systems.
+ * rule, but keeps the readahead for the start of files on some network file systems.
  *
  * The program needs descriptors as well, so all mounts together take at most a part of its limit. What
  * does not fit is FORGOTTEN: first `random`, then whole archives.

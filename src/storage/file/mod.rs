@@ -99,8 +99,8 @@ impl Serving {
         self.cache.as_ref().is_some_and(|cache| cache.drops())
     }
 
-    /// Whether the kernel reads around contents of files.
-    fn reads_around(&self) -> bool {
+    /// Whether the kernel's readahead may fetch the files behind contents that are read.
+    fn reads_ahead(&self) -> bool {
         self.gains_from_readahead && self.cache.as_ref().is_some_and(|cache| cache.has_room())
     }
 }
@@ -536,10 +536,11 @@ impl Storage for FileStorage {
         // What the kernel reads around small files may have been served and dropped already, and
         // its large folios cannot be dropped file by file.
         let is_random = |serving: &&Serving| {
-            let is_long = buffer.len() >= RANDOM_MIN && !serving.reads_around();
+            let is_long = buffer.len() >= RANDOM_MIN && !serving.reads_ahead();
             part == FilePart::Later || is_long || serving.drops()
         };
-        let random = self.serving.get().filter(is_random).and_then(|it| it.random.as_ref());
+        let random =
+            self.serving.get().filter(is_random).and_then(|serving| serving.random.as_ref());
         self.read_with(random, buffer, offset, Wanted::Contents)
     }
 
