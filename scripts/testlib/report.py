@@ -1,5 +1,6 @@
 """The end of the output of scripts/test: what was skipped, what failed, and counts."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -10,6 +11,8 @@ from testlib.schedule import CANNOT_RUN
 # The harness of Rust's tests, Python's unittest in other parts, and lines of scripts.
 COUNTS = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed")
 FAILURE = re.compile(r"^(FAILED  |test .* \.\.\. FAILED)")
+# Lines of a failed test that are shown.
+SHOWN_LINES = 60
 
 
 def show(schedule, skips, is_quick):
@@ -28,7 +31,9 @@ def show(schedule, skips, is_quick):
         print(f"test: {len(left)} archfs mounts are left on this machine", file=sys.stderr)
         has_failed = True
     lines += [f"FAILED  {name}: it did not run" for name in missing]
-    print("\n".join(line for line in lines if FAILURE.match(line)))
+    for line in lines:
+        if FAILURE.match(line):
+            print("\n".join([line, *said(lines, line)]))
     for result in results:
         print(f"{result.elapsed:6.0f} s  CPU {result.cpu:6.0f} s  {result.part.lane.value:5}  {result.part.name}"
               f"{'' if result.has_passed() else f'  FAILED, status {result.status}'}")
@@ -38,6 +43,16 @@ def show(schedule, skips, is_quick):
     names = {found[1] for line in skipped if (found := re.match(r"skipped (\S+):", line))}
     print(f"{passed - len(names)} passed, {failed} failed, {len(names)} skipped")
     return 1 if has_failed else 0
+
+
+def said(lines, failure):
+    """What the harness of Rust's tests shows of a failed test: in a long log it stands far from the end."""
+    found = re.match(r"test (\S+) \.\.\. FAILED", failure)
+    start = f"---- {found[1]} stdout ----" if found else None
+    if start not in lines:
+        return []
+    shown = itertools.takewhile(lambda line: not line.startswith(("---- ", "failures:")), lines[lines.index(start) + 1:])
+    return [f"    {line}" for line in list(shown)[:SHOWN_LINES]]
 
 
 def unable(results):
