@@ -55,7 +55,7 @@ pub fn unmount(path: &Path, how: Detach) -> Result<Unmounted> {
         }
         MountState::Stale(_) => clean_up(&mount_point),
         MountState::Unrecorded(entry) => {
-            attach::detach(&entry, how)?;
+            attach::detach(&entry, how, None)?;
             clean_up(&mount_point)
         }
         MountState::Foreign(entry) => Err(list::foreign(&mount_point, &entry)),
@@ -193,7 +193,7 @@ fn await_exit(
 
 /// Detaches a mount whose daemon does not answer. If the daemon runs again, it clears up itself.
 fn detach_from_outside(entry: &MountEntry) -> Result<Unmounted> {
-    attach::detach(entry, Detach::Lazily)?;
+    attach::detach(entry, Detach::Lazily, None)?;
     Ok(Unmounted::Gone)
 }
 

@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Signal, getegid, geteuid, getpid, kill_process};
@@ -34,6 +34,8 @@ pub(crate) struct Attached {
     covered: Covered,
     entry: MountEntry,
     is_detached: AtomicBool,
+    /// The lock of the mount point, for the helper that unmounts.
+    lock: OwnedFd,
 }
 
 /// The directory that a mount covers.
@@ -68,13 +70,15 @@ impl Attached {
         lock: &impl AsFd,
     ) -> Result<(Self, OwnedFd)> {
         let start = Instant::now();
+        let duplicate = duplicate(lock)?;
         let (connection, directory, how) = connect(mount_point, source, restrictions, lock)?;
         match mountinfo::topmost(mount_point)? {
             Some(entry) if entry.is_own() => {
                 log_mounted(mount_point, how, start);
                 let mount_point = mount_point.to_owned();
-                let covered = directory.into();
-                Ok((Self { mount_point, covered, entry, is_detached: false.into() }, connection))
+                let (covered, is_detached) = (directory.into(), false.into());
+                let lock = duplicate;
+                Ok((Self { mount_point, covered, entry, is_detached, lock }, connection))
             }
             _ => {
                 drop(connection);
@@ -139,7 +143,7 @@ impl Attached {
             let Some(entry) = before else {
                 return Ok(());
             };
-            let detached = detach(&entry, how);
+            let detached = detach(&entry, how, Some(self.lock.as_fd()));
             before = self.current_entry()?;
             // If its path has changed, a directory above it was renamed: retry with the new path.
             let Some(current) = &before else {
@@ -193,11 +197,12 @@ impl Drop for Attached {
 /// unmounts it at the same time. Detaches nothing if another mount covers or has replaced it.
 ///
 /// The kernel reuses the numbers of a detached mount. Unless the mount belongs to this process, the
-/// caller locks its mount point, if the lock is free, so that no other process mounts there.
+/// caller locks its mount point, if the lock is free, so that no other process mounts there. That
+/// `lock` is also held by a helper that unmounts and outlives this process.
 ///
 /// Fails with `Busy` if `how` is `IfIdle` and the mount is in use, or if another mount covers it;
 /// `Io`.
-pub(crate) fn detach(entry: &MountEntry, how: Detach) -> Result<()> {
+pub(crate) fn detach(entry: &MountEntry, how: Detach, lock: Option<BorrowedFd<'_>>) -> Result<()> {
     let mount_point = entry.mount_point.as_path();
     match mountinfo::topmost(mount_point)? {
         Some(topmost) if MountId::of(&topmost) == MountId::of(entry) => {}
@@ -209,13 +214,15 @@ pub(crate) fn detach(entry: &MountEntry, how: Detach) -> Result<()> {
     }
     let direct = may_mount_directly().then(|| detach_directly(entry, how));
     let detached = match direct {
-        Some(Err(error)) if may_ask_helper_after(&error) => fusermount::unmount(mount_point, how)
-            .map_err(|by_helper| match by_helper.kind() {
+        Some(Err(error)) if may_ask_helper_after(&error) => {
+            let detached = fusermount::unmount(mount_point, how, lock);
+            detached.map_err(|by_helper| match by_helper.kind() {
                 Kind::Busy => by_helper,
                 _ => refused_twice(mount_point, &error, &by_helper),
-            }),
+            })
+        }
         Some(detached) => detached,
-        None => fusermount::unmount(mount_point, how),
+        None => fusermount::unmount(mount_point, how, lock),
     };
     match detached {
         Err(error) if error.kind() != Kind::Busy && mountinfo::topmost(mount_point)?.is_none() => {

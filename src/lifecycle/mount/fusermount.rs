@@ -3,7 +3,7 @@
 //! The helper mounts, and sends the descriptor of the connection over the socket whose number is in
 //! _FUSE_COMMFD (libfuse, lib/mount.c). Its message on standard error becomes the error. The helper
 //! inherits only standard streams and that socket; its standard input is the lock of the mount
-//! point.
+//! point, also when it unmounts.
 //!
 //! PATH comes from a job script, and may contain directories that other users can write to. archfs
 //! uses only absolute directories of PATH, and of those only a helper that no user but root and
@@ -19,7 +19,8 @@
 //! be on a network file system, and if its server hangs, so would an unmount.
 //!
 //! If the daemon is killed, the helper outlives it. It mounts, cannot send the descriptor, and
-//! unmounts the mount point. Until then it holds the lock, so no other process can mount there.
+//! unmounts the mount point, or it was to unmount and still does. Until then it holds the lock, so
+//! no other process can mount there, and lose its mount to that helper.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -32,7 +33,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -108,13 +109,24 @@ pub(crate) fn mount(
     }
 }
 
-pub(crate) fn unmount(mount_point: &Path, how: Detach) -> Result<()> {
-    let helper = Helper::find()?;
+/// Unmounts `mount_point` with the helper, which holds `lock` while it runs.
+pub(crate) fn unmount(mount_point: &Path, how: Detach, lock: Option<BorrowedFd<'_>>) -> Result<()> {
+    unmount_with(&Helper::find()?, mount_point, how, lock)
+}
+
+fn unmount_with(
+    helper: &Helper,
+    mount_point: &Path,
+    how: Detach,
+    lock: Option<BorrowedFd<'_>>,
+) -> Result<()> {
     let before = mountinfo::topmost(mount_point)?;
     for _ in 0..ATTEMPTS {
         let mut command = helper.command();
         command.arg("-u").args((how == Detach::Lazily).then_some("-z")).arg("--").arg(mount_point);
-        let output = output_patiently(command.stdin(Stdio::null()));
+        // Without a descriptor left, unmounting is worth more than the lock.
+        let lock = lock.and_then(|lock| lock.try_clone_to_owned().ok());
+        let output = output_patiently(command.stdin(lock.map_or_else(Stdio::null, Stdio::from)));
         let output = output.map_err(|error| helper.cannot_run(error))?;
         if output.status.success() {
             return Ok(());
@@ -306,6 +318,8 @@ fn refused(mount_point: &Path, printed: &str) -> Error {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use rustix::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -370,6 +384,23 @@ mod tests {
         };
         assert_eq!(environment(true), "_FUSE_COMMFD=3\n");
         assert!(environment(false).contains("PATH="));
+    }
+
+    #[test]
+    fn the_helper_holds_the_lock_while_it_unmounts() {
+        let work = tempfile::tempdir().unwrap();
+        let [path, lock, seen] = ["helper", "lock", "seen"].map(|name| work.path().join(name));
+        let script = format!("#!/bin/sh\nreadlink /proc/self/fd/0 > {}\n", seen.display());
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let helper = Helper { path, is_set_uid: false };
+        let locked = fs::File::create(&lock).unwrap();
+        let stdin_of = |lock| {
+            unmount_with(&helper, Path::new("/nonexistent"), Detach::Lazily, lock).unwrap();
+            PathBuf::from(fs::read_to_string(&seen).unwrap().trim_end())
+        };
+        assert_eq!(stdin_of(Some(locked.as_fd())), fs::canonicalize(&lock).unwrap());
+        assert_eq!(stdin_of(None), Path::new("/dev/null"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -61,7 +62,7 @@ pub(crate) fn detach_stale_unlocked(mount_point: &Path) -> Result<bool> {
             Some(lock) => {
                 lock.detach_stale(mount_point)?;
             }
-            None => detach_one(&entry)?,
+            None => detach_one(&entry, None)?,
         }
         was_mounted = true;
     }
@@ -75,7 +76,7 @@ impl MountLock {
         while let Some(entry) = mounted_at(mount_point)? {
             let is_stale = entry.may_unmount() && entry.is_stale(PROBE_TIMEOUT);
             match (mounted_at(mount_point)? == Some(entry.clone()), is_stale) {
-                (true, true) => detach_one(&entry)?,
+                (true, true) => detach_one(&entry, Some(self.as_fd()))?,
                 (true, false) => return Ok(Some(entry)),
                 // Another process replaced the mount during the probe.
                 (false, _) => {}
@@ -96,11 +97,11 @@ impl MountLock {
     }
 }
 
-fn detach_one(entry: &MountEntry) -> Result<()> {
+fn detach_one(entry: &MountEntry, lock: Option<BorrowedFd<'_>>) -> Result<()> {
     let mount_point = entry.mount_point.as_path();
     log::warn!("{}: clearing a stale mount of {}", mount_point.display(), entry.describe());
     // Lazily, because processes may still have files of it open. They get ENOTCONN.
-    match attach::detach(entry, Detach::Lazily) {
+    match attach::detach(entry, Detach::Lazily, lock) {
         // Another process has replaced the mount. The caller checks the new one.
         Err(error)
             if error.kind() == Kind::Busy && mounted_at(mount_point)?.as_ref() != Some(entry) =>

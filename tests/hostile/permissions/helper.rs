@@ -136,35 +136,61 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
     assert!(!owner.mount_point.exists());
 }
 
+/// Runs a script of the user with the shell program `instead` at all places of the helper, and the
+/// helper itself at $REAL. Only the script's namespace sees its mounts.
+fn with_helper_instead(stage: &Stage, user: &User, instead: &str, script: &str) -> Output {
+    let work = stage.work.path();
+    fs::write(work.join("instead"), instead).unwrap();
+    let mut command = Command::new("unshare");
+    let replace = "cp -p /usr/bin/fusermount3 \"$REAL\" && chmod 755 \"$1\" && \
+                   for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
+                   for name in fusermount3 fusermount; do [ ! -e $it/$name ] || \
+                   mount --bind \"$1\" $it/$name || exit 9; done; done; \
+                   shift; exec \"$@\"";
+    command.args(["--mount", "sh", "-c", replace, "sh"]).arg(work.join("instead"));
+    let inner = user.bash(script);
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&user.home);
+    command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
+    command.env("REAL", work.join("real")).env("HOME", &user.home).output().unwrap()
+}
+
 /// Batch systems that find the processes of a job by their parents also send SIGTERM to the helper.
 #[test]
 fn a_helper_killed_before_unmounting_is_run_again() {
     let Some(scene) = scene() else { return };
     let Scene { owner, stage, .. } = &scene;
-    let mut command = Command::new("unshare");
-    let replace = "cp -p /usr/bin/fusermount3 \"$1/real\" && chmod 755 \"$1/instead\" && \
-                   for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
-                   for name in fusermount3 fusermount; do [ ! -e $it/$name ] || \
-                   mount --bind \"$1/instead\" $it/$name || exit 9; done; done; \
-                   shift; exec \"$@\"";
-    let work = stage.work.path();
-    let (home, real) = (owner.home.display(), work.join("real"));
-    let instead = format!(
-        "#!/bin/sh\n[ \"$1\" != -u ] || ! rm {home}/end-1 2> /dev/null || kill -TERM $$\n\
-         [ \"$1\" != -u ] || ! rm {home}/end-2 2> /dev/null || kill -HUP $$\nexec {} \"$@\"\n",
-        real.display()
-    );
-    fs::write(work.join("instead"), instead).unwrap();
-    command.args(["--mount", "sh", "-c", replace, "sh"]).arg(work);
-    // Unmounts both lazily and normally; only this namespace sees the mount.
+    let instead = "#!/bin/sh\n[ \"$1\" != -u ] || ! rm $HOME/end-1 2> /dev/null || kill -TERM $$\n\
+                   [ \"$1\" != -u ] || ! rm $HOME/end-2 2> /dev/null || kill -HUP $$\n\
+                   exec \"$REAL\" \"$@\"\n";
+    // Unmounts both lazily and normally.
     let script = "$ARCHFS mount -q --keep $IMAGE mount && touch end-1 end-2 && \
                   $ARCHFS unmount mount && ! ls -d mount end-* 2> /dev/null && \
                   touch end-1 end-2 && $ARCHFS run -q $IMAGE mount -- cat mount/hello && \
                   ! ls -d mount end-* 2> /dev/null && ! grep $PWD/mount /proc/self/mountinfo";
-    let inner = owner.bash(script);
-    command.arg(inner.get_program()).args(inner.get_args()).current_dir(&owner.home);
-    command.env("ARCHFS", owner.home.join("archfs")).env("IMAGE", &stage.image);
-    let output = command.output().unwrap();
+    let output = with_helper_instead(stage, owner, instead, script);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!((out(&output), said(&output)), ("hello, world\n".into(), String::new()));
+}
+
+/// If SIGKILL ends a daemon that unmounts, its helper outlives it. Here it unmounts only when
+/// `run` has mounted at the same place, unless `run` waits for it.
+#[test]
+fn the_helper_of_a_killed_daemon_does_not_unmount_the_next_mount() {
+    let Some(scene) = scene() else { return };
+    let Scene { owner, stage, .. } = &scene;
+    let instead = "#!/bin/sh\n[ \"$1\" = -u ] && mkdir $HOME/first 2> /dev/null || \
+                   exec \"$REAL\" \"$@\"\n\
+                   until [ -e $HOME/go ]; do sleep 0.01; done\n\
+                   \"$REAL\" \"$@\"\ntouch $HOME/unmounted\n";
+    let script = "wait_for() { until [ -e $1 ]; do sleep 0.01; done; }\n\
+                  $ARCHFS mount -q --keep $IMAGE mount || exit 9\n\
+                  daemon=$($ARCHFS list --json | grep -o '\"daemon\": *[0-9]*' | grep -o '[0-9]*$')\n\
+                  kill -TERM $daemon; wait_for first; kill -KILL $daemon\n\
+                  $ARCHFS run -q $IMAGE mount -- sh -c '\n\
+                      touch began; until [ -e unmounted ]; do sleep 0.01; done; cat mount/hello' &\n\
+                  for i in $(seq 50); do [ -e began ] || sleep 0.01; done\n\
+                  touch go; wait $!";
+    let output = with_helper_instead(stage, owner, instead, script);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(out(&output), "hello, world\n");
 }
