@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::demand::{Demand, Region};
 use super::granules::{GRANULE, Granules};
-use super::streams::{PIECE, STREAMS_ALONE, Streams};
+use super::streams::{FIRST_PIECE, PIECE, STREAMS_ALONE, Streams};
 use crate::remote::Requester;
 use crate::together::Run;
 
@@ -69,8 +69,8 @@ pub(super) struct Schedule {
     pub(super) keeps_own_only: bool,
     streams: Streams,
     announced: VecDeque<Range<u64>>,
-    /// Largest number of bytes that the fill fetches with one read: few after a failure, to find
-    /// the place that cannot be read, and then more again.
+    /// Largest number of bytes that the fill fetches with one read: few at first, fewer after a
+    /// failure, to find the place that cannot be read, and then more again.
     piece: u64,
     /// Failures in a row, and when to try again.
     failures: u32,
@@ -123,7 +123,7 @@ impl Schedule {
     /// Nothing in flight, and just read.
     pub(super) fn new() -> Self {
         let last_reader = Some(Instant::now());
-        Self { last_reader, piece: PIECE, unused_max: u64::MAX, ..Self::default() }
+        Self { last_reader, piece: FIRST_PIECE, unused_max: u64::MAX, ..Self::default() }
     }
 
     /// The first bytes of `range` that are in no flight. `None` if its first byte is in one.
@@ -385,7 +385,7 @@ impl Schedule {
     /// Whether the fill may fetch `range` as well, with this many streams.
     fn has_room_for(&self, range: &Range<u64>, streams: f64) -> bool {
         let (filled, len) = (self.bytes(Requester::Fill), range.end - range.start);
-        filled == 0 || filled.saturating_add(len) <= (streams * PIECE as f64) as u64
+        filled == 0 || filled.saturating_add(len) <= (streams * self.piece as f64) as u64
     }
 
     /// Bytes that `by` is fetching.
@@ -412,6 +412,11 @@ mod tests {
     const ARCHIVE: ArchiveFill =
         ArchiveFill { end: PART, run: ALL, is_wanted: true, is_filled: true };
 
+    /// After its first reads.
+    fn schedule() -> Schedule {
+        Schedule { piece: PIECE, ..Schedule::new() }
+    }
+
     fn next(schedule: &mut Schedule, granules: &Granules, now: Instant) -> Next {
         schedule.next(granules, |_| ARCHIVE, now)
     }
@@ -432,11 +437,11 @@ mod tests {
 
     #[test]
     fn the_fill_takes_pieces_in_order_and_fewer_beside_readers() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let opening = Streams::default().beside_readers() as u64;
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..opening));
-        let (mut schedule, now) = (Schedule::new(), now + READER_PAUSE * 2);
+        let (mut schedule, now) = (self::schedule(), now + READER_PAUSE * 2);
         let (alone, beside) =
             [STREAMS_ALONE, Streams::default().beside_readers()].map(|n| n as u64).into();
         assert_eq!(fetched(&mut schedule, &granules, now), pieces(0..alone));
@@ -457,8 +462,26 @@ mod tests {
     }
 
     #[test]
-    fn what_this_node_owns_is_fetched_before_what_others_own() {
+    fn the_first_reads_are_short() {
         let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let now = Instant::now();
+        let streams = Streams::default().beside_readers() as u64;
+        let mut sizes = Vec::new();
+        while sizes.last() != Some(&(streams * PIECE)) {
+            let begun = fetched(&mut schedule, &granules, now);
+            sizes.push(begun.iter().map(|range| range.end - range.start).sum());
+            for range in begun {
+                granules.add(&range);
+                schedule.end(&range, now);
+            }
+            schedule.succeed();
+        }
+        assert_eq!(sizes, [1, 2, 4, 8].map(|times| times * streams * FIRST_PIECE));
+    }
+
+    #[test]
+    fn what_this_node_owns_is_fetched_before_what_others_own() {
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let shared = |offset: u64| {
             let number = offset / (4 * PIECE);
             let run = Run { end: (number + 1) * 4 * PIECE, is_own: number % 2 == 1 };
@@ -479,7 +502,7 @@ mod tests {
 
     #[test]
     fn one_piece_is_always_allowed_and_no_byte_is_in_two_flights() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let reader = GRANULE..2 * GRANULE;
         schedule.begin(reader.clone(), Requester::Reader, now);
@@ -509,7 +532,7 @@ mod tests {
 
     #[test]
     fn announced_ranges_come_first_and_old_ones_are_forgotten() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let range = |number: u64| number * GRANULE * 2..number * GRANULE * 2 + GRANULE;
         schedule.begin(39 * PIECE..39 * PIECE + GRANULE, Requester::Reader, now);
@@ -529,7 +552,7 @@ mod tests {
         let mut demand = Demand::new(Arc::new(unused), 1);
         let read = |number: u64| number * PIECE..number * PIECE + GRANULE;
         (0..9).for_each(|number| demand.note(read(number)));
-        let mut schedule = Schedule { demand: Some(demand), ..Schedule::new() };
+        let mut schedule = Schedule { demand: Some(demand), ..schedule() };
         let nothing = |_| ArchiveFill { is_filled: false, ..ARCHIVE };
         let region = 8 * PIECE + GRANULE;
         schedule.unused_max = region - 1;
@@ -544,7 +567,7 @@ mod tests {
 
     #[test]
     fn failures_are_tried_again_ever_later() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let mut now = Instant::now();
         let mut waits = Vec::new();
         for number in 0..9 {
@@ -567,7 +590,7 @@ mod tests {
     /// The place is found, and what lies around it is fetched.
     #[test]
     fn one_bad_granule_does_not_hold_up_the_others() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let mut now = Instant::now();
         let bad = 7 * PIECE + 3 * GRANULE;
         let mut failures = 0;
@@ -594,7 +617,7 @@ mod tests {
     /// An archive of 40 pieces that cannot be read, and another behind it.
     #[test]
     fn an_archive_out_of_reach_does_not_hold_up_the_next() {
-        let mut schedule = Schedule::new();
+        let mut schedule = schedule();
         let granules = Granules::new(2 * 40 * PIECE).unwrap();
         let middle = 40 * PIECE;
         let extent = |offset| ArchiveFill {
@@ -627,7 +650,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_until_there_is_room() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let now = Instant::now();
         assert!(schedule.is_look_due(now));
         schedule.note_look(now);
