@@ -121,6 +121,9 @@ def prepare(settings):
     (EXPORT / "files").mkdir()
     call("tar", "-xf", EXPORT / tar, "-C", EXPORT / "files")
     call("mount", "-t", "tmpfs", "tmpfs", PROGRAMS)
+    # archfs looks there at its start, and that must not take time of the host.
+    for directory in ["/root", "/var/tmp"]:
+        call("mount", "-t", "tmpfs", "tmpfs", directory)
     for program in settings["programs"]:
         shutil.copy(program, PROGRAMS)
     used = [PROGRAMS / pathlib.Path(program).name for program in settings["programs"]]
