@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::lifecycle::{self, Listed, State};
 use crate::log::{Verbosity, printable};
 use crate::stats::{Blocked, ReadaheadCounts, StageCounts, TogetherCounts};
+use crate::units::counted;
 
 /// List your mounts on this node with state, holders and archives
 #[derive(Debug, clap::Args)]
@@ -93,7 +94,7 @@ fn row(listed: &Listed) -> Row {
         kept: *kept,
         staged: health.staged,
         readahead: health.readahead,
-        together: health.together,
+        together: health.together.clone(),
         blocked: health.blocked,
         messages: term::without_hints(&health.messages).collect(),
         // Scripts match this value.
@@ -104,7 +105,7 @@ fn row(listed: &Listed) -> Row {
 /// How a mount without an end is described.
 const KEPT: &str = "kept until unmount";
 
-/// Holders that a row names.
+/// Holders and nodes that a row names.
 const NAMED: usize = 3;
 
 /// What a user should know of a mount, one line each.
@@ -116,9 +117,21 @@ fn remarks(listed: &Listed) -> Vec<String> {
     }
     remarks
         .extend(health.readahead.filter(|ahead| ahead.fetched > 0).map(|ahead| ahead.to_string()));
-    remarks.extend(health.together.map(|counts| counts.to_string()));
+    if let Some(counts) = &health.together {
+        remarks.push(counts.to_string());
+        remarks.extend(reads_with(counts));
+    }
     remarks.extend(term::without_hints(&health.messages));
     remarks
+}
+
+/// Which nodes a mount reads archives with.
+fn reads_with(counts: &TogetherCounts) -> Option<String> {
+    let named = &counts.names[..counts.names.len().min(NAMED)];
+    let more = counts.peers.saturating_sub(named.len() as u64);
+    let more =
+        if more > 0 { format!(" and {} more", counted(more, "node")) } else { String::new() };
+    (!named.is_empty()).then(|| format!("reads with {}{more}", named.join(", ")))
 }
 
 /// The rows of `all` under their titles, in columns, then remarks; empty without mounts. If a row

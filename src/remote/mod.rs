@@ -30,7 +30,7 @@ use mirrors::{Mirrors, Others};
 use outage::{Deadline, Failing, Outage, Patience};
 use server::Server;
 
-pub use peer::{PEER_NAME, PeerFailure, PeerIdentity, PeerServer, PeerWanted};
+pub use peer::{PEER_NAME, PeerFailure, PeerIdentity, PeerServer, PeerWanted, STORAGE_BYTES};
 
 /// Who asks for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,10 +19,13 @@ use super::failure::Failure;
 use super::http::{Connections, Request, new_agent};
 use super::outage::Deadline;
 use crate::error::reason;
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU64, Ordering};
 
 /// The name in the certificate of each daemon. It is not that of a host.
 pub const PEER_NAME: &str = "daemon.archfs.invalid";
+
+/// The header of an answer that says how many bytes a daemon has read from the storage.
+pub const STORAGE_BYTES: &str = "archfs-storage-bytes";
 
 /// A certificate and its private key.
 pub struct PeerIdentity {
@@ -37,6 +40,7 @@ pub struct PeerIdentity {
 pub struct PeerServer {
     url: String,
     agent: Agent,
+    storage_bytes: AtomicU64,
 }
 
 /// Which bytes a daemon is to send.
@@ -74,7 +78,13 @@ impl PeerServer {
         Self {
             url: format!("https://{PEER_NAME}:{}", address.port()),
             agent: new_agent(None, tls, At(address), Connections::Few),
+            storage_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// How many bytes it has read from the storage, by its last answer.
+    pub fn storage_bytes(&self) -> u64 {
+        self.storage_bytes.load(Ordering::Relaxed)
     }
 
     /// Fills `buffer`, which is not empty, with the bytes at `offset` of the archive with this key,
@@ -114,6 +124,8 @@ impl PeerServer {
         if header("etag") != Some(etag.into_bytes()) {
             return Err(PeerFailure::Refused);
         }
+        let said = header(STORAGE_BYTES).and_then(|said| str::from_utf8(&said).ok()?.parse().ok());
+        self.storage_bytes.fetch_max(said.unwrap_or(0), Ordering::Relaxed);
         let mut body = response.into_body().into_reader();
         body.read_exact(buffer).map_err(|error| match is_late() {
             true => PeerFailure::Late,

@@ -108,10 +108,13 @@ pub struct Stats {
 }
 
 /// Bytes of archives that the nodes of a job share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TogetherCounts {
     /// Other nodes that this one reads from.
     pub peers: u64,
+    /// The names of the first 64.
+    #[serde(rename = "peer_names")]
+    pub names: Vec<String>,
     /// Bytes that this node read from the storage.
     #[serde(rename = "storage_bytes")]
     pub storage: u64,
@@ -121,11 +124,17 @@ pub struct TogetherCounts {
     /// Bytes that it sent to others.
     #[serde(rename = "to_peers_bytes")]
     pub to_peers: u64,
+    /// Bytes that all nodes read from the storage, as far as the others have said so.
+    #[serde(rename = "all_storage_bytes")]
+    pub all_storage: u64,
+    /// Bytes of the archives that they share.
+    #[serde(rename = "archive_bytes")]
+    pub archives: u64,
 }
 
 impl fmt::Display for TogetherCounts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { peers, storage, from_peers, to_peers } = *self;
+        let &Self { peers, storage, from_peers, to_peers, all_storage, archives, .. } = self;
         if peers == 0 && from_peers == 0 && to_peers == 0 {
             let storage = format_size(storage);
             return write!(formatter, "{storage} read from storage, nothing from other nodes");
@@ -135,7 +144,12 @@ impl fmt::Display for TogetherCounts {
         write!(
             formatter,
             "{storage} read from storage, {from_peers} from {nodes}, {to_peers} sent to them"
-        )
+        )?;
+        if archives > 0 {
+            let times = all_storage as f64 / archives as f64;
+            write!(formatter, "; together they read {times:.2} times the archives from storage")?;
+        }
+        Ok(())
     }
 }
 

@@ -52,6 +52,9 @@ const ROUND_MIN: Duration = Duration::from_millis(20);
 /// Records that are read at once, and peers that are tried.
 const AT_ONCE: usize = 32;
 
+/// Peers that are named.
+const NAMED: usize = 64;
+
 /// How long the fill of a copy waits for other nodes, so that not each node begins to fetch all.
 const GATHERING: Duration = Duration::from_secs(5);
 
@@ -101,9 +104,13 @@ pub struct Group {
     found: OnceLock<Instant>,
     has_gathered: AtomicBool,
     is_leaving: AtomicBool,
+    /// Bytes of all archives that were shared.
+    archive_bytes: AtomicU64,
     from_storage: AtomicU64,
     from_peers: AtomicU64,
     to_peers: AtomicU64,
+    /// Bytes that daemons without a record have read from the storage.
+    by_ended: AtomicU64,
     /// How long the storage takes for a read.
     storage_times: Times,
 }
@@ -156,9 +163,11 @@ impl Group {
             found: OnceLock::new(),
             has_gathered,
             is_leaving: AtomicBool::new(false),
+            archive_bytes: AtomicU64::new(0),
             from_storage: AtomicU64::new(0),
             from_peers: AtomicU64::new(0),
             to_peers: AtomicU64::new(0),
+            by_ended: AtomicU64::new(0),
             storage_times: Times::default(),
         }))
     }
@@ -173,6 +182,7 @@ impl Group {
     pub fn share(self: &Arc<Self>, key: String, len: u64, storage: Read) -> Arc<SharedArchive> {
         let archive = Arc::new(SharedArchive::new(Arc::clone(self), key, len, storage));
         self.archives.lock().push(Arc::downgrade(&archive));
+        self.archive_bytes.fetch_add(len, Ordering::Relaxed);
         archive
     }
 
@@ -219,11 +229,21 @@ impl Group {
     /// How many bytes came from where.
     pub fn counts(&self) -> TogetherCounts {
         let known = self.known.lock();
-        let peers = known.peers.iter().filter(|peer| peer.state() == State::Proven).count() as u64;
-        let [storage, from_peers, to_peers] =
-            [&self.from_storage, &self.from_peers, &self.to_peers]
-                .map(|count| count.load(Ordering::Relaxed));
-        TogetherCounts { peers, storage, from_peers, to_peers }
+        let proven = known.peers.iter().filter(|peer| peer.state() == State::Proven);
+        let mut names: Vec<_> = proven.map(|peer| peer.node().to_owned()).collect();
+        let peers = names.len() as u64;
+        names.truncate(NAMED);
+        let [archives, storage, from_peers, to_peers, by_ended] = [
+            &self.archive_bytes,
+            &self.from_storage,
+            &self.from_peers,
+            &self.to_peers,
+            &self.by_ended,
+        ]
+        .map(|count| count.load(Ordering::Relaxed));
+        let by_peers: u64 = known.peers.iter().map(|peer| peer.storage_bytes()).sum();
+        let all_storage = storage.saturating_add(by_peers).saturating_add(by_ended);
+        TogetherCounts { peers, names, storage, from_peers, to_peers, all_storage, archives }
     }
 
     /// Whether a daemon of the job has this certificate. If not, a new record may say so soon.
@@ -296,7 +316,12 @@ impl Group {
         let new: Vec<_> = {
             let mut known = self.known.lock();
             let before = known.peers.len();
-            known.peers.retain(|peer| names.contains(&peer.record_name));
+            known.peers.retain(|peer| {
+                let is_there = names.contains(&peer.record_name);
+                let read = if is_there { 0 } else { peer.storage_bytes() };
+                self.by_ended.fetch_add(read, Ordering::Relaxed);
+                is_there
+            });
             known.is_changed |= known.peers.len() < before;
             names.into_iter().filter(|name| !is_known(name, &known)).collect()
         };

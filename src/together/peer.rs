@@ -63,6 +63,8 @@ pub(super) struct Peer {
     /// Late answers in a row, and good ones.
     late: AtomicU64,
     good: AtomicU64,
+    /// Bytes that it has read from the storage, as far as it has said so.
+    storage_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -119,7 +121,17 @@ impl Peer {
             times: Times::default(),
             late: AtomicU64::new(0),
             good: AtomicU64::new(0),
+            storage_bytes: AtomicU64::new(0),
         })
+    }
+
+    pub(super) fn node(&self) -> &str {
+        &self.record.node
+    }
+
+    /// Bytes that it has read from the storage, as far as it has said so.
+    pub(super) fn storage_bytes(&self) -> u64 {
+        self.storage_bytes.load(Ordering::Relaxed)
     }
 
     pub(super) fn state(&self) -> State {
@@ -175,6 +187,7 @@ impl Peer {
         let mut connection = self.connection.lock();
         match found {
             Some(server) => {
+                self.storage_bytes.fetch_max(server.storage_bytes(), Ordering::Relaxed);
                 connection.server = Some(Arc::new(server));
                 connection.state = State::Proven;
                 connection.slow = None;
@@ -211,6 +224,7 @@ impl Peer {
         let failure = match server.read_exact_at(archive, buffer, offset, (wanted, limit)) {
             Ok(()) => {
                 self.times.note(buffer.len(), start.elapsed());
+                self.storage_bytes.fetch_max(server.storage_bytes(), Ordering::Relaxed);
                 self.late.store(0, Ordering::Relaxed);
                 if self.good.fetch_add(1, Ordering::Relaxed) == GOOD {
                     self.connection.lock().tries = 0;

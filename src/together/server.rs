@@ -15,7 +15,7 @@ use http_body_util::Full;
 use http_range_header::parse_range_header;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_RANGE, ETAG, HeaderValue, IF_MATCH, RANGE,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_RANGE, ETAG, HeaderName, HeaderValue, IF_MATCH, RANGE,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -38,7 +38,7 @@ use tokio_rustls::rustls::{
 use super::{Group, Served};
 use crate::error::{Error, Result};
 use crate::os::process;
-use crate::remote::PeerIdentity;
+use crate::remote::{PeerIdentity, STORAGE_BYTES};
 use crate::sync::{Arc, Ordering, Weak};
 
 /// The most bytes of one answer.
@@ -219,7 +219,13 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from_owner(sent)));
     *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     let range = format!("bytes {}-{}/{len}", range.start, range.end - 1);
-    for (name, value) in [(CONTENT_RANGE, range), (ETAG, etag), (ACCEPT_RANGES, "bytes".into())] {
+    let read = group.from_storage.load(Ordering::Relaxed).to_string();
+    for (name, value) in [
+        (CONTENT_RANGE, range),
+        (ETAG, etag),
+        (ACCEPT_RANGES, "bytes".into()),
+        (HeaderName::from_static(STORAGE_BYTES), read),
+    ] {
         if let Ok(value) = HeaderValue::try_from(value) {
             response.headers_mut().insert(name, value);
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::FopenFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -49,16 +49,23 @@ fn shuffled(seed: u64) -> Vec<u64> {
     numbers
 }
 
-/// Reads these files from four threads.
-fn read(mount_point: &Path, numbers: &[u64]) {
+/// Reads these files from four threads. Returns how long the slowest read took.
+fn read(mount_point: &Path, numbers: &[u64]) -> Duration {
     let next = AtomicUsize::new(0);
     let worker = || {
+        let mut slowest = Duration::ZERO;
         while let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = Instant::now();
             let found = fs::read(mount_point.join(number.to_string())).unwrap();
             assert!(found == contents(*number), "{number}");
+            slowest = slowest.max(start.elapsed());
         }
+        slowest
     };
-    thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(worker))));
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).max().unwrap_or_default()
+    })
 }
 
 /// A job whose nodes mount the same archive, which is far away.
@@ -73,16 +80,19 @@ struct Job {
 impl Job {
     fn new(nodes: usize, options: &[&str]) -> Self {
         let mut job = Self::without_nodes();
-        // At once: archfs waits for other nodes only for some seconds.
-        thread::scope(|scope| {
-            let (job, archive) = (&job, job.storage.file());
+        job.start(nodes, options);
+        job
+    }
+
+    /// Mounts on all nodes at once: archfs waits for other nodes only for some seconds.
+    fn start(&mut self, nodes: usize, options: &[&str]) {
+        let mounted = thread::scope(|scope| {
+            let (job, archive) = (&*self, self.storage.file());
             let mount = |number| scope.spawn(move || job.mount(archive, number, nodes, options));
             let mounts: Vec<_> = (0..nodes).map(mount).collect();
             mounts.into_iter().map(|mount| mount.join().unwrap()).collect::<Vec<_>>()
-        })
-        .into_iter()
-        .for_each(|node| job.nodes.push(node));
-        job
+        });
+        self.nodes.extend(mounted);
     }
 
     fn without_nodes() -> Self {
@@ -216,6 +226,14 @@ fn nodes_read_an_archive_once_in_all_epochs() {
             str::from_utf8(&list).unwrap().lines().map(|line| line.parse::<Value>().unwrap());
         let row = rows.into_iter().find(|row| row["mountpoint"] == own).unwrap();
         assert_eq!(row["together"], counts[0], "as in stats");
+        let mut names: Vec<_> =
+            counts[0]["peer_names"].as_array().unwrap().iter().map(|name| name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["node1", "node2", "node3"].map(Some));
+        // All nodes have asked each other since they began to read.
+        let (all, read) = (of(&counts[0], "all_storage_bytes"), sum("storage_bytes"));
+        assert!((read / 2..=read).contains(&all), "{all} of {read}");
+        assert_eq!(of(&counts[0], "archive_bytes"), FILES * MEMBER + 1024);
         // Some were read to compare them, or came too late.
         let [sent, received] = ["to_peers_bytes", "from_peers_bytes"].map(sum);
         assert!((received..2 * received).contains(&sent), "{counts:?}");
@@ -258,6 +276,84 @@ fn a_node_that_is_killed_costs_its_part_once_more() {
     });
     let times = job.times_read() - opening;
     assert!(times <= 1.1 + part, "{times}, {part}");
+}
+
+/// Daemons are killed, stand still, end and begin while all nodes read. What the others read is
+/// right, and nothing is left of those that could clear up.
+///
+/// ARCHFS_TOGETHER_ROUNDS sets the number of rounds.
+#[test]
+fn nodes_that_come_and_go_cost_no_wrong_byte() {
+    if skip_without_mounts() {
+        return;
+    }
+    let rounds: u64 =
+        std::env::var("ARCHFS_TOGETHER_ROUNDS").map_or(4, |text| text.parse().unwrap());
+    let mut job = Job::without_nodes();
+    let mut killed = 0;
+    let mut slowest = Duration::ZERO;
+    for round in 0..rounds {
+        let chance = (round + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let options: &[&str] = if round % 2 == 0 { &[] } else { &["--stage=/dev/shm"] };
+        job.start(4, options);
+        if chance % 3 > 0 {
+            job.gather();
+        }
+        let event = Event::ALL[round as usize % Event::ALL.len()];
+        let order = shuffled(round);
+        let (nodes, victim) = job.nodes.split_at(3);
+        let slowest_now = thread::scope(|scope| {
+            let readers: Vec<_> = nodes
+                .iter()
+                .zip(order.chunks(order.len().div_ceil(3)))
+                .map(|(node, numbers)| scope.spawn(|| read(node.path(), numbers)))
+                .collect();
+            // Its own readers may get errors, but no wrong byte.
+            scope.spawn(|| {
+                for number in &order {
+                    if let Ok(found) = fs::read(victim[0].path().join(number.to_string())) {
+                        assert!(found == contents(*number), "{number}");
+                    }
+                }
+            });
+            thread::sleep(Duration::from_millis(chance % 200));
+            let daemon = Pid::from_raw(victim[0].daemon().cast_signed()).unwrap();
+            match event {
+                Event::Kill => kill_process(daemon, Signal::KILL).unwrap(),
+                Event::StandStill => {
+                    kill_process(daemon, Signal::STOP).unwrap();
+                    thread::sleep(Duration::from_millis(chance % 2000));
+                    kill_process(daemon, Signal::CONT).unwrap();
+                }
+                Event::End => kill_process(daemon, Signal::TERM).unwrap(),
+                Event::Begin => {
+                    let late = job.mount(job.storage.file(), 4, 5, options);
+                    read(late.path(), &order[..100]);
+                }
+            }
+            readers.into_iter().map(|reader| reader.join().unwrap()).max().unwrap()
+        });
+        slowest = slowest.max(slowest_now);
+        let records = job.records();
+        job.nodes.clear();
+        killed += usize::from(event == Event::Kill);
+        let left = fs::read_dir(&records).map_or(0, Iterator::count);
+        assert_eq!(left, killed, "records of the killed daemons, which gc removes after a day");
+    }
+    println!("{rounds} rounds: the slowest read took {slowest:.1?}");
+}
+
+/// What happens to a node while the others read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Kill,
+    StandStill,
+    End,
+    Begin,
+}
+
+impl Event {
+    const ALL: [Self; 4] = [Self::Kill, Self::StandStill, Self::End, Self::Begin];
 }
 
 /// > Nodes share an archive only if it is the same version on all of them: size, inode and times of

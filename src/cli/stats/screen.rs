@@ -48,7 +48,7 @@ pub(super) fn block(reading: &Snapshot, interval: &Interval) -> Vec<String> {
         let part = copied as f64 / total as f64;
         add("staged", bar(part, &format!("{} of {}", format_percent(part), format_size(total))));
     }
-    if let Some(counts) = reading.together {
+    if let Some(counts) = &reading.together {
         add("nodes", counts.to_string());
     }
     if let Some(counts) = reading.readahead.filter(|counts| counts.state != ReadaheadState::Off) {

@@ -281,7 +281,7 @@ impl Snapshot {
             parts.push(format!("{} of {} staged", format_size(copied), format_size(total)));
         }
         parts.extend(self.readahead.map(|counts| counts.to_string()));
-        parts.extend(self.together.map(|counts| counts.to_string()));
+        parts.extend(self.together.as_ref().map(ToString::to_string));
         if let Some(hits) = self.data_cache.hits_per_thousand() {
             let (whole, tenths) = (hits / 10, hits % 10);
             parts.push(format!("{whole}.{tenths}% of blocks found in the cache"));
