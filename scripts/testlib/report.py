@@ -11,8 +11,8 @@ from testlib.schedule import CANNOT_RUN
 # The harness of Rust's tests, Python's unittest in other parts, and lines of scripts.
 COUNTS = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed")
 FAILURE = re.compile(r"^(FAILED  |test .* \.\.\. FAILED)")
-# Lines of a failed test that are shown.
-SHOWN_LINES = 60
+# Lines of a failed test that are shown. Its message comes after what it printed.
+FIRST_LINES, LAST_LINES = 20, 40
 
 
 def show(schedule, skips, is_quick):
@@ -52,7 +52,10 @@ def said(lines, failure):
     if start not in lines:
         return []
     shown = itertools.takewhile(lambda line: not line.startswith(("---- ", "failures:")), lines[lines.index(start) + 1:])
-    return [f"    {line}" for line in list(shown)[:SHOWN_LINES]]
+    shown = list(shown)
+    if len(shown) > FIRST_LINES + LAST_LINES:
+        shown = [*shown[:FIRST_LINES], "...", *shown[-LAST_LINES:]]
+    return [f"    {line}" for line in shown]
 
 
 def unable(results):

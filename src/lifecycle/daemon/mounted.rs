@@ -143,8 +143,11 @@ impl Mounted {
     /// removed. Returns a new socket if the old one was removed as well.
     pub(crate) fn keep_fresh(&self) -> Option<UnixListener> {
         match &mut *self.parts.lock() {
-            Some(Parts { attached: Some(_), lock: Some((lock, record)), .. }) => {
-                lock.keep_fresh(record).then(|| lock.listen().ok()).flatten()
+            Some(Parts { attached: Some(attached), lock: Some((lock, record)), .. }) => {
+                let is_removed = lock.keep_fresh(record);
+                // It may be a new file.
+                attached.note_lock(lock);
+                is_removed.then(|| lock.listen().ok()).flatten()
             }
             _ => None,
         }

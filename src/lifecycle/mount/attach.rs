@@ -99,6 +99,13 @@ impl Attached {
         &self.entry
     }
 
+    /// Notes that `lock` is the lock of the mount point now.
+    pub(crate) fn note_lock(&mut self, lock: &impl AsFd) {
+        if let Ok(lock) = duplicate(lock) {
+            self.lock = lock;
+        }
+    }
+
     /// Whether it is still mounted; another process may have unmounted it.
     pub(crate) fn is_there(&self) -> Result<bool> {
         Ok(self.current_entry()?.is_some())
@@ -197,8 +204,9 @@ impl Drop for Attached {
 /// unmounts it at the same time. Detaches nothing if another mount covers or has replaced it.
 ///
 /// The kernel reuses the numbers of a detached mount. Unless the mount belongs to this process, the
-/// caller locks its mount point, if the lock is free, so that no other process mounts there. That
-/// `lock` is also held by a helper that unmounts and outlives this process.
+/// caller locks its mount point, if the lock is free, so that no other process mounts there. A
+/// helper that unmounts holds `lock` too, because it may outlive this process. Without the lock,
+/// such a helper could unmount what another process mounts in the meantime.
 ///
 /// Fails with `Busy` if `how` is `IfIdle` and the mount is in use, or if another mount covers it;
 /// `Io`.

@@ -18,9 +18,9 @@
 //! The set-uid helper of the system is looked for first, without PATH. The directories of PATH may
 //! be on a network file system, and if its server hangs, so would an unmount.
 //!
-//! If the daemon is killed, the helper outlives it. It mounts, cannot send the descriptor, and
-//! unmounts the mount point, or it was to unmount and still does. Until then it holds the lock, so
-//! no other process can mount there, and lose its mount to that helper.
+//! If the daemon is killed, the helper outlives it. A helper that mounts cannot send the
+//! descriptor, and unmounts again. One that unmounts continues. Until then it holds the lock, so no
+//! other process can mount there, and lose its mount to that helper.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -124,9 +124,10 @@ fn unmount_with(
     for _ in 0..ATTEMPTS {
         let mut command = helper.command();
         command.arg("-u").args((how == Detach::Lazily).then_some("-z")).arg("--").arg(mount_point);
-        // Without a descriptor left, unmounting is worth more than the lock.
-        let lock = lock.and_then(|lock| lock.try_clone_to_owned().ok());
-        let output = output_patiently(command.stdin(lock.map_or_else(Stdio::null, Stdio::from)));
+        let lock = lock.map(|lock| lock.try_clone_to_owned()).transpose();
+        let output = lock.and_then(|lock| {
+            output_patiently(command.stdin(lock.map_or_else(Stdio::null, Stdio::from)))
+        });
         let output = output.map_err(|error| helper.cannot_run(error))?;
         if output.status.success() {
             return Ok(());
@@ -391,8 +392,11 @@ mod tests {
         let work = tempfile::tempdir().unwrap();
         let [path, lock, seen] = ["helper", "lock", "seen"].map(|name| work.path().join(name));
         let script = format!("#!/bin/sh\nreadlink /proc/self/fd/0 > {}\n", seen.display());
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: a child of this one may have it open for a moment.
+        let copy = "printf %s \"$1\" > \"$2\" && chmod 755 \"$2\"";
+        let mut write = Command::new("sh");
+        write.args(["-c", copy, "sh", &script]).arg(&path);
+        assert!(write.status().unwrap().success());
         let helper = Helper { path, is_set_uid: false };
         let locked = fs::File::create(&lock).unwrap();
         let stdin_of = |lock| {

@@ -141,13 +141,13 @@ fn variables_of_the_helper_and_the_loader_change_nothing() {
 fn with_helper_instead(stage: &Stage, user: &User, instead: &str, script: &str) -> Output {
     let work = stage.work.path();
     fs::write(work.join("instead"), instead).unwrap();
-    let mut command = Command::new("unshare");
+    let mut command = Command::new("timeout");
     let replace = "cp -p /usr/bin/fusermount3 \"$REAL\" && chmod 755 \"$1\" && \
                    for it in /usr/bin /bin /usr/local/bin /usr/sbin; do \
                    for name in fusermount3 fusermount; do [ ! -e $it/$name ] || \
                    mount --bind \"$1\" $it/$name || exit 9; done; done; \
                    shift; exec \"$@\"";
-    command.args(["--mount", "sh", "-c", replace, "sh"]).arg(work.join("instead"));
+    command.args(["60", "unshare", "--mount", "sh", "-c", replace, "sh"]).arg(work.join("instead"));
     let inner = user.bash(script);
     command.arg(inner.get_program()).args(inner.get_args()).current_dir(&user.home);
     command.env("ARCHFS", user.home.join("archfs")).env("IMAGE", &stage.image);
@@ -173,7 +173,7 @@ fn a_helper_killed_before_unmounting_is_run_again() {
 }
 
 /// If SIGKILL ends a daemon that unmounts, its helper outlives it. Here it unmounts only when
-/// `run` has mounted at the same place, unless `run` waits for it.
+/// `run` has mounted at the same mount point, unless `run` waits for it.
 #[test]
 fn the_helper_of_a_killed_daemon_does_not_unmount_the_next_mount() {
     let Some(scene) = scene() else { return };
@@ -188,7 +188,7 @@ fn the_helper_of_a_killed_daemon_does_not_unmount_the_next_mount() {
                   kill -TERM $daemon; wait_for first; kill -KILL $daemon\n\
                   $ARCHFS run -q $IMAGE mount -- sh -c '\n\
                       touch began; until [ -e unmounted ]; do sleep 0.01; done; cat mount/hello' &\n\
-                  for i in $(seq 50); do [ -e began ] || sleep 0.01; done\n\
+                  for i in $(seq 100); do [ -e began ] || sleep 0.01; done\n\
                   touch go; wait $!";
     let output = with_helper_instead(stage, owner, instead, script);
     assert!(output.status.success(), "{}", said(&output));
