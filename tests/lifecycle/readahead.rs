@@ -230,7 +230,8 @@ fn a_file_is_read_ahead_in_order_where_the_kernel_does_not() {
         dd.args(["bs=128K", "status=none", "of=/dev/null"]);
         run(dd.arg(format!("if={}", mounted.path().join("large").display())));
         let most = storage.most_in_flight();
-        assert!(most >= 4, "{open_flags:?}: {most} reads at once");
+        // dd alone would read one after the other.
+        assert!(most >= 2, "{open_flags:?}: {most} reads at once");
         assert!(storage.bytes() <= len + (4 << 20), "{}", storage.bytes());
     }
 }

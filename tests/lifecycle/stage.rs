@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -485,27 +485,34 @@ fn limits(work: &Path, left: u64) -> Vec<PathBuf> {
     made
 }
 
-/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello` after `wait` seconds, under fake
-/// limits.
+/// `archfs run OPTIONS archive mount_point -- cat mount_point/hello` under fake limits. The command
+/// reads only after `before_reading`.
 fn limited_after(
-    wait: &str,
+    before_reading: impl FnOnce(),
     groups: &Path,
     archive: &Path,
     mount_point: &Path,
     options: &[&str],
 ) -> Output {
+    let go = mount_point.with_extension("go");
     let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", script, "sh"]).arg(groups);
     command.arg(env!("CARGO_BIN_EXE_archfs")).arg("run").args(options);
     command.arg(format!("--cache={CACHE}")).arg(archive).arg(mount_point).arg("--");
-    command.args(["sh", "-c", "sleep $0; exec cat $1", wait]).arg(mount_point.join("hello"));
-    command.output().unwrap()
+    command.args(["sh", "-c", "until [ -e \"$0\" ]; do sleep 0.01; done; exec cat \"$1\""]);
+    command.arg(&go).arg(mount_point.join("hello"));
+    let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    before_reading();
+    fs::write(&go, "").unwrap();
+    let output = running.wait_with_output().unwrap();
+    fs::remove_file(&go).unwrap();
+    output
 }
 
 /// The same at once.
 fn limited(groups: &Path, archive: &Path, mount_point: &Path, options: &[&str]) -> Output {
-    limited_after("0", groups, archive, mount_point, options)
+    limited_after(|| (), groups, archive, mount_point, options)
 }
 
 #[test]
@@ -576,7 +583,15 @@ fn preload_reads_the_part_that_fits_into_the_job_memory() {
                 skip(&format!("{} keeps files in memory", work.path().display()));
                 return;
             }
-            let output = limited_after("1", &groups, &archive, &mount_point, &["--preload"]);
+            let read_ahead = || {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                while pages() < *preloaded.start() && Instant::now() < deadline {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                // It could read more.
+                thread::sleep(Duration::from_millis(300));
+            };
+            let output = limited_after(read_ahead, &groups, &archive, &mount_point, &["--preload"]);
             let said = stderr(&output);
             assert!(output.status.success(), "{left}: {said}");
             assert_eq!(output.stdout, b"hello, world\n");
