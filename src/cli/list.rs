@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::lifecycle::{self, Listed, State};
 use crate::log::{Verbosity, printable};
 use crate::stats::{Blocked, ReadaheadCounts, StageCounts, TogetherCounts};
-use crate::units::counted;
 
 /// List your mounts on this node with state, holders and archives
 #[derive(Debug, clap::Args)]
@@ -129,8 +128,7 @@ fn remarks(listed: &Listed) -> Vec<String> {
 fn reads_with(counts: &TogetherCounts) -> Option<String> {
     let named = &counts.names[..counts.names.len().min(NAMED)];
     let more = counts.peers.saturating_sub(named.len() as u64);
-    let more =
-        if more > 0 { format!(" and {} more", counted(more, "node")) } else { String::new() };
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     (!named.is_empty()).then(|| format!("reads with {}{more}", named.join(", ")))
 }
 
@@ -222,6 +220,18 @@ mod tests {
     use super::*;
     use crate::lifecycle::Health;
     use crate::log::{Label, Message};
+
+    #[test]
+    fn few_nodes_are_named() {
+        let of = |peers: u64| {
+            let names = (1..=peers.min(64)).map(|number| format!("n{number}")).collect();
+            reads_with(&TogetherCounts { peers, names, ..TogetherCounts::default() })
+        };
+        assert_eq!(of(0), None);
+        assert_eq!(of(1).unwrap(), "reads with n1");
+        assert_eq!(of(3).unwrap(), "reads with n1, n2, n3");
+        assert_eq!(of(1000).unwrap(), "reads with n1, n2, n3 and 997 more");
+    }
 
     #[test]
     fn rows_are_aligned_and_name_few_holders() {

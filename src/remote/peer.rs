@@ -40,7 +40,7 @@ pub struct PeerIdentity {
 pub struct PeerServer {
     url: String,
     agent: Agent,
-    storage_bytes: AtomicU64,
+    storage_bytes: Arc<AtomicU64>,
 }
 
 /// Which bytes a daemon is to send.
@@ -66,8 +66,14 @@ pub enum PeerFailure {
 }
 
 impl PeerServer {
-    /// The daemon at `address` that has `certificate`. It gets to know `own`.
-    pub fn new(address: SocketAddr, certificate: &[u8], own: &PeerIdentity) -> Self {
+    /// The daemon at `address` that has `certificate`. It gets to know `own`. Its answers set
+    /// `storage_bytes` to how many bytes it has read from the storage.
+    pub fn new(
+        address: SocketAddr,
+        certificate: &[u8],
+        own: &PeerIdentity,
+        storage_bytes: &Arc<AtomicU64>,
+    ) -> Self {
         let owned = |der: &[u8]| Certificate::from_der(der).to_owned();
         let key = PrivateKey::from_pem(own.key.as_bytes()).ok();
         let client = key.map(|key| ClientCert::new_with_certs(&[owned(&own.certificate)], key));
@@ -78,13 +84,8 @@ impl PeerServer {
         Self {
             url: format!("https://{PEER_NAME}:{}", address.port()),
             agent: new_agent(None, tls, At(address), Connections::Few),
-            storage_bytes: AtomicU64::new(0),
+            storage_bytes: Arc::clone(storage_bytes),
         }
-    }
-
-    /// How many bytes it has read from the storage, by its last answer.
-    pub fn storage_bytes(&self) -> u64 {
-        self.storage_bytes.load(Ordering::Relaxed)
     }
 
     /// Fills `buffer`, which is not empty, with the bytes at `offset` of the archive with this key,
@@ -124,8 +125,8 @@ impl PeerServer {
         if header("etag") != Some(etag.into_bytes()) {
             return Err(PeerFailure::Refused);
         }
-        let said = header(STORAGE_BYTES).and_then(|said| str::from_utf8(&said).ok()?.parse().ok());
-        self.storage_bytes.fetch_max(said.unwrap_or(0), Ordering::Relaxed);
+        let read = header(STORAGE_BYTES).and_then(|text| str::from_utf8(&text).ok()?.parse().ok());
+        self.storage_bytes.fetch_max(read.unwrap_or(0), Ordering::Relaxed);
         let mut body = response.into_body().into_reader();
         body.read_exact(buffer).map_err(|error| match is_late() {
             true => PeerFailure::Late,

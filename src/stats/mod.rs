@@ -109,6 +109,7 @@ pub struct Stats {
 
 /// Bytes of archives that the nodes of a job share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TogetherCounts {
     /// Other nodes that this one reads from.
     pub peers: u64,
@@ -124,10 +125,10 @@ pub struct TogetherCounts {
     /// Bytes that it sent to others.
     #[serde(rename = "to_peers_bytes")]
     pub to_peers: u64,
-    /// Bytes that all nodes read from the storage, as far as the others have said so.
+    /// Bytes that all nodes read from the storage, as far as the others have reported.
     #[serde(rename = "all_storage_bytes")]
     pub all_storage: u64,
-    /// Bytes of the archives that they share.
+    /// Bytes of the archives that this node shares.
     #[serde(rename = "archive_bytes")]
     pub archives: u64,
 }
@@ -147,7 +148,7 @@ impl fmt::Display for TogetherCounts {
         )?;
         if archives > 0 {
             let times = all_storage as f64 / archives as f64;
-            write!(formatter, "; together they read {times:.2} times the archives from storage")?;
+            write!(formatter, "; all nodes together read the archives {times:.2} times")?;
         }
         Ok(())
     }

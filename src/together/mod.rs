@@ -12,6 +12,7 @@
 //! If a peer does not answer in a multiple of its usual time, the reader reads the storage. A read
 //! never fails because of a peer.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::ops::ControlFlow;
@@ -67,10 +68,38 @@ pub struct Settings {
     pub directory: Option<OsString>,
     /// The network interface that peers reach this node by; `None` for all.
     pub interface: Option<String>,
+    /// The most that a node receives from peers in the background.
+    pub bandwidth: Bandwidth,
     /// The batch system and the number of the job.
     pub job: String,
     /// Nodes of the job.
     pub nodes: u64,
+}
+
+/// A limit for bytes that no program waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Bandwidth {
+    /// Percent of the speed of the node's link, if the kernel knows it.
+    Share(u8),
+    /// Bytes per second.
+    Rate(u64),
+}
+
+impl Default for Bandwidth {
+    /// The job's own communication gets as much.
+    fn default() -> Self {
+        Self::Share(50)
+    }
+}
+
+impl Bandwidth {
+    /// The limit on a link of `speed` bytes per second, in bytes per second; `None` for no limit.
+    fn on(self, speed: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Share(percent) => Some(speed? / 100 * u64::from(percent)),
+            Self::Rate(rate) => Some(rate),
+        }
+    }
 }
 
 /// An archive for peers.
@@ -94,6 +123,8 @@ pub struct Group {
     identity: PeerIdentity,
     /// A hash of the certificate.
     id: u64,
+    /// The most bytes per second that are fetched from peers in the background; `None` for all.
+    background_rate: Option<u64>,
     archives: Mutex<Vec<Weak<SharedArchive>>>,
     /// Held for a look or a change, not while a peer is asked.
     known: Mutex<Known>,
@@ -109,8 +140,6 @@ pub struct Group {
     from_storage: AtomicU64,
     from_peers: AtomicU64,
     to_peers: AtomicU64,
-    /// Bytes that daemons without a record have read from the storage.
-    by_ended: AtomicU64,
     /// How long the storage takes for a read.
     storage_times: Times,
 }
@@ -118,6 +147,8 @@ pub struct Group {
 #[derive(Default)]
 struct Known {
     peers: Vec<Arc<Peer>>,
+    /// Bytes that daemons without a record have read from the storage, by the names of records.
+    by_ended: HashMap<OsString, u64>,
     /// A stranger has asked, so there may be a new record.
     is_look_asked: bool,
     /// The owners of parts are to be computed again.
@@ -143,10 +174,11 @@ impl Group {
             directory: JobDirectory::open(&settings)?,
             port: addresses::listen(settings.interface.as_deref())?,
         };
-        Ok((Self::alone(settings)?, entrance))
+        let background_rate = settings.bandwidth.on(entrance.port.speed);
+        Ok((Self::alone(settings, background_rate)?, entrance))
     }
 
-    fn alone(settings: Settings) -> Result<Arc<Self>> {
+    fn alone(settings: Settings, background_rate: Option<u64>) -> Result<Arc<Self>> {
         let has_gathered = AtomicBool::new(settings.nodes <= 1);
         let made = rcgen::generate_simple_self_signed([PEER_NAME.to_owned()]);
         let made = made.map_err(|error| Error::io("cannot make a key", io::Error::other(error)))?;
@@ -156,6 +188,7 @@ impl Group {
             settings,
             identity: PeerIdentity { certificate, key: made.signing_key.serialize_pem() },
             id,
+            background_rate,
             archives: Mutex::default(),
             known: Mutex::default(),
             changed: Condvar::new(),
@@ -167,7 +200,6 @@ impl Group {
             from_storage: AtomicU64::new(0),
             from_peers: AtomicU64::new(0),
             to_peers: AtomicU64::new(0),
-            by_ended: AtomicU64::new(0),
             storage_times: Times::default(),
         }))
     }
@@ -233,15 +265,11 @@ impl Group {
         let mut names: Vec<_> = proven.map(|peer| peer.node().to_owned()).collect();
         let peers = names.len() as u64;
         names.truncate(NAMED);
-        let [archives, storage, from_peers, to_peers, by_ended] = [
-            &self.archive_bytes,
-            &self.from_storage,
-            &self.from_peers,
-            &self.to_peers,
-            &self.by_ended,
-        ]
-        .map(|count| count.load(Ordering::Relaxed));
+        let [archives, storage, from_peers, to_peers] =
+            [&self.archive_bytes, &self.from_storage, &self.from_peers, &self.to_peers]
+                .map(|count| count.load(Ordering::Relaxed));
         let by_peers: u64 = known.peers.iter().map(|peer| peer.storage_bytes()).sum();
+        let by_ended: u64 = known.by_ended.values().sum();
         let all_storage = storage.saturating_add(by_peers).saturating_add(by_ended);
         TogetherCounts { peers, names, storage, from_peers, to_peers, all_storage, archives }
     }
@@ -316,12 +344,16 @@ impl Group {
         let new: Vec<_> = {
             let mut known = self.known.lock();
             let before = known.peers.len();
-            known.peers.retain(|peer| {
+            let Known { peers, by_ended, .. } = &mut *known;
+            peers.retain(|peer| {
                 let is_there = names.contains(&peer.record_name);
-                let read = if is_there { 0 } else { peer.storage_bytes() };
-                self.by_ended.fetch_add(read, Ordering::Relaxed);
+                if !is_there {
+                    by_ended.insert(peer.record_name.clone(), peer.storage_bytes());
+                }
                 is_there
             });
+            // A directory of a network file system may lack a name for a moment.
+            by_ended.retain(|name, _| !names.contains(name));
             known.is_changed |= known.peers.len() < before;
             names.into_iter().filter(|name| !is_known(name, &known)).collect()
         };
@@ -348,7 +380,9 @@ impl Group {
         const STEP: Duration = Duration::from_millis(100);
         let now = Instant::now();
         let due = |peer: &&Arc<Peer>| peer.next_try().is_some_and(|at| at <= now);
-        let due: Vec<_> = self.known.lock().peers.iter().filter(due).cloned().collect();
+        let mut due: Vec<_> = self.known.lock().peers.iter().filter(due).cloned().collect();
+        // In another order on each node: else all of a large job would try the same one first.
+        due.sort_unstable_by_key(|peer| peer.id ^ self.id);
         let archives = self.shared_archives();
         let mut computed = now;
         ordered(
@@ -402,5 +436,72 @@ impl Drop for Membership {
         self.record = None;
         self.group.leave();
         self.server = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::process;
+
+    const LEN: u64 = 1 << 20;
+
+    /// An archive of one byte, again and again.
+    struct Sevens;
+
+    impl Served for Sevens {
+        fn key(&self) -> &str {
+            "sevens"
+        }
+
+        fn size(&self) -> u64 {
+            LEN
+        }
+
+        fn has(&self, _: &Range<u64>) -> bool {
+            true
+        }
+
+        fn read(&self, buffer: &mut [u8], _: u64) -> Result<()> {
+            buffer.fill(7);
+            Ok(())
+        }
+    }
+
+    /// ARCHFS_TOGETHER_DAEMONS sets how many there are, all in this process.
+    #[test]
+    fn all_daemons_of_a_job_find_each_other() {
+        let count = std::env::var("ARCHFS_TOGETHER_DAEMONS").map_or(12, |it| it.parse().unwrap());
+        process::enlarge_open_files_max();
+        let work = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            is_required: true,
+            directory: Some(work.path().into()),
+            interface: Some("lo".into()),
+            bandwidth: Bandwidth::default(),
+            job: "test-1".into(),
+            nodes: count,
+        };
+        let start = Instant::now();
+        let members = Vec::from_iter((0..count).map(|_| {
+            let (group, entrance) = Group::new(settings.clone()).unwrap();
+            let read: Read = Box::new(|buffer, offset| Sevens.read(buffer, offset));
+            let archive = group.share(Sevens.key().into(), LEN, read);
+            let membership = group.join(entrance, vec![Box::new(Sevens)]).unwrap();
+            (group, archive, membership)
+        }));
+        let deadline = start + Duration::from_secs(120);
+        for (group, ..) in &members {
+            while group.counts().peers < count - 1 || !group.has_gathered.load(Ordering::Relaxed) {
+                assert!(Instant::now() < deadline, "{:?} of {count}", group.counts());
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let found = start.elapsed();
+        let ending = Instant::now();
+        drop(members);
+        println!("{count} daemons: found in {found:.1?}, ended in {:.1?}", ending.elapsed());
+        let jobs = work.path().read_dir().unwrap().next().unwrap().unwrap().path();
+        assert_eq!(jobs.read_dir().unwrap().count(), 0, "no record is left");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -63,8 +64,8 @@ pub(super) struct Peer {
     /// Late answers in a row, and good ones.
     late: AtomicU64,
     good: AtomicU64,
-    /// Bytes that it has read from the storage, as far as it has said so.
-    storage_bytes: AtomicU64,
+    /// Bytes that it has read from the storage, as its last answers report.
+    storage_bytes: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -121,7 +122,7 @@ impl Peer {
             times: Times::default(),
             late: AtomicU64::new(0),
             good: AtomicU64::new(0),
-            storage_bytes: AtomicU64::new(0),
+            storage_bytes: Arc::default(),
         })
     }
 
@@ -129,7 +130,7 @@ impl Peer {
         &self.record.node
     }
 
-    /// Bytes that it has read from the storage, as far as it has said so.
+    /// Bytes that it has read from the storage, as its last answers report.
     pub(super) fn storage_bytes(&self) -> u64 {
         self.storage_bytes.load(Ordering::Relaxed)
     }
@@ -159,7 +160,7 @@ impl Peer {
         let limit = TRY_FIRST.saturating_mul(1 << tries.min(4)).min(TRY_MAX);
         let mut found = None;
         for &address in &self.record.addresses {
-            let server = PeerServer::new(address, &self.certificate, own);
+            let server = PeerServer::new(address, &self.certificate, own, &self.storage_bytes);
             match compare(&server, limit) {
                 Comparison::Same => {
                     found = Some(server);
@@ -187,7 +188,6 @@ impl Peer {
         let mut connection = self.connection.lock();
         match found {
             Some(server) => {
-                self.storage_bytes.fetch_max(server.storage_bytes(), Ordering::Relaxed);
                 connection.server = Some(Arc::new(server));
                 connection.state = State::Proven;
                 connection.slow = None;
@@ -224,7 +224,6 @@ impl Peer {
         let failure = match server.read_exact_at(archive, buffer, offset, (wanted, limit)) {
             Ok(()) => {
                 self.times.note(buffer.len(), start.elapsed());
-                self.storage_bytes.fetch_max(server.storage_bytes(), Ordering::Relaxed);
                 self.late.store(0, Ordering::Relaxed);
                 if self.good.fetch_add(1, Ordering::Relaxed) == GOOD {
                     self.connection.lock().tries = 0;
@@ -296,11 +295,13 @@ impl Peer {
 }
 
 impl Connection {
-    /// Has it tried again after `first`, and ever later if that fails again.
+    /// Has it tried again after `first`, and ever later if that fails again. Half of that time is
+    /// random: nodes that tried each other at once and were too slow must not do so again.
     fn wait(&mut self, first: Duration) {
         let wait = first.saturating_mul(1 << self.tries.min(12)).min(RETRY_MAX);
+        let random = (RandomState::new().hash_one(self.tries) % 1024) as f64 / 1024.0;
         self.tries += 1;
-        self.try_at = Instant::now() + wait;
+        self.try_at = Instant::now() + wait.mul_f64(0.5 + random / 2.0);
     }
 }
 
@@ -440,6 +441,8 @@ mod tests {
             peer.suspend(State::Untried);
             peer.next_try().unwrap().duration_since(Instant::now()).as_secs() + 1
         });
-        assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60]);
+        for (wait, most) in waits.into_iter().zip([2, 4, 8, 16, 32, 60, 60]) {
+            assert!((most / 2..=most).contains(&wait), "{waits:?}");
+        }
     }
 }

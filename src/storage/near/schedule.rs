@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::demand::{Demand, Region};
 use super::granules::{GRANULE, Granules};
-use super::streams::{FIRST_PIECE, PIECE, STREAMS_ALONE, Streams};
+use super::streams::{FIRST_PIECE, PIECE, Pace, STREAMS_ALONE, Streams};
 use crate::remote::Requester;
 use crate::together::Run;
 
@@ -68,6 +68,8 @@ pub(super) struct Schedule {
     /// Whether there is room only for what this node owns.
     pub(super) keeps_own_only: bool,
     streams: Streams,
+    /// For what other nodes own; `None` without a limit.
+    pub(super) pace: Option<Pace>,
     announced: VecDeque<Range<u64>>,
     /// Largest number of bytes that the fill fetches with one read: few at first, fewer after a
     /// failure, to find the place that cannot be read, and then more again.
@@ -243,7 +245,9 @@ impl Schedule {
         let (most, reads_on) = (self.piece, self.reads_on);
         let piece = |start: u64, end: u64| {
             let ArchiveFill { end: archive, run, .. } = extent(start);
-            let end = end.min(archive).min(run.end).min(start.saturating_add(most));
+            // Whole stripes of the storage, also after a shorter piece.
+            let aligned = (start / most + 1).saturating_mul(most);
+            let end = end.min(archive).min(run.end).min(aligned);
             if reads_on { start..end } else { granules.first_run(&(start..end)).0 }
         };
         let waits = self.retry_at.filter(|&retry_at| now < retry_at);
@@ -265,7 +269,7 @@ impl Schedule {
                     self.announced[0].start = free.end;
                     return Next::Fetch(free);
                 }
-                // It fetches as much as it ever does.
+                // It fetches as much as it may now.
                 Some(_) => return Next::Wait(None),
                 None => self.announced[0].start = self.end_of_flight(start),
             }
@@ -290,9 +294,16 @@ impl Schedule {
                     }
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => {
+                        let pace = self.pace.as_ref().filter(|_| !run.is_own);
+                        if let Some(until) = pace.and_then(|pace| pace.wait(now)) {
+                            return Next::Wait(Some(until));
+                        }
                         let next = self.admit(free, now);
                         if let Next::Fetch(range) = &next {
                             self.cursor = range.end;
+                            if let Some(pace) = self.pace.as_mut().filter(|_| !run.is_own) {
+                                pace.take(range.end - range.start, now);
+                            }
                         }
                         return next;
                     }
@@ -466,17 +477,21 @@ mod tests {
         let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
         let now = Instant::now();
         let streams = Streams::default().beside_readers() as u64;
-        let mut sizes = Vec::new();
-        while sizes.last() != Some(&(streams * PIECE)) {
+        let rounds = [(); 3].map(|()| {
             let begun = fetched(&mut schedule, &granules, now);
-            sizes.push(begun.iter().map(|range| range.end - range.start).sum());
-            for range in begun {
-                granules.add(&range);
-                schedule.end(&range, now);
+            for range in &begun {
+                granules.add(range);
+                schedule.end(range, now);
+                schedule.succeed();
             }
-            schedule.succeed();
-        }
-        assert_eq!(sizes, [1, 2, 4, 8].map(|times| times * streams * FIRST_PIECE));
+            begun
+        });
+        let sizes = rounds
+            .each_ref()
+            .map(|begun| begun.iter().map(|range| range.end - range.start).sum::<u64>());
+        assert_eq!(sizes[0], streams * FIRST_PIECE);
+        assert!(rounds[1..].iter().flatten().all(|range| range.end % PIECE == 0), "{rounds:?}");
+        assert_eq!(sizes[2], streams * PIECE);
     }
 
     #[test]
@@ -501,6 +516,35 @@ mod tests {
     }
 
     #[test]
+    fn what_others_own_is_fetched_at_a_limited_rate() {
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
+        let all_of_others = |_| ArchiveFill { run: Run { is_own: false, ..ALL }, ..ARCHIVE };
+        schedule.pace = Some(Pace::new(PIECE));
+        let mut now = Instant::now() + READER_PAUSE;
+        for _ in 0..3 {
+            let Next::Fetch(range) = schedule.next(&granules, all_of_others, now) else {
+                panic!("it waits too long");
+            };
+            let seconds = (range.end - range.start) as f64 / PIECE as f64;
+            schedule.begin(range, Requester::Fill, now);
+            let until = now + Duration::from_secs_f64(seconds);
+            let next = schedule.next(&granules, all_of_others, now);
+            assert_eq!(next, Next::Wait(Some(until)));
+            now = until;
+        }
+        // The last flight began before its time is over.
+        now -= Duration::from_millis(1);
+        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
+        // A program may need what is announced, and this node reads its own bytes from the storage.
+        let is_free = |range: &Range<u64>| schedule.free(range).as_ref() == Some(range);
+        let announced = pieces(0..40).into_iter().find(is_free).unwrap();
+        schedule.announce(announced.clone());
+        assert_eq!(schedule.next(&granules, all_of_others, now), Next::Fetch(announced));
+        let next = schedule.next(&granules, |_| ARCHIVE, now);
+        assert!(matches!(next, Next::Fetch(_)), "{next:?}");
+    }
+
+    #[test]
     fn one_piece_is_always_allowed_and_no_byte_is_in_two_flights() {
         let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let now = Instant::now();
@@ -511,7 +555,7 @@ mod tests {
         assert_eq!(schedule.free(&(GRANULE + 1..PIECE)), None);
         assert_eq!(schedule.free(&(2 * GRANULE..PIECE)), Some(2 * GRANULE..PIECE));
         let begun = fetched(&mut schedule, &granules, now);
-        assert_eq!(begun[..2], [0..GRANULE, 2 * GRANULE..2 * GRANULE + PIECE]);
+        assert_eq!(begun[..2], [0..GRANULE, 2 * GRANULE..PIECE]);
         // What failed comes after the rest.
         schedule.end(&reader, now);
         schedule.end(&(0..GRANULE), now);
