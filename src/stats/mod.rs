@@ -148,7 +148,7 @@ impl fmt::Display for TogetherCounts {
         )?;
         if archives > 0 {
             let times = all_storage as f64 / archives as f64;
-            write!(formatter, "; all nodes together read the archives {times:.2} times")?;
+            write!(formatter, "; all nodes read {times:.2} times the archives from storage")?;
         }
         Ok(())
     }

@@ -135,6 +135,11 @@ impl Peer {
         self.storage_bytes.load(Ordering::Relaxed)
     }
 
+    /// Notes that it has read at least so many.
+    pub(super) fn note_storage_bytes(&self, bytes: u64) {
+        self.storage_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
     pub(super) fn state(&self) -> State {
         self.connection.lock().state
     }
@@ -444,5 +449,15 @@ mod tests {
         for (wait, most) in waits.into_iter().zip([2, 4, 8, 16, 32, 60, 60]) {
             assert!((most / 2..=most).contains(&wait), "{waits:?}");
         }
+        // Each at a time of its own: in half a minute there are a thousand steps.
+        let later = |_| {
+            let peer = self::peer();
+            let mut connection = peer.connection.lock();
+            connection.tries = 12;
+            connection.wait(RETRY_LATER);
+            connection.try_at.duration_since(Instant::now()).as_secs()
+        };
+        let times: Vec<_> = (0..20).map(later).collect();
+        assert!(times.iter().max() > times.iter().min(), "{times:?}");
     }
 }

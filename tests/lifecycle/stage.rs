@@ -494,19 +494,26 @@ fn limited_after(
     mount_point: &Path,
     options: &[&str],
 ) -> Output {
-    let go = mount_point.with_extension("go");
+    let [started, go] = ["started", "go"].map(|name| mount_point.with_extension(name));
     let script = "mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", script, "sh"]).arg(groups);
     command.arg(env!("CARGO_BIN_EXE_archfs")).arg("run").args(options);
     command.arg(format!("--cache={CACHE}")).arg(archive).arg(mount_point).arg("--");
-    command.args(["sh", "-c", "until [ -e \"$0\" ]; do sleep 0.01; done; exec cat \"$1\""]);
-    command.arg(&go).arg(mount_point.join("hello"));
-    let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It ends by itself if the test fails.
+    let wait = "touch \"$0\"; for i in $(seq 12000); do [ ! -e \"$1\" ] || break; sleep 0.01; done; exec cat \"$2\"";
+    command.args(["sh", "-c", wait]).args([&started, &go]).arg(mount_point.join("hello"));
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It may fail to mount.
+    while !started.exists() && running.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(10));
+    }
     before_reading();
     fs::write(&go, "").unwrap();
     let output = running.wait_with_output().unwrap();
-    fs::remove_file(&go).unwrap();
+    for file in [started, go] {
+        let _ = fs::remove_file(file);
+    }
     output
 }
 

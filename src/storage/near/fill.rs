@@ -161,6 +161,7 @@ fn next_flight<'c>(
         }
         schedule.keeps_own_only = copy.keeps_own_only();
         let nothing = ArchiveFill {
+            start: 0,
             end: u64::MAX,
             run: Run { end: u64::MAX, is_own: true },
             is_wanted: false,

@@ -177,8 +177,6 @@ impl NearCopy {
         let mut schedule = Schedule::new();
         schedule.demand = demand;
         schedule.reads_on = file.is_none();
-        let background_rate = parts.iter().find_map(CopiedArchive::background_rate);
-        schedule.pace = background_rate.map(streams::Pace::new);
         let checksums = kept
             .map(|(file, identity)| Checksums::of(file, &identity, end))
             .transpose()

@@ -106,11 +106,6 @@ impl CopiedArchive {
         Run { end: self.start.saturating_add(run.end), ..run }
     }
 
-    /// The most bytes per second to fetch from other nodes while no program waits for them.
-    pub(super) fn background_rate(&self) -> Option<u64> {
-        self.shared.as_ref()?.background_rate()
-    }
-
     /// Whether it is soon known which nodes of the job own it.
     pub(super) fn is_gathering(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| shared.is_gathering())
@@ -119,6 +114,7 @@ impl CopiedArchive {
     /// What the fill needs to know of it at `offset`.
     pub(super) fn extent(&self, offset: u64) -> ArchiveFill {
         ArchiveFill {
+            start: self.start,
             end: self.end(),
             run: self.run(offset),
             is_wanted: !self.has_changed.load(Ordering::SeqCst),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::demand::{Demand, Region};
 use super::granules::{GRANULE, Granules};
-use super::streams::{FIRST_PIECE, PIECE, Pace, STREAMS_ALONE, Streams};
+use super::streams::{FIRST_PIECE, PIECE, STREAMS_ALONE, Streams};
 use crate::remote::Requester;
 use crate::together::Run;
 
@@ -43,7 +43,8 @@ pub(super) enum Next {
 /// The archive that has a byte.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArchiveFill {
-    /// Where it ends in the copy.
+    /// Where it starts and ends in the copy.
+    pub(super) start: u64,
     pub(super) end: u64,
     /// The bytes around this one that belong all to this node, or all to others.
     pub(super) run: Run,
@@ -68,8 +69,6 @@ pub(super) struct Schedule {
     /// Whether there is room only for what this node owns.
     pub(super) keeps_own_only: bool,
     streams: Streams,
-    /// For what other nodes own; `None` without a limit.
-    pub(super) pace: Option<Pace>,
     announced: VecDeque<Range<u64>>,
     /// Largest number of bytes that the fill fetches with one read: few at first, fewer after a
     /// failure, to find the place that cannot be read, and then more again.
@@ -245,9 +244,7 @@ impl Schedule {
         let (most, reads_on) = (self.piece, self.reads_on);
         let piece = |start: u64, end: u64| {
             let ArchiveFill { end: archive, run, .. } = extent(start);
-            // Whole stripes of the storage, also after a shorter piece.
-            let aligned = (start / most + 1).saturating_mul(most);
-            let end = end.min(archive).min(run.end).min(aligned);
+            let end = end.min(archive).min(run.end).min(start.saturating_add(most));
             if reads_on { start..end } else { granules.first_run(&(start..end)).0 }
         };
         let waits = self.retry_at.filter(|&retry_at| now < retry_at);
@@ -284,8 +281,11 @@ impl Schedule {
         while passes < 2 {
             let mut is_others_left = false;
             while let Some(start) = granules.first_missing(self.cursor) {
-                let ArchiveFill { end, run, is_wanted, is_filled } = extent(start);
-                let found = piece(start, u64::MAX);
+                let ArchiveFill { start: archive, end, run, is_wanted, is_filled } = extent(start);
+                // It ends where whole pieces would, also after shorter ones: the storage has
+                // stripes.
+                let whole = (start.saturating_sub(archive) / most + 1).saturating_mul(most);
+                let found = piece(start, archive.saturating_add(whole));
                 match self.free(&found) {
                     _ if !is_wanted || !is_filled => self.cursor = end.max(start + 1),
                     _ if !run.is_own && !self.fills_others => {
@@ -294,16 +294,9 @@ impl Schedule {
                     }
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => {
-                        let pace = self.pace.as_ref().filter(|_| !run.is_own);
-                        if let Some(until) = pace.and_then(|pace| pace.wait(now)) {
-                            return Next::Wait(Some(until));
-                        }
                         let next = self.admit(free, now);
                         if let Next::Fetch(range) = &next {
                             self.cursor = range.end;
-                            if let Some(pace) = self.pace.as_mut().filter(|_| !run.is_own) {
-                                pace.take(range.end - range.start, now);
-                            }
                         }
                         return next;
                     }
@@ -421,7 +414,7 @@ mod tests {
     const PART: u64 = 40 * PIECE + 5;
     const ALL: Run = Run { end: u64::MAX, is_own: true };
     const ARCHIVE: ArchiveFill =
-        ArchiveFill { end: PART, run: ALL, is_wanted: true, is_filled: true };
+        ArchiveFill { start: 0, end: PART, run: ALL, is_wanted: true, is_filled: true };
 
     /// After its first reads.
     fn schedule() -> Schedule {
@@ -474,11 +467,19 @@ mod tests {
 
     #[test]
     fn the_first_reads_are_short() {
-        let (mut schedule, granules) = (Schedule::new(), Granules::new(PART).unwrap());
+        // The archive does not start at a whole piece.
+        let (start, end) = (3 * GRANULE, 3 * GRANULE + PART);
+        let archive = |_| ArchiveFill { start, end, ..ARCHIVE };
+        let (mut schedule, granules) = (Schedule::new(), Granules::new(end).unwrap());
+        granules.add(&(0..start));
         let now = Instant::now();
         let streams = Streams::default().beside_readers() as u64;
         let rounds = [(); 3].map(|()| {
-            let begun = fetched(&mut schedule, &granules, now);
+            let mut begun = Vec::new();
+            while let Next::Fetch(range) = schedule.next(&granules, archive, now) {
+                schedule.begin(range.clone(), Requester::Fill, now);
+                begun.push(range);
+            }
             for range in &begun {
                 granules.add(range);
                 schedule.end(range, now);
@@ -490,7 +491,8 @@ mod tests {
             .each_ref()
             .map(|begun| begun.iter().map(|range| range.end - range.start).sum::<u64>());
         assert_eq!(sizes[0], streams * FIRST_PIECE);
-        assert!(rounds[1..].iter().flatten().all(|range| range.end % PIECE == 0), "{rounds:?}");
+        let is_whole = |range: &Range<u64>| (range.end - start).is_multiple_of(PIECE);
+        assert!(rounds[1..].iter().flatten().all(is_whole), "{rounds:?}");
         assert_eq!(sizes[2], streams * PIECE);
     }
 
@@ -513,35 +515,6 @@ mod tests {
         assert!(granules.is_full());
         assert!(order.is_sorted_by(|one, next| one >= next), "{order:?}");
         assert_eq!(order.iter().filter(|own| **own).count(), 20);
-    }
-
-    #[test]
-    fn what_others_own_is_fetched_at_a_limited_rate() {
-        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
-        let all_of_others = |_| ArchiveFill { run: Run { is_own: false, ..ALL }, ..ARCHIVE };
-        schedule.pace = Some(Pace::new(PIECE));
-        let mut now = Instant::now() + READER_PAUSE;
-        for _ in 0..3 {
-            let Next::Fetch(range) = schedule.next(&granules, all_of_others, now) else {
-                panic!("it waits too long");
-            };
-            let seconds = (range.end - range.start) as f64 / PIECE as f64;
-            schedule.begin(range, Requester::Fill, now);
-            let until = now + Duration::from_secs_f64(seconds);
-            let next = schedule.next(&granules, all_of_others, now);
-            assert_eq!(next, Next::Wait(Some(until)));
-            now = until;
-        }
-        // The last flight began before its time is over.
-        now -= Duration::from_millis(1);
-        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
-        // A program may need what is announced, and this node reads its own bytes from the storage.
-        let is_free = |range: &Range<u64>| schedule.free(range).as_ref() == Some(range);
-        let announced = pieces(0..40).into_iter().find(is_free).unwrap();
-        schedule.announce(announced.clone());
-        assert_eq!(schedule.next(&granules, all_of_others, now), Next::Fetch(announced));
-        let next = schedule.next(&granules, |_| ARCHIVE, now);
-        assert!(matches!(next, Next::Fetch(_)), "{next:?}");
     }
 
     #[test]
@@ -665,6 +638,7 @@ mod tests {
         let granules = Granules::new(2 * 40 * PIECE).unwrap();
         let middle = 40 * PIECE;
         let extent = |offset| ArchiveFill {
+            start: if offset < middle { 0 } else { middle },
             end: if offset < middle { middle } else { 2 * middle },
             run: ALL,
             is_wanted: true,
