@@ -21,8 +21,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
+use crate::os::process;
 use crate::os::record_directory::{RecordDirectory, node, open_0600};
-use crate::os::{process, signal};
+use crate::os::signal::{self, Mask};
 use crate::progress::Show;
 
 /// The files, once all of them are there.
@@ -170,9 +171,11 @@ impl Hold {
 fn start_keeper(directory: &SharedDirectory) -> Result<()> {
     // Not in this process's group, which may be killed as a whole (`keep`). This process
     // does not wait for it, because it usually lives longer.
-    let started =
-        process::silent_own_program(["keep-extracted", "--"]).arg(directory.path()).spawn();
-    started.map(drop).map_err(|error| Error::io("cannot start a process", error))
+    let mut command = process::silent_own_program(["keep-extracted", "--"]);
+    command.arg(directory.path());
+    // A signal may come before `keep` ignores it.
+    Mask::ending().pass_to(&mut command);
+    command.spawn().map(drop).map_err(|error| Error::io("cannot start a process", error))
 }
 
 /// The keeper: waits until no process holds the files extracted to `directory`, then removes them.

@@ -45,6 +45,11 @@ impl Mask {
         Self::of(&[])
     }
 
+    /// `ENDING`.
+    pub(crate) fn ending() -> Self {
+        Self::of(&ENDING)
+    }
+
     /// Unblocks all signals in this thread and in those that it starts later; returns the previous
     /// mask.
     pub(crate) fn clear() -> Self {
