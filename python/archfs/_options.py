@@ -56,6 +56,7 @@ class MountOptions(ContentOptions, total=False):
     together: Optional[str]
     together_directory: Optional[PathLike]
     together_interface: Optional[str]
+    together_bandwidth: Optional[Size]
     archive_cache: Optional[str]
     no_name_readahead: bool
     allow_changes: bool

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
-use super::values::{cores, size, threads, time};
+use super::values::{bandwidth, cores, size, threads, time};
 use crate::error::{Error, Kind, Result};
 use crate::formats::NameEncoding;
 use crate::os::processors::Cores;
+use crate::together::Bandwidth;
 
 /// Headings of the options of mount and run in --help.
 pub(super) const ARCHIVE: &str = "Archive";
@@ -159,6 +160,18 @@ pub(super) struct MountArgs {
     /// first]
     #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "NAME", env = "ARCHFS_TOGETHER_INTERFACE")]
     pub(super) together_interface: Option<String>,
+
+    /// Most bytes per second that a node receives from others while no program waits for them:
+    /// percent of its link's speed, or a size [default: 50%]
+    #[arg(
+        help_heading = MEMORY,
+        hide_short_help = true,
+        long,
+        value_name = "LIMIT",
+        value_parser = bandwidth,
+        env = "ARCHFS_TOGETHER_BANDWIDTH"
+    )]
+    pub(super) together_bandwidth: Option<Bandwidth>,
 
     /// Whether what was served stays in the page cache of the archives as well [default: drop it
     /// where archives and served data do not both fit into the job's memory]

@@ -152,6 +152,7 @@ impl MountArgs {
             is_required,
             directory: directory.map(OsString::from),
             interface: self.together_interface.clone(),
+            bandwidth: self.together_bandwidth.unwrap_or_default(),
             job,
             nodes: batch_job::nodes(),
         }))

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::os::processors::Cores;
+use crate::together::Bandwidth;
 pub(super) use crate::units::{parse_size as size, parse_time as time};
 
 pub(super) fn threads(text: &str) -> Result<usize> {
@@ -9,6 +10,20 @@ pub(super) fn threads(text: &str) -> Result<usize> {
         Ok(count @ 1..=1024) => Ok(count),
         _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a number of threads"))
             .with_hint("give a number from 1 to 1024")),
+    }
+}
+
+/// Parses a share of a link, such as `50%`, or bytes per second, such as `200M`.
+///
+/// Fails with `Usage` for anything else, and for nothing.
+pub(super) fn bandwidth(text: &str) -> Result<Bandwidth> {
+    let share = text.strip_suffix('%').map(str::parse);
+    match (share, size(text)) {
+        (Some(Ok(percent @ 1..=100)), _) => Ok(Bandwidth::Share(percent)),
+        (None, Ok(rate @ 1..)) => Ok(Bandwidth::Rate(rate)),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is not a bandwidth")).with_hint(
+            "give percent of the link, for example 50%, or bytes per second, for example 200M",
+        )),
     }
 }
 

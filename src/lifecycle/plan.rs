@@ -427,6 +427,7 @@ mod tests {
                 is_required: true,
                 directory: Some(OsString::from_vec(b"/d\xff".to_vec())),
                 interface: Some("ib0".into()),
+                bandwidth: together::Bandwidth::Rate(u64::MAX),
                 job: "slurm-7".into(),
                 nodes: 16,
             }),

@@ -25,6 +25,8 @@ pub(super) struct Port {
     pub(super) listener: TcpListener,
     /// Those of the fastest network first.
     pub(super) addresses: Vec<SocketAddr>,
+    /// The speed of that network in bytes per second, if it is known.
+    pub(super) speed: Option<u64>,
 }
 
 /// Opens a port on all interfaces, or only on the one with this name.
@@ -52,7 +54,8 @@ pub(super) fn listen(interface: Option<&str>) -> Result<Port> {
     listener.set_nonblocking(true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let addresses = found.iter().take(MOST).map(|one| SocketAddr::new(one.ip(), port));
-    Ok(Port { addresses: addresses.collect(), listener })
+    let speed = found.first().and_then(speed);
+    Ok(Port { addresses: addresses.collect(), listener, speed })
 }
 
 /// Listens for IPv6 and IPv4, whatever the default of the node (net.ipv6.bindv6only).
@@ -71,14 +74,24 @@ fn all_interfaces() -> io::Result<TcpListener> {
 
 /// How well other nodes are likely to reach this one by an interface. A loopback address leads them
 /// to themselves, which they notice, and daemons of one node to each other.
-fn rank(interface: &Interface) -> (bool, bool, i64, bool) {
-    let attribute = |name: &str| {
-        let path = Path::new("/sys/class/net").join(&interface.name).join(name);
-        kernel_file::read_text(path).ok().map(|text| text.trim().to_owned())
-    };
-    let is_infiniband = attribute("type").as_deref() == Some(INFINIBAND);
-    // In Mbit/s; -1 or an error if it is not known.
-    let speed = attribute("speed").and_then(|text| text.parse().ok()).unwrap_or(-1);
+fn rank(interface: &Interface) -> (bool, bool, Option<u64>, bool) {
+    let is_infiniband = attribute(interface, "type").as_deref() == Some(INFINIBAND);
     let is_v4 = matches!(interface.ip(), IpAddr::V4(_));
-    (!interface.is_loopback(), is_infiniband, speed, is_v4)
+    (!interface.is_loopback(), is_infiniband, speed(interface), is_v4)
+}
+
+/// The speed of an interface in bytes per second. `None` if it is not known, as of virtual ones:
+/// the kernel gives some of them a speed that no hardware has.
+fn speed(interface: &Interface) -> Option<u64> {
+    // Only the directory of a device has this file.
+    attribute(interface, "device/uevent")?;
+    // In Mbit/s; -1 or an error if it is not known.
+    let megabits: u64 = attribute(interface, "speed")?.parse().ok()?;
+    (megabits > 0).then(|| megabits.saturating_mul(1_000_000 / 8))
+}
+
+/// What the kernel says of an interface.
+fn attribute(interface: &Interface, name: &str) -> Option<String> {
+    let path = Path::new("/sys/class/net").join(&interface.name).join(name);
+    kernel_file::read_text(path).ok().map(|text| text.trim().to_owned())
 }

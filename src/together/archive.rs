@@ -148,6 +148,11 @@ impl SharedArchive {
         Run { end: end.min(self.len), is_own }
     }
 
+    /// The most bytes per second to fetch from other nodes while no program waits for them.
+    pub fn background_rate(&self) -> Option<u64> {
+        self.group.background_rate
+    }
+
     /// Whether it is soon known which nodes own it.
     pub fn is_gathering(&self) -> bool {
         self.group.is_gathering()
@@ -283,8 +288,8 @@ impl fmt::Debug for SharedArchive {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::record::Record;
+    use super::super::{Bandwidth, Settings};
     use super::*;
     use crate::error::Error;
     use crate::sync::AtomicBool;
@@ -296,10 +301,11 @@ mod tests {
             is_required: true,
             directory: None,
             interface: None,
+            bandwidth: Bandwidth::default(),
             job: "test-1".into(),
             nodes: 4,
         };
-        Group::alone(settings).unwrap()
+        Group::alone(settings, None).unwrap()
     }
 
     fn archive(group: &Arc<Group>) -> Arc<SharedArchive> {

@@ -27,7 +27,7 @@ use crate::ordered::ordered;
 use crate::remote::{PEER_NAME, PeerIdentity};
 use crate::stats::TogetherCounts;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Condvar, Mutex, OnceLock, Ordering, Weak, thread};
-use crate::units::counted;
+use crate::units::{counted, format_size};
 
 mod addresses;
 mod archive;
@@ -68,10 +68,38 @@ pub struct Settings {
     pub directory: Option<OsString>,
     /// The network interface that peers reach this node by; `None` for all.
     pub interface: Option<String>,
+    /// The most that a node receives from peers in the background.
+    pub bandwidth: Bandwidth,
     /// The batch system and the number of the job.
     pub job: String,
     /// Nodes of the job.
     pub nodes: u64,
+}
+
+/// A limit for bytes that no program waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Bandwidth {
+    /// Percent of the speed of the node's link, if the kernel knows it.
+    Share(u8),
+    /// Bytes per second.
+    Rate(u64),
+}
+
+impl Default for Bandwidth {
+    /// The job's own communication gets as much.
+    fn default() -> Self {
+        Self::Share(50)
+    }
+}
+
+impl Bandwidth {
+    /// The limit on a link of `speed` bytes per second, in bytes per second; `None` for no limit.
+    fn on(self, speed: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Share(percent) => Some(speed? / 100 * u64::from(percent)),
+            Self::Rate(rate) => Some(rate),
+        }
+    }
 }
 
 /// An archive for peers.
@@ -95,6 +123,8 @@ pub struct Group {
     identity: PeerIdentity,
     /// A hash of the certificate.
     id: u64,
+    /// The most bytes per second that are fetched from peers in the background; `None` for all.
+    background_rate: Option<u64>,
     archives: Mutex<Vec<Weak<SharedArchive>>>,
     /// Held for a look or a change, not while a peer is asked.
     known: Mutex<Known>,
@@ -144,10 +174,15 @@ impl Group {
             directory: JobDirectory::open(&settings)?,
             port: addresses::listen(settings.interface.as_deref())?,
         };
-        Ok((Self::alone(settings)?, entrance))
+        let background_rate = settings.bandwidth.on(entrance.port.speed);
+        if let Some(rate) = background_rate {
+            let rate = format_size(rate);
+            log::info!("--together: at most {rate}/s from other nodes while no program waits");
+        }
+        Ok((Self::alone(settings, background_rate)?, entrance))
     }
 
-    fn alone(settings: Settings) -> Result<Arc<Self>> {
+    fn alone(settings: Settings, background_rate: Option<u64>) -> Result<Arc<Self>> {
         let has_gathered = AtomicBool::new(settings.nodes <= 1);
         let made = rcgen::generate_simple_self_signed([PEER_NAME.to_owned()]);
         let made = made.map_err(|error| Error::io("cannot make a key", io::Error::other(error)))?;
@@ -157,6 +192,7 @@ impl Group {
             settings,
             identity: PeerIdentity { certificate, key: made.signing_key.serialize_pem() },
             id,
+            background_rate,
             archives: Mutex::default(),
             known: Mutex::default(),
             changed: Condvar::new(),
@@ -447,6 +483,7 @@ mod tests {
             is_required: true,
             directory: Some(work.path().into()),
             interface: Some("lo".into()),
+            bandwidth: Bandwidth::default(),
             job: "test-1".into(),
             nodes: count,
         };

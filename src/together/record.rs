@@ -245,6 +245,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::PathBuf;
 
+    use super::super::Bandwidth;
     use super::*;
 
     fn settings(directory: &Path) -> Settings {
@@ -252,6 +253,7 @@ mod tests {
             is_required: false,
             directory: Some(directory.into()),
             interface: None,
+            bandwidth: Bandwidth::default(),
             job: "slurm-7".into(),
             nodes: 2,
         }

@@ -164,6 +164,9 @@ fn usage_errors_exit_with_status_2() {
         ("--grace", "5q", "\"5q\" is not a time", "give a whole number"),
         ("--threads", "0", "\"0\" is not a number of threads", "give a number from 1 to 1024"),
         ("--cpus", "3-1", "\"3-1\" is not a list of CPU cores", "give numbers and ranges"),
+        ("--together-bandwidth", "0%", "\"0%\" is not a bandwidth", "give percent of the link"),
+        ("--together-bandwidth", "101%", "\"101%\" is not a bandwidth", "give percent of the link"),
+        ("--together-bandwidth", "0", "\"0\" is not a bandwidth", "give percent of the link"),
         ("--archive-cache", "no", "\"no\" is not a valid value", "give one of: auto, keep, drop"),
     ] {
         let output = archfs().args(["mount", option, value, "a", "b"]).output().unwrap();

@@ -177,6 +177,8 @@ impl NearCopy {
         let mut schedule = Schedule::new();
         schedule.demand = demand;
         schedule.reads_on = file.is_none();
+        let background_rate = parts.iter().find_map(CopiedArchive::background_rate);
+        schedule.pace = background_rate.map(streams::Pace::new);
         let checksums = kept
             .map(|(file, identity)| Checksums::of(file, &identity, end))
             .transpose()
@@ -623,6 +625,7 @@ impl NearCopy {
     pub fn wait(&self, patience: Duration, show: impl Fn(u64)) -> Result<()> {
         /// Between two calls of `show`.
         const STEP: Duration = Duration::from_millis(50);
+        self.schedule.lock().is_awaited = true;
         loop {
             show(self.counts().copied);
             // First, because a failure is noted before the sources are closed.

@@ -106,6 +106,11 @@ impl CopiedArchive {
         Run { end: self.start.saturating_add(run.end), ..run }
     }
 
+    /// The most bytes per second to fetch from other nodes while no program waits for them.
+    pub(super) fn background_rate(&self) -> Option<u64> {
+        self.shared.as_ref()?.background_rate()
+    }
+
     /// Whether it is soon known which nodes of the job own it.
     pub(super) fn is_gathering(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| shared.is_gathering())

@@ -12,12 +12,15 @@ use std::time::{Duration, Instant};
 
 use super::demand::{Demand, Region};
 use super::granules::{GRANULE, Granules};
-use super::streams::{FIRST_PIECE, PIECE, STREAMS_ALONE, Streams};
+use super::streams::{FIRST_PIECE, PIECE, Pace, STREAMS_ALONE, Streams};
 use crate::remote::Requester;
 use crate::together::Run;
 
 /// How long after its last miss a reader is expected to miss again.
 const READER_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long after a reader waited the fill fetches from other nodes as fast as it can.
+const READER_NEED: Duration = Duration::from_secs(1);
 
 /// Time until the next attempt after a failure, and after many in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -69,6 +72,10 @@ pub(super) struct Schedule {
     /// Whether there is room only for what this node owns.
     pub(super) keeps_own_only: bool,
     streams: Streams,
+    /// For what other nodes own, while no program waits; `None` without a limit.
+    pub(super) pace: Option<Pace>,
+    /// Whether someone waits until all bytes are there.
+    pub(super) is_awaited: bool,
     announced: VecDeque<Range<u64>>,
     /// Largest number of bytes that the fill fetches with one read: few at first, fewer after a
     /// failure, to find the place that cannot be read, and then more again.
@@ -294,9 +301,17 @@ impl Schedule {
                     }
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => {
+                        let is_paced = !run.is_own && !self.is_needed(now);
+                        let pace = self.pace.as_ref().filter(|_| is_paced);
+                        if let Some(until) = pace.and_then(|pace| pace.wait(now)) {
+                            return Next::Wait(Some(until));
+                        }
                         let next = self.admit(free, now);
                         if let Next::Fetch(range) = &next {
                             self.cursor = range.end;
+                            if let Some(pace) = self.pace.as_mut().filter(|_| is_paced) {
+                                pace.take(range.end - range.start, now);
+                            }
                         }
                         return next;
                     }
@@ -368,6 +383,11 @@ impl Schedule {
         });
         self.demand = Some(demand);
         next
+    }
+
+    /// Whether programs wait for what the fill fetches.
+    fn is_needed(&self, now: Instant) -> bool {
+        self.is_awaited || self.last_reader.is_some_and(|last| now < last + READER_NEED)
     }
 
     /// Fetches `range`, or waits if that is too much at once.
@@ -463,6 +483,41 @@ mod tests {
         assert_eq!(next(&mut schedule, &granules, now), Next::Wait(Some(quiet)));
         let left = fetched(&mut schedule, &granules, quiet);
         assert_eq!(left, pieces(alone + beside..2 * alone));
+    }
+
+    #[test]
+    fn what_others_own_is_fetched_at_a_limited_rate_while_no_program_waits() {
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
+        let all_of_others = |_| ArchiveFill { run: Run { is_own: false, ..ALL }, ..ARCHIVE };
+        schedule.pace = Some(Pace::new(PIECE));
+        let mut now = Instant::now() + READER_NEED;
+        for _ in 0..3 {
+            let Next::Fetch(range) = schedule.next(&granules, all_of_others, now) else {
+                panic!("it waits too long");
+            };
+            let seconds = (range.end - range.start) as f64 / PIECE as f64;
+            schedule.begin(range, Requester::Fill, now);
+            let until = now + Duration::from_secs_f64(seconds);
+            let next = schedule.next(&granules, all_of_others, now);
+            assert_eq!(next, Next::Wait(Some(until)));
+            now = until;
+        }
+        now -= Duration::from_millis(1);
+        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
+        // This node reads its own bytes from the storage.
+        assert!(matches!(schedule.next(&granules, |_| ARCHIVE, now), Next::Fetch(_)));
+        // A program may need what is announced.
+        let is_free = |range: &Range<u64>| schedule.free(range).as_ref() == Some(range);
+        let announced = pieces(0..40).into_iter().find(is_free).unwrap();
+        schedule.announce(announced.clone());
+        assert_eq!(schedule.next(&granules, all_of_others, now), Next::Fetch(announced));
+        // A program waited, and someone waits until all is there.
+        schedule.note_reader(now);
+        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Fetch(_)));
+        schedule.last_reader = None;
+        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
+        schedule.is_awaited = true;
+        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Fetch(_)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! It uses as many streams as the source serves without making each much slower. If they share the
 //! bandwidth of the source, more would only take it from the readers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Largest number of bytes that is fetched with one read: one or a few stripes of a parallel file
 /// system. With 4 MiB, as many streams would need twice the memory, and were no faster.
@@ -24,6 +24,9 @@ pub(super) const STREAMS_ALONE: f64 = 16.0;
 /// fastest, and one less if each is slower than that.
 const RATE_TO_ADD: f64 = 0.5;
 const RATE_TO_REMOVE: f64 = 0.25;
+
+/// The longest time between two pieces of other nodes, whatever their rate.
+const PACE_MAX: Duration = Duration::from_secs(60);
 
 /// How much slower streams are added than removed. Readers wait for the first batches of a job, and
 /// later find most of what they need.
@@ -79,9 +82,53 @@ impl Streams {
     }
 }
 
+/// How fast the fill fetches from other nodes, so that the job's own communication has room.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// In bytes per second.
+    rate: f64,
+    /// When the next piece may begin.
+    free_at: Option<Instant>,
+}
+
+impl Pace {
+    /// At most `rate` bytes per second, which is not 0.
+    pub(super) fn new(rate: u64) -> Self {
+        Self { rate: rate as f64, free_at: None }
+    }
+
+    /// Until when to wait at `now`, if at all.
+    pub(super) fn wait(&self, now: Instant) -> Option<Instant> {
+        self.free_at.filter(|&at| now < at)
+    }
+
+    /// Notes that `len` bytes are fetched from `now` on.
+    pub(super) fn take(&mut self, len: u64, now: Instant) {
+        let time = Duration::try_from_secs_f64(len as f64 / self.rate).unwrap_or(PACE_MAX);
+        self.free_at = Some(now + time.min(PACE_MAX));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_of_other_nodes_are_no_faster_than_their_rate() {
+        let (start, mut pace) = (Instant::now(), Pace::new(PIECE / 2));
+        let mut now = start;
+        for _ in 0..10 {
+            assert_eq!(pace.wait(now), None);
+            pace.take(PIECE, now);
+            now = pace.wait(now).unwrap();
+        }
+        assert_eq!((now - start).as_secs(), 20);
+        // A pause does not allow more afterwards.
+        now += Duration::from_secs(60);
+        assert_eq!(pace.wait(now), None);
+        pace.take(PIECE, now);
+        assert_eq!(pace.wait(now), Some(now + Duration::from_secs(2)));
+    }
 
     /// A source whose streams share a bandwidth, and one on which each is as fast as alone.
     #[test]
