@@ -161,8 +161,8 @@ pub(super) struct MountArgs {
     #[arg(help_heading = MEMORY, hide_short_help = true, long, value_name = "NAME", env = "ARCHFS_TOGETHER_INTERFACE")]
     pub(super) together_interface: Option<String>,
 
-    /// Most bytes per second that a node receives from others while no program waits for them:
-    /// percent of its link's speed, or a size [default: 50%]
+    /// Most bytes per second that a mount copies from other nodes while no program waits: percent
+    /// of the link's speed, such as 50%, or bytes, such as 200M [default: 50%]
     #[arg(
         help_heading = MEMORY,
         hide_short_help = true,

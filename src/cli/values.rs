@@ -36,3 +36,14 @@ pub(super) fn cores(text: &str) -> Result<Cores> {
             .with_hint("give numbers and ranges, for example 0-3,8, or all")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bandwidth_is_a_share_or_a_rate() {
+        let found = ["1%", "100%", "200M"].map(|text| bandwidth(text).unwrap());
+        assert_eq!(found, [Bandwidth::Share(1), Bandwidth::Share(100), Bandwidth::Rate(200 << 20)]);
+    }
+}

@@ -23,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::directory::Directory;
 use crate::os::process;
 use crate::os::record_directory::{RecordDirectory, node, open_0600};
-use crate::os::signal::{self, Mask};
+use crate::os::signal::Mask;
 use crate::progress::Show;
 
 /// The files, once all of them are there.
@@ -173,15 +173,14 @@ fn start_keeper(directory: &SharedDirectory) -> Result<()> {
     // does not wait for it, because it usually lives longer.
     let mut command = process::silent_own_program(["keep-extracted", "--"]);
     command.arg(directory.path());
-    // A signal may come before `keep` ignores it.
-    Mask::ending().pass_to(&mut command);
+    // A batch system signals all processes of a job, perhaps before this one has done anything.
+    Mask::all().pass_to(&mut command);
     command.spawn().map(drop).map_err(|error| Error::io("cannot start a process", error))
 }
 
 /// The keeper: waits until no process holds the files extracted to `directory`, then removes them.
+/// It is started with all signals blocked, because the holders may outlive those to the whole job.
 pub(crate) fn keep(directory: &Path) -> Result<()> {
-    // A batch system asks all processes of a job to end, and the holders are still there.
-    signal::ENDING.into_iter().for_each(signal::ignore);
     let _ = setsid();
     let _ = env::set_current_dir("/");
     let Some(directory) = SharedDirectory::existing(directory) else { return Ok(()) };

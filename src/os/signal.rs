@@ -45,9 +45,14 @@ impl Mask {
         Self::of(&[])
     }
 
-    /// `ENDING`.
-    pub(crate) fn ending() -> Self {
-        Self::of(&ENDING)
+    /// All signals. Program faults, SIGKILL and SIGSTOP cannot be blocked.
+    pub(crate) fn all() -> Self {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: the pointer is to a set in this stack frame, which the call initializes.
+        unsafe {
+            libc::sigfillset(set.as_mut_ptr());
+            Self(set.assume_init())
+        }
     }
 
     /// Unblocks all signals in this thread and in those that it starts later; returns the previous

@@ -25,7 +25,8 @@ pub(super) struct Port {
     pub(super) listener: TcpListener,
     /// Those of the fastest network first.
     pub(super) addresses: Vec<SocketAddr>,
-    /// The speed of that network in bytes per second, if it is known.
+    /// The speed of that network in bytes per second, if it is known. Of virtual interfaces, the
+    /// kernel has one that no hardware has.
     pub(super) speed: Option<u64>,
 }
 
@@ -54,7 +55,8 @@ pub(super) fn listen(interface: Option<&str>) -> Result<Port> {
     listener.set_nonblocking(true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let addresses = found.iter().take(MOST).map(|one| SocketAddr::new(one.ip(), port));
-    let speed = found.first().and_then(speed);
+    let speed = found.first().filter(|one| attribute(one, "device/uevent").is_some());
+    let speed = speed.and_then(self::speed);
     Ok(Port { addresses: addresses.collect(), listener, speed })
 }
 
@@ -80,11 +82,8 @@ fn rank(interface: &Interface) -> (bool, bool, Option<u64>, bool) {
     (!interface.is_loopback(), is_infiniband, speed(interface), is_v4)
 }
 
-/// The speed of an interface in bytes per second. `None` if it is not known, as of virtual ones:
-/// the kernel gives some of them a speed that no hardware has.
+/// The speed of an interface in bytes per second, as the kernel has it.
 fn speed(interface: &Interface) -> Option<u64> {
-    // Only the directory of a device has this file.
-    attribute(interface, "device/uevent")?;
     // In Mbit/s; -1 or an error if it is not known.
     let megabits: u64 = attribute(interface, "speed")?.parse().ok()?;
     (megabits > 0).then(|| megabits.saturating_mul(1_000_000 / 8))

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::Group;
 use super::peer::{Comparison, Peer, State};
 use crate::error::Result;
-use crate::remote::{PeerServer, PeerWanted};
+use crate::remote::{PeerServer, PeerWanted, Requester};
 use crate::sync::{Arc, Mutex, OnceLock, Ordering};
 
 /// Bytes of a part, the unit of which one node reads all from the storage. A whole number of pieces
@@ -164,6 +164,7 @@ impl SharedArchive {
         &self,
         buffer: &mut [u8],
         offset: u64,
+        requester: Requester,
         storage: impl Fn(&mut [u8], u64) -> Result<()>,
     ) -> Result<()> {
         let owners = self.owners();
@@ -175,7 +176,9 @@ impl SharedArchive {
             let until = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
             let piece = &mut buffer[next..until];
             let peer = owners.peer(at);
-            if !peer.is_some_and(|(peer, wanted)| self.read_from(peer, piece, at, wanted)) {
+            let is_read = peer
+                .is_some_and(|(peer, wanted)| self.read_from(peer, piece, at, (wanted, requester)));
+            if !is_read {
                 self.read_storage(piece, at, &storage)?;
             }
             next = until;
@@ -198,12 +201,18 @@ impl SharedArchive {
     }
 
     /// Reads from `peer`, if it can be asked. Returns whether it sent the bytes.
-    fn read_from(&self, peer: &Peer, buffer: &mut [u8], offset: u64, wanted: PeerWanted) -> bool {
+    fn read_from(
+        &self,
+        peer: &Peer,
+        buffer: &mut [u8],
+        offset: u64,
+        (wanted, requester): (PeerWanted, Requester),
+    ) -> bool {
         if peer.state() != State::Proven {
             return false;
         }
         let group = &self.group;
-        let limit = peer.limit(buffer.len(), group.storage_times.percentile(90));
+        let limit = peer.limit(buffer.len(), requester, group.storage_times.percentile(90));
         let is_read = peer.read((&self.key, self.len), buffer, offset, (wanted, limit));
         if is_read {
             group.from_peers.fetch_add(buffer.len() as u64, Ordering::Relaxed);
@@ -380,7 +389,7 @@ mod tests {
         *archive.owners.lock() = Arc::new(Owners::of(&archive, 99, (0..3).map(peer).collect()));
         let mut buffer = vec![0; 3 * PART as usize];
         archive
-            .read(&mut buffer, PART - 9, |buffer, _| {
+            .read(&mut buffer, PART - 9, Requester::Reader, |buffer, _| {
                 buffer.fill(7);
                 Ok(())
             })
@@ -388,7 +397,8 @@ mod tests {
         assert!(buffer.iter().all(|byte| *byte == 7));
         let counts = group.counts();
         assert_eq!((counts.peers, counts.storage, counts.from_peers), (0, 3 * PART, 0));
-        let failed = archive.read(&mut buffer, 0, |_, _| Err(Error::corrupt("damaged")));
+        let failed =
+            archive.read(&mut buffer, 0, Requester::Reader, |_, _| Err(Error::corrupt("damaged")));
         assert!(failed.is_err(), "an error of the storage is one of the read");
     }
 

@@ -68,7 +68,7 @@ pub struct Settings {
     pub directory: Option<OsString>,
     /// The network interface that peers reach this node by; `None` for all.
     pub interface: Option<String>,
-    /// The most that a node receives from peers in the background.
+    /// The most that a mount receives from peers in the background.
     pub bandwidth: Bandwidth,
     /// The batch system and the number of the job.
     pub job: String,
@@ -76,7 +76,7 @@ pub struct Settings {
     pub nodes: u64,
 }
 
-/// A limit for bytes that no program waits for.
+/// A limit for bytes that no program waits for, of one mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bandwidth {
     /// Percent of the speed of the node's link, if the kernel knows it.
@@ -96,7 +96,7 @@ impl Bandwidth {
     /// The limit on a link of `speed` bytes per second, in bytes per second; `None` for no limit.
     fn on(self, speed: Option<u64>) -> Option<u64> {
         match self {
-            Self::Share(percent) => Some(speed? / 100 * u64::from(percent)),
+            Self::Share(percent) => Some((speed? / 100 * u64::from(percent)).max(1)),
             Self::Rate(rate) => Some(rate),
         }
     }
@@ -175,9 +175,15 @@ impl Group {
             port: addresses::listen(settings.interface.as_deref())?,
         };
         let background_rate = settings.bandwidth.on(entrance.port.speed);
-        if let Some(rate) = background_rate {
-            let rate = format_size(rate);
-            log::info!("--together: at most {rate}/s from other nodes while no program waits");
+        match background_rate.map(format_size) {
+            Some(rate) => {
+                log::info!("--together: at most {rate}/s from other nodes while no program waits");
+            }
+            None => {
+                log::info!(
+                    "--together: no limit for other nodes: the speed of the link is unknown"
+                );
+            }
         }
         Ok((Self::alone(settings, background_rate)?, entrance))
     }
@@ -471,6 +477,14 @@ mod tests {
             buffer.fill(7);
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_share_of_a_link_needs_its_speed() {
+        assert_eq!(Bandwidth::Share(50).on(Some(1_250_000_000)), Some(625_000_000));
+        assert_eq!(Bandwidth::Share(100).on(Some(99)), Some(1), "a limit of 0 would be none");
+        assert_eq!(Bandwidth::Share(50).on(None), None);
+        assert_eq!(Bandwidth::Rate(7).on(None), Some(7));
     }
 
     /// ARCHFS_TOGETHER_DAEMONS sets how many there are, all in this process.

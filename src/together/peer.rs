@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::record::Record;
-use crate::remote::{PeerFailure, PeerIdentity, PeerServer, PeerWanted};
+use crate::remote::{PeerFailure, PeerIdentity, PeerServer, PeerWanted, Requester};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
 /// A peer may take this many times as long as usual, and how long at least and at most. But it may
@@ -207,11 +207,20 @@ impl Peer {
         }
     }
 
-    /// How long it may take for an answer of `len` bytes, if nine in ten reads of the storage take
-    /// `storage` at most.
-    pub(super) fn limit(&self, len: usize, storage: Option<Duration>) -> Duration {
+    /// How long it may take for an answer of `len` bytes to `requester`, if nine in ten reads of
+    /// the storage take `storage` at most.
+    pub(super) fn limit(
+        &self,
+        len: usize,
+        requester: Requester,
+        storage: Option<Duration>,
+    ) -> Duration {
         let usual = self.times.median().unwrap_or(UNKNOWN);
-        let limit = (usual * TIMES_USUAL).clamp(LIMIT_MIN, LIMIT_MAX);
+        let limit = match requester {
+            // Usually no program waits for it, and the storage is read once.
+            Requester::Fill => LIMIT_MAX,
+            _ => (usual * TIMES_USUAL).clamp(LIMIT_MIN, LIMIT_MAX),
+        };
         let transfer = Duration::from_micros(len as u64 * 1_000_000 / BYTES_PER_SECOND);
         limit.max(storage.unwrap_or_default() * 2) + transfer
     }
@@ -381,7 +390,9 @@ mod tests {
     #[test]
     fn a_peer_may_take_a_multiple_of_its_usual_time() {
         let peer = peer();
-        let limit = |storage: Option<u32>| peer.limit(0, storage.map(|time| time * MILLISECOND));
+        let limit = |storage: Option<u32>| {
+            peer.limit(0, Requester::Reader, storage.map(|time| time * MILLISECOND))
+        };
         assert_eq!(limit(None), LIMIT_MAX, "nothing is known");
         [1, 2, 90].into_iter().for_each(|time| peer.times.note(1000, time * MILLISECOND));
         assert_eq!(limit(None), LIMIT_MIN);
@@ -389,7 +400,7 @@ mod tests {
         assert_eq!(limit(None), 400 * MILLISECOND);
         assert_eq!(limit(Some(300)), 600 * MILLISECOND);
         assert_eq!(limit(Some(9000)), 18_000 * MILLISECOND);
-        assert_eq!(peer.limit(2_000_000, None), 900 * MILLISECOND);
+        assert_eq!(peer.limit(2_000_000, Requester::Reader, None), 900 * MILLISECOND);
         noted(&peer.times, 7000);
         assert_eq!(limit(None), LIMIT_MAX);
         assert_eq!(peer.times.recent.lock().len(), Times::MOST);

@@ -166,14 +166,16 @@ fn the_keeper_removes_the_files_of_killed_processes() {
     let Some(stage) = stage() else { return };
     let parent = parent(&stage);
     let (shell, path, archfs, command) = started(&stage);
-    // As at the end of a job: first SIGTERM to all processes, which the keeper survives, also when
-    // it has only been started: it began with the signal blocked.
+    // As in a job: first signals to all processes. The keeper survives them. It starts with all
+    // signals blocked, so it survives them at its start, too.
     for keeper in keepers(&parent) {
         let status = fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
         let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
         assert_ne!(blocked & 1 << (Signal::TERM.as_raw() - 1), 0, "{status}");
-        kill_process(Pid::from_raw(keeper).unwrap(), Signal::TERM).unwrap();
+        for signal in [Signal::TERM, Signal::USR1, Signal::QUIT] {
+            kill_process(Pid::from_raw(keeper).unwrap(), signal).unwrap();
+        }
     }
     assert!(path.join("hello").exists());
     for process in [archfs, command] {

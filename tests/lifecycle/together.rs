@@ -257,6 +257,50 @@ fn nodes_read_an_archive_once_in_all_epochs() {
     }
 }
 
+/// So later epochs need no network.
+#[test]
+fn a_second_epoch_makes_each_node_copy_what_others_own() {
+    if skip_without_mounts() {
+        return;
+    }
+    let _idle_pages_stay = IdlePagesStay::new();
+    let job = Job::new(2, &[]);
+    job.gather();
+    let copied = |node| {
+        let counts = job.counts(node);
+        let bytes = ["storage_bytes", "from_peers_bytes"].map(|key| counts[key].as_u64().unwrap());
+        bytes.iter().sum::<u64>() as f64 / (FILES * MEMBER) as f64
+    };
+    // Two epochs ask for about three quarters of what the other node owns.
+    job.epoch(0);
+    job.epoch(1);
+    wait_until("each node has all", || (0..2).all(|node| copied(node) >= 1.0));
+}
+
+/// So the job's own communication has room.
+#[test]
+fn a_copy_from_other_nodes_is_limited_while_no_program_waits() {
+    const RATE: u64 = 16 << 20;
+    if skip_without_mounts() {
+        return;
+    }
+    let start = Instant::now();
+    let job = Job::new(2, &["--stage=/dev/shm", "--together-bandwidth=16M"]);
+    let is_copied = |node: usize| {
+        let stats = run(archfs().args(["stats", "--json"]).arg(job.nodes[node].path())).stdout;
+        let stats: Value = serde_json::from_slice(&stats).unwrap();
+        stats["staged"]["copied_bytes"] == stats["staged"]["total_bytes"]
+    };
+    wait_until("all is copied", || (0..2).all(is_copied));
+    let passed = start.elapsed().as_secs_f64();
+    for node in 0..2 {
+        let received = job.counts(node)["from_peers_bytes"].as_u64().unwrap();
+        // A piece is in flight, a late thread may make up for 0.1 s, and samples are compared.
+        let least = received as f64 / RATE as f64 - 0.6;
+        assert!(passed > least, "{passed} {least}");
+    }
+}
+
 /// An object store counts what it is asked for.
 #[test]
 fn an_object_store_sends_an_archive_once_to_all_nodes() {

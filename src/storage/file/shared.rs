@@ -108,7 +108,9 @@ impl Source for SharedSource {
         match requester {
             // It would not ask if this node did not have to read the storage.
             Requester::Peer => self.archive.read_storage(buffer, offset, own),
-            Requester::Reader | Requester::Fill => self.archive.read(buffer, offset, own),
+            Requester::Reader | Requester::Fill => {
+                self.archive.read(buffer, offset, requester, own)
+            }
         }
     }
 

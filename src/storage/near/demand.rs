@@ -14,6 +14,9 @@
 //!   the region, and all of it may be fetched.
 //! - A small region may be fetched as soon as it is one, because that costs less than to wait for
 //!   evidence.
+//! - If the nodes of a job read together, each fetches what it owns, for the reads of all of them.
+//!   What others own it fetches after that, and only if its own readers have asked for more of a
+//!   region than their share of one epoch: then they read several.
 //!
 //! `simulation` in the tests has the patterns of loaders, with what each fetches and wastes.
 
@@ -40,6 +43,9 @@ const FACTOR: f64 = 1.5;
 
 /// The share of a region from which on all of it is fetched.
 const ENOUGH: f64 = 1.0 / 8.0;
+
+/// The part of a region that readers ask for in a later epoch, compared with their share of one.
+const EPOCHS: f64 = 1.25;
 
 /// Unused bytes that a region may have in any case: a fraction of a second of a node's network.
 const SMALL: u64 = 256 << 20;
@@ -91,6 +97,8 @@ impl FirstWaits {
 pub(super) struct Region {
     /// From the first to the last read.
     pub(super) range: Range<u64>,
+    /// Whether that is about the bytes that this node owns; otherwise about the others.
+    pub(super) is_own: bool,
     /// Bytes that may still be fetched.
     pub(super) left: u64,
 }
@@ -136,13 +144,14 @@ impl Demand {
     /// Finds the regions, and how much may be fetched of each. `granules` are those that were asked
     /// for or fetched.
     ///
-    /// `run` says which bytes this node owns, if others read the rest. Then only its own may be
-    /// fetched, and they are fetched for all nodes, whose reads of them it sees.
+    /// `run` says which bytes this node owns, if others read the rest. It fetches its own for all
+    /// nodes, whose reads of them it sees. What others own comes after that.
     pub(super) fn look(&mut self, granules: &Granules, run: impl Fn(u64) -> Run) {
         self.new = 0;
         let mut reads: Vec<_> = self.recent.iter().cloned().collect();
         reads.sort_unstable_by_key(|read| read.start);
         self.regions.clear();
+        let mut of_others = Vec::new();
         let mut small = SMALL / self.nodes;
         let mut parts = vec![&*reads];
         while let Some(part) = parts.pop() {
@@ -151,18 +160,29 @@ impl Demand {
                 parts.extend([after, before]);
             } else if part.len() >= READS_MIN {
                 let range = widened(hull(part), part.len() as u64, granules.len());
-                let left = self.allowed(&own_runs(&range, &run), granules, small);
+                let own = own_runs(&range, &run);
+                if own.is_shared {
+                    let others = |offset| {
+                        let run = run(offset);
+                        Run { is_own: !run.is_own, ..run }
+                    };
+                    let asked = self.asked(&own_runs(&range, others), granules);
+                    let left = if asked * self.nodes as f64 >= EPOCHS { u64::MAX } else { 0 };
+                    of_others.push(Region { range: range.clone(), is_own: false, left });
+                }
+                let left = self.allowed(&own, granules, small);
                 small = small.saturating_sub(left);
-                self.regions.push(Region { range, left });
+                self.regions.push(Region { range, is_own: true, left });
             }
         }
+        self.regions.extend(of_others);
     }
 
     /// Bytes that may be fetched of a region, of which `small` need no evidence.
     fn allowed(&self, region: &OwnRuns, granules: &Granules, small: u64) -> u64 {
         let len = region.len;
         let unused = region.share(&self.unused);
-        let asked = (region.share(granules) - unused).max(0.0);
+        let asked = self.asked(region, granules);
         // Each node of a job reads another part of an epoch, so the more nodes there are, the less
         // of what is fetched ahead do its own readers use.
         let nodes = if region.is_shared { 1 } else { self.nodes };
@@ -172,6 +192,11 @@ impl Demand {
         let factor = FACTOR / nodes as f64;
         let most = (asked * factor * len).max(small as f64);
         (most - unused * len).max(0.0) as u64
+    }
+
+    /// The share of a region that readers asked for.
+    fn asked(&self, region: &OwnRuns, granules: &Granules) -> f64 {
+        (region.share(granules) - region.share(&self.unused)).max(0.0)
     }
 }
 
@@ -274,6 +299,7 @@ mod tests {
         demand: Demand,
         /// Granules that were fetched ahead, and reads that had to wait.
         ahead: u64,
+        of_others: u64,
         waits: u64,
         reads: u64,
         /// What this node owns, if it does not read alone.
@@ -288,6 +314,7 @@ mod tests {
                 demand: Demand::new(Arc::clone(&unused), nodes),
                 unused,
                 ahead: 0,
+                of_others: 0,
                 waits: 0,
                 reads: 0,
                 run: None,
@@ -310,7 +337,7 @@ mod tests {
         }
 
         fn fetch(&mut self) {
-            for Region { range, left } in self.demand.regions.clone() {
+            for Region { range, is_own, left } in self.demand.regions.clone() {
                 let mut left = left / GRANULE;
                 let mut next = range.start;
                 while left > 0
@@ -320,14 +347,16 @@ mod tests {
                         break;
                     }
                     let run = self.run.unwrap_or(alone)(start);
-                    if !run.is_own {
+                    if run.is_own != is_own {
                         next = run.end;
                         continue;
                     }
                     let one = start..start + GRANULE;
                     self.granules.add(&one);
                     self.unused.add(&one);
-                    (self.ahead, left, next) = (self.ahead + 1, left - 1, one.end);
+                    let ahead = if is_own { &mut self.ahead } else { &mut self.of_others };
+                    *ahead += 1;
+                    (left, next) = (left - 1, one.end);
                 }
             }
         }
@@ -465,20 +494,21 @@ mod tests {
             Run { end: (part + 1) * PART, is_own: part.is_multiple_of(16) }
         };
         let mut job = Simulation::new(FILES, 16);
-        let (mut own_reads, mut reads) = (0, 0);
-        for file in shuffled(0..FILES) {
-            let is_own = own(file * FILE).is_own;
-            reads += 1;
-            // Its own readers read a sixteenth of the rest.
-            if !is_own && reads % 16 != 0 {
-                continue;
+        job.run = Some(own);
+        let all = FILES * FILE / GRANULE;
+        for epoch in 0..3 {
+            for (nth, file) in (0..).zip(shuffled(0..FILES)) {
+                // Its own readers read a sixteenth of the rest.
+                if own(file * FILE).is_own || nth % 16 == epoch {
+                    job.read(file);
+                }
             }
-            own_reads += u64::from(is_own);
-            job.run = Some(own);
-            job.read(file);
+            let fetched_own = job.ahead as f64 / (all / 16) as f64;
+            assert!((0.7..=1.0).contains(&fetched_own), "{fetched_own}");
+            let of_others = job.of_others as f64 / all as f64;
+            let expected = if epoch == 0 { 0.0..0.01 } else { 0.7..1.0 };
+            assert!(expected.contains(&of_others), "{epoch}: {of_others}");
         }
-        let fetched_own = job.ahead as f64 / (own_reads * FILE / GRANULE) as f64;
-        assert!((0.7..=1.0).contains(&fetched_own), "{fetched_own}");
     }
 
     #[test]

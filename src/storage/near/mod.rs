@@ -445,7 +445,12 @@ impl NearCopy {
                     schedule.begin(range.clone(), requester, now);
                     return Claim::Fetch(Flight { copy: self, range, requester });
                 }
-                None => self.landed.wait(&mut schedule),
+                None => {
+                    self.landed.wait(&mut schedule);
+                    if requester == Requester::Reader {
+                        schedule.note_wait(Instant::now());
+                    }
+                }
             }
         }
     }
@@ -467,6 +472,14 @@ impl NearCopy {
             (Some(checksums), Some(file)) => checksums.recover(file, range, buffer),
             _ => vec![range.clone()],
         };
+        let fetched: u64 = missing.iter().map(|run| run.end - run.start).sum();
+        let recovered = (range.end - range.start).saturating_sub(fetched);
+        if recovered > 0
+            && flight.requester == Requester::Fill
+            && let Some(pace) = &mut self.schedule.lock().pace
+        {
+            pace.give_back(recovered);
+        }
         // First what is there, because the rest may not be to be had.
         let mut next = range.start;
         for run in missing.iter().chain([&(range.end..range.end)]) {
@@ -626,6 +639,7 @@ impl NearCopy {
         /// Between two calls of `show`.
         const STEP: Duration = Duration::from_millis(50);
         self.schedule.lock().is_awaited = true;
+        self.progressed.notify_all();
         loop {
             show(self.counts().copied);
             // First, because a failure is noted before the sources are closed.

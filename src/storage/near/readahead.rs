@@ -85,6 +85,7 @@ impl NearCopy {
     /// Counts reads as those of programs from now on: the archives are open.
     pub(in crate::storage) fn serve(&self) {
         self.is_served.store(true, Ordering::Relaxed);
+        self.schedule.lock().is_served = true;
     }
 
     /// How much was fetched ahead of readers.

@@ -22,6 +22,10 @@ const READER_PAUSE: Duration = Duration::from_millis(100);
 /// How long after a reader waited the fill fetches from other nodes as fast as it can.
 const READER_NEED: Duration = Duration::from_secs(1);
 
+/// While the fill waits because of its pace, the time between two looks for bytes that this node
+/// owns: a look passes all missing parts.
+const OWN_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Time until the next attempt after a failure, and after many in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -64,6 +68,10 @@ pub(super) struct Schedule {
     /// When the last flight of a reader ended. Initially the time of creation, because opening the
     /// archives reads tables.
     last_reader: Option<Instant>,
+    /// Whether readers are programs. Before, the archives are opened.
+    pub(super) is_served: bool,
+    /// When a program on this node last waited.
+    needed_at: Option<Instant>,
     /// Where the fill looks for missing bytes.
     cursor: u64,
     /// Whether the fill also fetches what other nodes own. First each node fetches its own bytes,
@@ -74,6 +82,8 @@ pub(super) struct Schedule {
     streams: Streams,
     /// For what other nodes own, while no program waits; `None` without a limit.
     pub(super) pace: Option<Pace>,
+    /// When to look for bytes that this node owns, although the fill has come to those of others.
+    own_at: Option<Instant>,
     /// Whether someone waits until all bytes are there.
     pub(super) is_awaited: bool,
     announced: VecDeque<Range<u64>>,
@@ -101,6 +111,13 @@ pub(super) struct Schedule {
     pub(super) reads_on: bool,
     pub(super) threads: Threads,
     pub(super) stage: Stage,
+}
+
+/// Whether `Schedule::pace` applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Paced {
+    Yes,
+    No,
 }
 
 /// The threads of a fill.
@@ -160,7 +177,8 @@ impl Schedule {
         };
         let (_, requester, began) = self.flights.swap_remove(index);
         match requester {
-            Requester::Reader | Requester::Peer => self.note_reader(now),
+            Requester::Reader => self.note_reader(now),
+            Requester::Peer => self.last_reader = Some(now),
             Requester::Fill => self.streams.note_piece(range.end - range.start, now - began),
         }
     }
@@ -168,6 +186,14 @@ impl Schedule {
     /// Notes that a reader waited for the source until `now`.
     pub(super) fn note_reader(&mut self, now: Instant) {
         self.last_reader = Some(now);
+        self.note_wait(now);
+    }
+
+    /// Notes that a reader waited until `now`, perhaps for the fill.
+    pub(super) fn note_wait(&mut self, now: Instant) {
+        if self.is_served {
+            self.needed_at = Some(now);
+        }
     }
 
     /// Puts `range` before what the fill would fetch.
@@ -301,17 +327,19 @@ impl Schedule {
                     }
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => {
-                        let is_paced = !run.is_own && !self.is_needed(now);
-                        let pace = self.pace.as_ref().filter(|_| is_paced);
-                        if let Some(until) = pace.and_then(|pace| pace.wait(now)) {
-                            return Next::Wait(Some(until));
+                        let is_limited = !run.is_own && !self.is_needed(now);
+                        let pace = if is_limited { Paced::Yes } else { Paced::No };
+                        let waits = is_limited
+                            && self.pace.as_ref().is_some_and(|pace| pace.wait(now).is_some());
+                        if waits && self.own_at.is_none_or(|at| now >= at) {
+                            // Nodes may have ended, and bytes may be readable again.
+                            self.own_at = Some(now + OWN_INTERVAL);
+                            self.fills_others = false;
+                            continue;
                         }
-                        let next = self.admit(free, now);
+                        let next = self.admit(free, pace, now);
                         if let Next::Fetch(range) = &next {
                             self.cursor = range.end;
-                            if let Some(pace) = self.pace.as_mut().filter(|_| is_paced) {
-                                pace.take(range.end - range.start, now);
-                            }
                         }
                         return next;
                     }
@@ -355,15 +383,15 @@ impl Schedule {
                 .retain(|Region { range, .. }| range.end - range.start <= self.unused_max);
             self.exceeds_memory = demand.regions.len() < regions;
         }
-        let next = demand.regions.iter_mut().find_map(|Region { range, left }| {
-            while *left > 0 {
+        let next = demand.regions.iter_mut().find_map(|Region { range, is_own, left }| {
+            while *left > 0 && (*is_own || !self.keeps_own_only) {
                 let start = granules.first_missing(range.start)?;
                 if start >= range.end {
                     *left = 0;
                     break;
                 }
                 let run = extent(start).run;
-                if !run.is_own {
+                if run.is_own != *is_own {
                     range.start = run.end.max(start + 1);
                     continue;
                 }
@@ -371,7 +399,9 @@ impl Schedule {
                     range.start = self.end_of_flight(start);
                     continue;
                 };
-                let next = self.admit(free, now);
+                // Of others only for a later epoch.
+                let pace = if *is_own { Paced::No } else { Paced::Yes };
+                let next = self.admit(free, pace, now);
                 if let Next::Fetch(free) = &next {
                     let new = (1.0 - granules.share(free)) * (free.end - free.start) as f64;
                     *left = left.saturating_sub(new as u64);
@@ -387,11 +417,17 @@ impl Schedule {
 
     /// Whether programs wait for what the fill fetches.
     fn is_needed(&self, now: Instant) -> bool {
-        self.is_awaited || self.last_reader.is_some_and(|last| now < last + READER_NEED)
+        self.is_awaited
+            || (self.is_served && self.bytes(Requester::Reader) > 0)
+            || self.needed_at.is_some_and(|last| now < last + READER_NEED)
     }
 
     /// Fetches `range`, or waits if that is too much at once.
-    fn admit(&self, range: Range<u64>, now: Instant) -> Next {
+    fn admit(&mut self, range: Range<u64>, paced: Paced, now: Instant) -> Next {
+        let pace = self.pace.as_ref().filter(|_| paced == Paced::Yes);
+        if let Some(until) = pace.and_then(|pace| pace.wait(now)) {
+            return Next::Wait(Some(until));
+        }
         let unused = self.unused.saturating_add(self.bytes(Requester::Fill));
         if unused.saturating_add(range.end - range.start) > self.unused_max {
             return Next::Wait(None);
@@ -400,10 +436,13 @@ impl Schedule {
         let asked = self.bytes(Requester::Reader) + self.bytes(Requester::Peer);
         let has_readers = asked > 0 || quiet_at.is_some();
         let streams = if has_readers { self.streams.beside_readers() } else { STREAMS_ALONE };
-        match self.has_room_for(&range, streams) {
-            true => Next::Fetch(range),
-            false => Next::Wait(quiet_at),
+        if !self.has_room_for(&range, streams) {
+            return Next::Wait(quiet_at);
         }
+        if let Some(pace) = self.pace.as_mut().filter(|_| paced == Paced::Yes) {
+            pace.take(range.end - range.start, now);
+        }
+        Next::Fetch(range)
     }
 
     /// Whether the fill may fetch `range` as well, with this many streams.
@@ -490,22 +529,38 @@ mod tests {
         let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
         let all_of_others = |_| ArchiveFill { run: Run { is_own: false, ..ALL }, ..ARCHIVE };
         schedule.pace = Some(Pace::new(PIECE));
-        let mut now = Instant::now() + READER_NEED;
+        let start = Instant::now() + READER_PAUSE;
+        let mut now = start;
+        let mut fetched = 0;
         for _ in 0..3 {
-            let Next::Fetch(range) = schedule.next(&granules, all_of_others, now) else {
-                panic!("it waits too long");
-            };
-            let seconds = (range.end - range.start) as f64 / PIECE as f64;
-            schedule.begin(range, Requester::Fill, now);
-            let until = now + Duration::from_secs_f64(seconds);
             let next = schedule.next(&granules, all_of_others, now);
-            assert_eq!(next, Next::Wait(Some(until)));
+            let Next::Fetch(range) = next else { panic!("{next:?}") };
+            schedule.begin(range.clone(), Requester::Fill, now);
+            granules.add(&range);
+            schedule.end(&range, now);
+            fetched += range.end - range.start;
+            let next = schedule.next(&granules, all_of_others, now);
+            let Next::Wait(Some(until)) = next else { panic!("{next:?}") };
+            let least = Duration::from_secs_f64(fetched as f64 / PIECE as f64);
+            assert!(until - start > least, "{least:?}");
             now = until;
         }
-        now -= Duration::from_millis(1);
+        now -= Duration::from_millis(100);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
-        // This node reads its own bytes from the storage.
-        assert!(matches!(schedule.next(&granules, |_| ARCHIVE, now), Next::Fetch(_)));
+        // A node ended, and this one owns what follows the next piece.
+        let next = granules.first_missing(schedule.cursor).unwrap();
+        let after = next + PIECE;
+        let mixed = |offset| {
+            let run = if offset < after { Run { end: after, is_own: false } } else { ALL };
+            ArchiveFill { run, ..ARCHIVE }
+        };
+        let later = now + OWN_INTERVAL;
+        schedule.pace.as_mut().unwrap().take(10 * PIECE, later);
+        assert!(
+            matches!(schedule.next(&granules, mixed, later), Next::Fetch(range) if range.start >= after)
+        );
+        schedule.fills_others = true;
+        assert!(matches!(schedule.next(&granules, all_of_others, later), Next::Wait(_)));
         // A program may need what is announced.
         let is_free = |range: &Range<u64>| schedule.free(range).as_ref() == Some(range);
         let announced = pieces(0..40).into_iter().find(is_free).unwrap();
@@ -513,8 +568,11 @@ mod tests {
         assert_eq!(schedule.next(&granules, all_of_others, now), Next::Fetch(announced));
         // A program waited, and someone waits until all is there.
         schedule.note_reader(now);
+        assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)), "opening");
+        schedule.is_served = true;
+        schedule.note_reader(now);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Fetch(_)));
-        schedule.last_reader = None;
+        (schedule.last_reader, schedule.needed_at) = (None, None);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
         schedule.is_awaited = true;
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Fetch(_)));

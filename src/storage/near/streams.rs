@@ -25,8 +25,11 @@ pub(super) const STREAMS_ALONE: f64 = 16.0;
 const RATE_TO_ADD: f64 = 0.5;
 const RATE_TO_REMOVE: f64 = 0.25;
 
-/// The longest time between two pieces of other nodes, whatever their rate.
-const PACE_MAX: Duration = Duration::from_secs(60);
+/// What other nodes own is fetched in bursts of this time, because each wakes the threads.
+const BURST: Duration = Duration::from_millis(20);
+
+/// The time that may be made up for if threads wake late.
+const LATE_MAX: Duration = Duration::from_millis(100);
 
 /// How much slower streams are added than removed. Readers wait for the first batches of a job, and
 /// later find most of what they need.
@@ -99,13 +102,26 @@ impl Pace {
 
     /// Until when to wait at `now`, if at all.
     pub(super) fn wait(&self, now: Instant) -> Option<Instant> {
-        self.free_at.filter(|&at| now < at)
+        self.free_at.filter(|&at| now < at).map(|at| at + BURST)
     }
 
     /// Notes that `len` bytes are fetched from `now` on.
     pub(super) fn take(&mut self, len: u64, now: Instant) {
-        let time = Duration::try_from_secs_f64(len as f64 / self.rate).unwrap_or(PACE_MAX);
-        self.free_at = Some(now + time.min(PACE_MAX));
+        let from = self.free_at.map_or(now, |at| at.max(now.checked_sub(LATE_MAX).unwrap_or(now)));
+        self.free_at = Some(from + self.time_of(len));
+    }
+
+    /// Notes that `len` bytes were there already. Of bytes that were not taken, it allows no more
+    /// than a late thread may make up for.
+    pub(super) fn give_back(&mut self, len: u64) {
+        let time = self.time_of(len);
+        self.free_at = self.free_at.and_then(|at| at.checked_sub(time));
+    }
+
+    fn time_of(&self, len: u64) -> Duration {
+        /// A year, if the rate is so low that nothing is fetched anyway.
+        const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+        Duration::try_from_secs_f64(len as f64 / self.rate).unwrap_or(NEVER).min(NEVER)
     }
 }
 
@@ -115,19 +131,33 @@ mod tests {
 
     #[test]
     fn pieces_of_other_nodes_are_no_faster_than_their_rate() {
-        let (start, mut pace) = (Instant::now(), Pace::new(PIECE / 2));
-        let mut now = start;
-        for _ in 0..10 {
+        // A piece takes 2 s, and then 2 ms.
+        for (rate, most) in [(PIECE / 2, 10), (PIECE * 500, 10_000)] {
+            let (start, mut pace) = (Instant::now(), Pace::new(rate));
+            let mut now = start;
+            let mut waits = 0;
+            for _ in 0..most {
+                while let Some(until) = pace.wait(now) {
+                    // Threads wake late.
+                    now = until + Duration::from_millis(10);
+                    waits += 1;
+                }
+                pace.take(PIECE, now);
+            }
+            let passed = (now - start + LATE_MAX).as_secs_f64() * rate as f64 / PIECE as f64;
+            assert!((passed / f64::from(most) - 1.0).abs() < 0.15, "{passed} of {most}");
+            assert!(waits <= 1 + passed as u64 * PIECE * 100 / rate, "{waits}");
+            // A pause does not allow more afterwards.
+            now += Duration::from_secs(60);
             assert_eq!(pace.wait(now), None);
-            pace.take(PIECE, now);
-            now = pace.wait(now).unwrap();
+            pace.take(rate, now);
+            pace.take(rate, now);
+            let until = now + 2 * Duration::from_secs(1) - LATE_MAX + BURST;
+            assert_eq!(pace.wait(now), Some(until));
+            // What was there already did not come from another node.
+            pace.give_back(rate);
+            assert_eq!(pace.wait(now), Some(until - Duration::from_secs(1)));
         }
-        assert_eq!((now - start).as_secs(), 20);
-        // A pause does not allow more afterwards.
-        now += Duration::from_secs(60);
-        assert_eq!(pace.wait(now), None);
-        pace.take(PIECE, now);
-        assert_eq!(pace.wait(now), Some(now + Duration::from_secs(2)));
     }
 
     /// A source whose streams share a bandwidth, and one on which each is as fast as alone.
