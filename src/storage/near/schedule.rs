@@ -435,7 +435,11 @@ impl Schedule {
         let quiet_at = self.last_reader.map(|last| last + READER_PAUSE).filter(|&at| now < at);
         let asked = self.bytes(Requester::Reader) + self.bytes(Requester::Peer);
         let has_readers = asked > 0 || quiet_at.is_some();
-        let streams = if has_readers { self.streams.beside_readers() } else { STREAMS_ALONE };
+        let streams = match (has_readers, paced) {
+            (false, _) => STREAMS_ALONE,
+            (true, Paced::No) => self.streams.beside_readers(),
+            (true, Paced::Yes) => 1.0,
+        };
         if !self.has_room_for(&range, streams) {
             return Next::Wait(quiet_at);
         }
