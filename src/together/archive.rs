@@ -153,6 +153,11 @@ impl SharedArchive {
         self.group.background_rate
     }
 
+    /// How many nodes own it, as far as they are known.
+    pub fn nodes(&self) -> u64 {
+        self.owners().peers.len() as u64 + 1
+    }
+
     /// Whether it is soon known which nodes own it.
     pub fn is_gathering(&self) -> bool {
         self.group.is_gathering()

@@ -274,18 +274,20 @@ fn a_second_epoch_makes_each_node_copy_what_others_own() {
     // Two epochs ask for less than half of what other nodes own.
     job.epoch(0);
     job.epoch(1);
-    wait_until("each node has all", || (0..4).all(|node| copied(node) >= 1.0));
+    wait_until("each node has all", || (0..4).all(|node| copied(node) >= 0.95));
 }
 
 /// So the job's own communication has room.
 #[test]
 fn a_copy_from_other_nodes_is_limited_while_no_program_waits() {
-    const RATE: u64 = 16 << 20;
+    const RATE: u64 = 8 << 20;
     if skip_without_mounts() {
         return;
     }
+    let mut job = Job::without_nodes();
+    let archive = job.storage.file().to_owned();
     let start = Instant::now();
-    let job = Job::new(2, &["--stage=/dev/shm", "--together-bandwidth=16M"]);
+    job.start(&archive, 2, &["--stage=/dev/shm", "--together-bandwidth=8M"]);
     let is_copied = |node: usize| {
         let stats = run(archfs().args(["stats", "--json"]).arg(job.nodes[node].path())).stdout;
         let stats: Value = serde_json::from_slice(&stats).unwrap();
@@ -293,10 +295,11 @@ fn a_copy_from_other_nodes_is_limited_while_no_program_waits() {
     };
     wait_until("all is copied", || (0..2).all(is_copied));
     let passed = start.elapsed().as_secs_f64();
-    for node in 0..2 {
-        let received = job.counts(node)["from_peers_bytes"].as_u64().unwrap();
-        // A piece is in flight, a late thread may make up for 0.1 s, and samples are compared.
-        let least = received as f64 / RATE as f64 - 0.6;
+    let received = [0, 1].map(|node| job.counts(node)["from_peers_bytes"].as_u64().unwrap());
+    assert!(received.iter().sum::<u64>() > FILES * MEMBER / 2, "{received:?}");
+    for received in received {
+        // At first, what this node owns is not limited, if the other one has it already.
+        let least = 0.4 * received as f64 / RATE as f64;
         assert!(passed > least, "{passed} {least}");
     }
 }

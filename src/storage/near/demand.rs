@@ -15,12 +15,14 @@
 //! - A small region may be fetched as soon as it is one, because that costs less than to wait for
 //!   evidence.
 //! - If the nodes of a job read together, each fetches what it owns, for the reads of all of them.
-//!   What others own it fetches after that, and only if its own readers have asked for more of a
-//!   region than their share of one epoch: then they read several.
+//!   What others own it fetches after that, if its own readers have asked for an eighth of it, and
+//!   for more than their share of one epoch. Then they most likely read several. Each later epoch
+//!   needs only a share, so a job of very many nodes copies nothing.
 //!
 //! `simulation` in the tests has the patterns of loaders, with what each fetches and wastes.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 
 use super::granules::{GRANULE, Granules};
@@ -45,8 +47,8 @@ const FACTOR: f64 = 1.5;
 const ENOUGH: f64 = 1.0 / 8.0;
 
 /// The part of a region that readers have asked for only in a later epoch, compared with their
-/// share of one. In the first one, the granules of files of 80 KB are 1.2 times the share.
-const EPOCHS: f64 = 1.5;
+/// share of one. Two nodes have asked for 1.5 shares after two epochs, many for almost 2.
+const EPOCHS: f64 = 1.25;
 
 /// Unused bytes that a region may have in any case: a fraction of a second of a node's network.
 const SMALL: u64 = 256 << 20;
@@ -117,6 +119,9 @@ pub(super) struct Demand {
     pub(super) regions: Vec<Region>,
     /// Nodes that read the same archives in this job.
     nodes: u64,
+    /// Where to begin with what others own. If all nodes began at the same place, they would all
+    /// ask the same one.
+    random: u64,
 }
 
 impl Demand {
@@ -124,7 +129,8 @@ impl Demand {
     /// not used yet.
     pub(super) fn new(unused: Arc<Granules>, nodes: u64) -> Self {
         let (recent, regions) = (VecDeque::new(), Vec::new());
-        Self { unused, recent, new: 0, regions, nodes: nodes.max(1) }
+        let random = RandomState::new().hash_one(0);
+        Self { unused, recent, new: 0, regions, nodes: nodes.max(1), random }
     }
 
     /// Notes a read of bytes that were not asked for before.
@@ -146,8 +152,14 @@ impl Demand {
     /// for or fetched.
     ///
     /// `run` says which bytes this node owns, if others read the rest. It fetches its own for all
-    /// nodes, whose reads of them it sees. What others own comes after that.
-    pub(super) fn look(&mut self, granules: &Granules, run: impl Fn(u64) -> Run) {
+    /// nodes, whose reads of them it sees. What others own comes after that. `nodes` says how many
+    /// own it.
+    pub(super) fn look(
+        &mut self,
+        granules: &Granules,
+        run: impl Fn(u64) -> Run,
+        nodes: impl Fn(u64) -> u64,
+    ) {
         self.new = 0;
         let mut reads: Vec<_> = self.recent.iter().cloned().collect();
         reads.sort_unstable_by_key(|read| read.start);
@@ -167,9 +179,15 @@ impl Demand {
                         let run = run(offset);
                         Run { is_own: !run.is_own, ..run }
                     };
-                    let asked = self.asked(&own_runs(&range, others), granules);
-                    let left = if asked * self.nodes as f64 >= EPOCHS { u64::MAX } else { 0 };
-                    of_others.push(Region { range: range.clone(), is_own: false, left });
+                    let asked = self.asked(&own_runs(&range, others), granules) * density(part);
+                    let nodes = nodes(range.start) as f64;
+                    if asked >= ENOUGH.max(EPOCHS / nodes) {
+                        let middle = range.start + self.random % (range.end - range.start);
+                        let middle = range.start.max(middle - middle % PART);
+                        for range in [middle..range.end, range.start..middle] {
+                            of_others.push(Region { range, is_own: false, left: u64::MAX });
+                        }
+                    }
                 }
                 let left = self.allowed(&own, granules, small);
                 small = small.saturating_sub(left);
@@ -256,6 +274,15 @@ fn own_runs(range: &Range<u64>, run: impl Fn(u64) -> Run) -> OwnRuns {
     OwnRuns { runs, len: whole as f64 * own as f64 / seen.max(1) as f64, is_shared: true }
 }
 
+/// How much of the granules of `reads` they asked for, from 0 to 1.
+fn density(reads: &[Range<u64>]) -> f64 {
+    let asked: u64 = reads.iter().map(|read| read.end - read.start).sum();
+    let whole = |read: &Range<u64>| {
+        read.end.next_multiple_of(GRANULE).saturating_sub(read.start - read.start % GRANULE)
+    };
+    asked as f64 / reads.iter().map(whole).sum::<u64>().max(1) as f64
+}
+
 /// The index of the read behind the widest gap of `reads`, if it is too wide to be chance.
 fn widest_gap(reads: &[Range<u64>]) -> Option<usize> {
     let count = reads.len() as f64;
@@ -303,6 +330,7 @@ mod tests {
         of_others: u64,
         waits: u64,
         reads: u64,
+        nodes: u64,
         /// What this node owns, if it does not read alone.
         run: Option<fn(u64) -> Run>,
     }
@@ -318,6 +346,7 @@ mod tests {
                 of_others: 0,
                 waits: 0,
                 reads: 0,
+                nodes,
                 run: None,
             }
         }
@@ -332,7 +361,8 @@ mod tests {
                 self.demand.note(range);
             }
             if self.demand.is_look_due() {
-                self.demand.look(&self.granules, self.run.unwrap_or(alone));
+                let nodes = self.nodes;
+                self.demand.look(&self.granules, self.run.unwrap_or(alone), |_| nodes);
                 self.fetch();
             }
         }
@@ -486,30 +516,69 @@ mod tests {
         assert!(!found.is_shared);
     }
 
-    /// Sixteen nodes that share what they read: one owns each sixteenth part, and sees all reads of
-    /// it.
-    #[test]
-    fn simulation_of_nodes_that_read_together() {
-        let own = |offset: u64| {
+    /// Nodes that share what they read: one owns each `NODES`th part, and sees all reads of it. Of
+    /// what others own, its own readers read another share in each epoch. Returns the shares of all
+    /// that it fetched ahead after each epoch: of its own bytes and of the others.
+    fn together<const NODES: u64>(epochs: u64) -> Vec<(f64, f64)> {
+        fn own<const NODES: u64>(offset: u64) -> Run {
             let part = offset / PART;
-            Run { end: (part + 1) * PART, is_own: part.is_multiple_of(16) }
-        };
-        let mut job = Simulation::new(FILES, 16);
-        job.run = Some(own);
-        let all = FILES * FILE / GRANULE;
-        for epoch in 0..3 {
+            Run { end: (part + 1) * PART, is_own: part.is_multiple_of(NODES) }
+        }
+        let mut job = Simulation::new(FILES, NODES);
+        job.run = Some(own::<NODES>);
+        let all = (FILES * FILE / GRANULE) as f64;
+        let epoch = |epoch| {
             for (nth, file) in (0..).zip(shuffled(0..FILES)) {
-                // Its own readers read a sixteenth of the rest.
-                if own(file * FILE).is_own || nth % 16 == epoch {
+                if own::<NODES>(file * FILE).is_own || nth % NODES == epoch {
                     job.read(file);
                 }
             }
-            let fetched_own = job.ahead as f64 / (all / 16) as f64;
-            assert!((0.7..=1.0).contains(&fetched_own), "{fetched_own}");
-            let of_others = job.of_others as f64 / all as f64;
-            let expected = if epoch == 0 { 0.0..0.01 } else { 0.7..1.0 };
-            assert!(expected.contains(&of_others), "{epoch}: {of_others}");
+            (job.ahead as f64 / all, job.of_others as f64 / all)
+        };
+        (0..epochs).map(epoch).collect()
+    }
+
+    #[test]
+    fn simulation_of_nodes_that_read_together() {
+        let four = together::<4>(2);
+        let sixteen = together::<16>(3);
+        let many = together::<100>(3);
+        for (nodes, epochs) in [(4.0, &four), (16.0, &sixteen), (100.0, &many)] {
+            assert!(
+                epochs.iter().all(|(own, _)| (0.6..=1.0).contains(&(own * nodes))),
+                "{epochs:?}"
+            );
+            // Nothing of others in the first epoch, and only what its own readers left.
+            assert_eq!(epochs[0].1, 0.0, "{nodes}");
         }
+        assert!(four[1].1 > 0.4, "{four:?}");
+        assert!(sixteen[2].1 > 0.7, "{sixteen:?}");
+        // A later epoch needs a hundredth.
+        assert_eq!(many[2].1, 0.0, "{many:?}");
+    }
+
+    #[test]
+    fn nodes_do_not_begin_at_the_same_place_with_what_others_own() {
+        let begins = |_| {
+            let mut job = Simulation::new(FILES, 4);
+            job.run = Some(|offset| {
+                let part = offset / PART;
+                Run { end: (part + 1) * PART, is_own: part.is_multiple_of(4) }
+            });
+            shuffled(0..FILES).into_iter().take(FILES as usize / 2).for_each(|file| job.read(file));
+            let region = job.demand.regions.iter().find(|region| !region.is_own);
+            region.unwrap().range.start
+        };
+        let begins: Vec<_> = (0..8).map(begins).collect();
+        assert!(begins.iter().any(|begin| *begin != begins[0]), "{begins:?}");
+    }
+
+    #[test]
+    fn files_share_granules() {
+        let of = |read: Range<u64>| density(&[read.clone(), read]);
+        assert_eq!(of(0..GRANULE), 1.0);
+        assert_eq!(of(5..GRANULE / 2 + 5), 0.5);
+        assert_eq!(of(GRANULE - 1..GRANULE + 1) * GRANULE as f64, 1.0);
     }
 
     #[test]
@@ -559,16 +628,16 @@ mod tests {
         for nth in 0..READS_MIN as u64 - 1 {
             demand.note(read(nth << 30));
         }
-        demand.look(&Granules::new(1 << 40).unwrap(), alone);
+        demand.look(&Granules::new(1 << 40).unwrap(), alone, |_| 1);
         assert_eq!(demand.regions, []);
         demand.note(read(7 << 30));
-        demand.look(&Granules::new(1 << 40).unwrap(), alone);
+        demand.look(&Granules::new(1 << 40).unwrap(), alone, |_| 1);
         assert_eq!(demand.regions.len(), 1);
         let mut demand = Demand::new(Arc::new(Granules::new(1 << 40).unwrap()), 1);
         for start in [1_u64 << 30, 500 << 30] {
             (0..40).for_each(|nth| demand.note(read(start + nth * 1_000_000)));
         }
-        demand.look(&Granules::new(1 << 40).unwrap(), alone);
+        demand.look(&Granules::new(1 << 40).unwrap(), alone, |_| 1);
         let found: Vec<_> = demand.regions.iter().map(|region| region.range.clone()).collect();
         let region = |start: u64| start..start + 39_001_000;
         assert_eq!(found, [region(1 << 30), region(500 << 30)]);

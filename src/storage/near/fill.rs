@@ -164,6 +164,7 @@ fn next_flight<'c>(
             start: 0,
             end: u64::MAX,
             run: Run { end: u64::MAX, is_own: true },
+            nodes: 1,
             is_wanted: false,
             is_filled: false,
         };

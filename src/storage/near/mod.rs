@@ -284,7 +284,7 @@ impl NearCopy {
             self.read_missing(part, file, buffer, start, (what, Requester::Reader))?;
         }
         if what == Wanted::Contents {
-            self.note_read(range, !is_there, !is_there);
+            self.note_read(range, Requester::Reader, !is_there, !is_there);
         }
         part.check()
     }
@@ -316,7 +316,7 @@ impl NearCopy {
         }
         // A smaller read is a sample.
         if buffer.len() as u64 >= GRANULE {
-            self.note_read(range, !is_there, !is_there);
+            self.note_read(range, Requester::Peer, !is_there, !is_there);
         }
         part.check()
     }
@@ -445,12 +445,14 @@ impl NearCopy {
                     schedule.begin(range.clone(), requester, now);
                     return Claim::Fetch(Flight { copy: self, range, requester });
                 }
-                None => {
+                None if requester == Requester::Reader => {
+                    // The fill may be waiting for its pace.
+                    schedule.note_wait(now);
+                    self.progressed.notify_one();
                     self.landed.wait(&mut schedule);
-                    if requester == Requester::Reader {
-                        schedule.note_wait(Instant::now());
-                    }
+                    schedule.note_wait(Instant::now());
                 }
+                None => self.landed.wait(&mut schedule),
             }
         }
     }
@@ -460,7 +462,7 @@ impl NearCopy {
         let range = &flight.range;
         let source = part.source()?.ok_or_else(|| closed(&part.name))?;
         source.load(&(range.start - part.start..range.end - part.start))?;
-        self.add(range, flight.requester);
+        self.add(part, range, flight.requester);
         Ok(())
     }
 
@@ -483,7 +485,7 @@ impl NearCopy {
         // First what is there, because the rest may not be to be had.
         let mut next = range.start;
         for run in missing.iter().chain([&(range.end..range.end)]) {
-            self.add(&(next..run.start), flight.requester);
+            self.add(part, &(next..run.start), flight.requester);
             next = run.end;
         }
         for run in missing {
@@ -497,7 +499,7 @@ impl NearCopy {
                     if let Some(checksums) = &self.checksums {
                         checksums.note(&run, buffer);
                     }
-                    self.add(&run, flight.requester);
+                    self.add(part, &run, flight.requester);
                 }
                 Err(error) => {
                     self.wait_for_room(&Error::io("cannot write the copy", error).to_string());
@@ -507,8 +509,9 @@ impl NearCopy {
         Ok(())
     }
 
-    /// Notes that `range` is there now.
-    fn add(&self, range: &Range<u64>, requester: Requester) {
+    /// Notes that `range` of `part` is there now: its whole granules.
+    fn add(&self, part: &CopiedArchive, range: &Range<u64>, requester: Requester) {
+        let range = &part.complete_granules(range);
         let len = range.end - range.start;
         if len == 0 {
             return;

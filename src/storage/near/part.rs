@@ -122,6 +122,7 @@ impl CopiedArchive {
             start: self.start,
             end: self.end(),
             run: self.run(offset),
+            nodes: self.shared.as_ref().map_or(1, |shared| shared.nodes()),
             is_wanted: !self.has_changed.load(Ordering::SeqCst),
             is_filled: self.is_filled(),
         }
@@ -146,6 +147,13 @@ impl CopiedArchive {
     pub(super) fn whole_granules(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start - range.start % GRANULE;
         start..range.end.next_multiple_of(GRANULE).min(self.end())
+    }
+
+    /// Those of `range` that are whole granules of this archive.
+    pub(super) fn complete_granules(&self, range: &Range<u64>) -> Range<u64> {
+        let end = if range.end >= self.end() { range.end } else { range.end - range.end % GRANULE };
+        let start = range.start.next_multiple_of(GRANULE);
+        start..end.max(start)
     }
 
     /// Where its bytes come from; `None` once all of it is there.

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::demand::Demand;
 use super::granules::GRANULE;
 use super::{FillScope, NearCopy};
+use crate::remote::Requester;
 use crate::stats::{ReadaheadCounts, ReadaheadState};
 use crate::sync::{Arc, Ordering};
 
@@ -38,11 +39,17 @@ impl NearCopy {
         let start = self.start(number);
         let range = start.saturating_add(range.start)..start.saturating_add(range.end);
         let is_new = self.granules.add(&range) > 0;
-        self.note_read(range, is_new, waited);
+        self.note_read(range, Requester::Reader, is_new, waited);
     }
 
-    /// Notes that a reader has read `range`. `is_new` says whether it was not fetched before.
-    pub(super) fn note_read(self: &Arc<Self>, range: Range<u64>, is_new: bool, waited: bool) {
+    /// Notes that `requester` has read `range`. `is_new` says whether it was not fetched before.
+    pub(super) fn note_read(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        requester: Requester,
+        is_new: bool,
+        waited: bool,
+    ) {
         let Some(unused) = &self.unused else { return };
         if !self.is_served.load(Ordering::Relaxed) {
             return;
@@ -63,7 +70,7 @@ impl NearCopy {
         // One read more or less makes no difference, so no reader waits for another one here.
         let Some(mut schedule) = self.schedule.try_lock() else { return };
         if waited {
-            schedule.note_reader(Instant::now());
+            schedule.note_request(requester, Instant::now());
         }
         if let Some(demand) = &mut schedule.demand
             && (is_new || used > 0)

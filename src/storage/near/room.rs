@@ -97,8 +97,12 @@ impl NearCopy {
             Some(_) => u64::MAX,
             None => unused_in_page_cache(self.len, self.cache_bytes, memory::headroom()),
         };
+        let missing = self.len.saturating_sub(self.copied.load(Ordering::Relaxed));
+        let spare = |left: Headroom| left.bytes / 2 >= missing;
+        let has_room = !self.is_in_memory() || memory::headroom().is_none_or(spare);
         let mut schedule = self.schedule.lock();
         schedule.unused_max = unused_max;
+        schedule.has_room_for_others = has_room;
         schedule.note_look(Instant::now());
         schedule
     }

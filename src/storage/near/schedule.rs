@@ -55,6 +55,8 @@ pub(super) struct ArchiveFill {
     pub(super) end: u64,
     /// The bytes around this one that belong all to this node, or all to others.
     pub(super) run: Run,
+    /// How many nodes own it.
+    pub(super) nodes: u64,
     /// Whether it is still to be copied.
     pub(super) is_wanted: bool,
     /// Whether all of it is, and not only what was announced.
@@ -79,6 +81,8 @@ pub(super) struct Schedule {
     fills_others: bool,
     /// Whether there is room only for what this node owns.
     pub(super) keeps_own_only: bool,
+    /// Whether there is room now for what others own and no reader has asked for.
+    pub(super) has_room_for_others: bool,
     streams: Streams,
     /// For what other nodes own, while no program waits; `None` without a limit.
     pub(super) pace: Option<Pace>,
@@ -177,16 +181,17 @@ impl Schedule {
         };
         let (_, requester, began) = self.flights.swap_remove(index);
         match requester {
-            Requester::Reader => self.note_reader(now),
-            Requester::Peer => self.last_reader = Some(now),
             Requester::Fill => self.streams.note_piece(range.end - range.start, now - began),
+            Requester::Reader | Requester::Peer => self.note_request(requester, now),
         }
     }
 
-    /// Notes that a reader waited for the source until `now`.
-    pub(super) fn note_reader(&mut self, now: Instant) {
+    /// Notes that a reader of this node or of another one waited for the source until `now`.
+    pub(super) fn note_request(&mut self, requester: Requester, now: Instant) {
         self.last_reader = Some(now);
-        self.note_wait(now);
+        if requester == Requester::Reader {
+            self.note_wait(now);
+        }
     }
 
     /// Notes that a reader waited until `now`, perhaps for the fill.
@@ -249,6 +254,8 @@ impl Schedule {
             self.bad_granules = self.bad_granules.saturating_add(1);
             self.cursor = self.cursor.max(range.end.saturating_add(skipped).min(extent.end));
         }
+        // Own bytes that cannot be read do not hold up those of others.
+        self.own_at = Some(now + RETRY_MAX);
         let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(6)).min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(now + wait);
@@ -277,7 +284,13 @@ impl Schedule {
         let (most, reads_on) = (self.piece, self.reads_on);
         let piece = |start: u64, end: u64| {
             let ArchiveFill { end: archive, run, .. } = extent(start);
-            let end = end.min(archive).min(run.end).min(start.saturating_add(most));
+            // Whole granules: a region ends where a read does.
+            let end = end
+                .checked_next_multiple_of(GRANULE)
+                .unwrap_or(end)
+                .min(archive)
+                .min(run.end)
+                .min(start.saturating_add(most));
             if reads_on { start..end } else { granules.first_run(&(start..end)).0 }
         };
         let waits = self.retry_at.filter(|&retry_at| now < retry_at);
@@ -314,7 +327,8 @@ impl Schedule {
         while passes < 2 {
             let mut is_others_left = false;
             while let Some(start) = granules.first_missing(self.cursor) {
-                let ArchiveFill { start: archive, end, run, is_wanted, is_filled } = extent(start);
+                let ArchiveFill { start: archive, end, run, is_wanted, is_filled, .. } =
+                    extent(start);
                 // It ends where whole pieces would, also after shorter ones: the storage has
                 // stripes.
                 let whole = (start.saturating_sub(archive) / most + 1).saturating_mul(most);
@@ -334,7 +348,7 @@ impl Schedule {
                         if waits && self.own_at.is_none_or(|at| now >= at) {
                             // Nodes may have ended, and bytes may be readable again.
                             self.own_at = Some(now + OWN_INTERVAL);
-                            self.fills_others = false;
+                            (self.fills_others, is_left) = (false, false);
                             continue;
                         }
                         let next = self.admit(free, pace, now);
@@ -375,7 +389,7 @@ impl Schedule {
     ) -> Option<Next> {
         let mut demand = self.demand.take()?;
         if demand.is_look_due() {
-            demand.look(granules, |offset| extent(offset).run);
+            demand.look(granules, |offset| extent(offset).run, |offset| extent(offset).nodes);
             // In a random order, most files of a larger region would be evicted before their use.
             let regions = demand.regions.len();
             demand
@@ -384,7 +398,8 @@ impl Schedule {
             self.exceeds_memory = demand.regions.len() < regions;
         }
         let next = demand.regions.iter_mut().find_map(|Region { range, is_own, left }| {
-            while *left > 0 && (*is_own || !self.keeps_own_only) {
+            let is_possible = *is_own || !self.keeps_own_only && self.has_room_for_others;
+            while *left > 0 && is_possible {
                 let start = granules.first_missing(range.start)?;
                 if start >= range.end {
                     *left = 0;
@@ -477,7 +492,7 @@ mod tests {
     const PART: u64 = 40 * PIECE + 5;
     const ALL: Run = Run { end: u64::MAX, is_own: true };
     const ARCHIVE: ArchiveFill =
-        ArchiveFill { start: 0, end: PART, run: ALL, is_wanted: true, is_filled: true };
+        ArchiveFill { start: 0, end: PART, run: ALL, nodes: 1, is_wanted: true, is_filled: true };
 
     /// After its first reads.
     fn schedule() -> Schedule {
@@ -551,17 +566,23 @@ mod tests {
         }
         now -= Duration::from_millis(100);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
-        // A node ended, and this one owns what follows the next piece.
-        let next = granules.first_missing(schedule.cursor).unwrap();
-        let after = next + PIECE;
+        // A node ended, and this one owns all but the next piece.
+        let next = granules.first_missing(schedule.cursor).or(granules.first_missing(0)).unwrap();
+        let others = next..next + PIECE;
         let mixed = |offset| {
-            let run = if offset < after { Run { end: after, is_own: false } } else { ALL };
+            let run = match offset {
+                _ if offset < others.start => Run { end: others.start, is_own: true },
+                _ if offset < others.end => Run { end: others.end, is_own: false },
+                _ => ALL,
+            };
             ArchiveFill { run, ..ARCHIVE }
         };
         let later = now + OWN_INTERVAL;
         schedule.pace.as_mut().unwrap().take(10 * PIECE, later);
+        let found = schedule.next(&granules, mixed, later);
         assert!(
-            matches!(schedule.next(&granules, mixed, later), Next::Fetch(range) if range.start >= after)
+            matches!(&found, Next::Fetch(range) if !others.contains(&range.start)),
+            "{found:?}"
         );
         schedule.fills_others = true;
         assert!(matches!(schedule.next(&granules, all_of_others, later), Next::Wait(_)));
@@ -571,10 +592,10 @@ mod tests {
         schedule.announce(announced.clone());
         assert_eq!(schedule.next(&granules, all_of_others, now), Next::Fetch(announced));
         // A program waited, and someone waits until all is there.
-        schedule.note_reader(now);
+        schedule.note_request(Requester::Reader, now);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)), "opening");
         schedule.is_served = true;
-        schedule.note_reader(now);
+        schedule.note_request(Requester::Reader, now);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Fetch(_)));
         (schedule.last_reader, schedule.needed_at) = (None, None);
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
@@ -758,6 +779,7 @@ mod tests {
             start: if offset < middle { 0 } else { middle },
             end: if offset < middle { middle } else { 2 * middle },
             run: ALL,
+            nodes: 1,
             is_wanted: true,
             is_filled: true,
         };
@@ -799,5 +821,16 @@ mod tests {
         assert!(schedule.is_look_due(until));
         assert!(matches!(next(&mut schedule, &granules, until), Next::Fetch(_)));
         assert!(schedule.keeps(now));
+    }
+
+    /// A region ends where the last read does, whose granule may not have been kept.
+    #[test]
+    fn whole_granules_of_a_region_are_fetched() {
+        let (mut schedule, granules) = (schedule(), Granules::new(PART).unwrap());
+        let mut demand = Demand::new(Arc::new(Granules::new(PART).unwrap()), 1);
+        demand.regions.push(Region { range: 5..3 * GRANULE + 5, is_own: true, left: u64::MAX });
+        schedule.demand = Some(demand);
+        let next = schedule.next(&granules, |_| ARCHIVE, Instant::now());
+        assert_eq!(next, Next::Fetch(GRANULE..4 * GRANULE));
     }
 }

@@ -159,6 +159,23 @@ fn each_byte_is_fetched_once_however_many_read() {
 }
 
 #[test]
+fn a_granule_of_which_a_part_was_fetched_is_not_there() {
+    let source = Distant::new(LEN, Duration::ZERO);
+    let copy = copy_of(&[&source]);
+    let range = 0..2 * GRANULE + 5;
+    let flight = Flight { copy: &copy, range: range.clone(), requester: Requester::Fill };
+    copy.fetch(&copy.parts[0], flight, &mut vec![0; range.end as usize]).unwrap();
+    assert_eq!(copy.granules.first_missing(0), Some(2 * GRANULE));
+    read(&copy, 0, &source, 0..LEN).unwrap();
+    // An archive may end within a granule.
+    let end = LEN as u64..LEN as u64 + 5;
+    assert_eq!(
+        copy_of(&[&Distant::new(LEN + 5, Duration::ZERO)]).parts[0].complete_granules(&end),
+        end
+    );
+}
+
+#[test]
 fn a_reader_fetches_only_the_granules_that_it_wants() {
     let source = Distant::new(LEN, Duration::ZERO);
     let copy = copy_of(&[&source]);
