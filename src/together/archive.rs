@@ -232,26 +232,32 @@ impl SharedArchive {
     /// Whether `read`, of a peer, gets what the storage has, in a few bytes that were chosen at
     /// random. `None` if one of them cannot be read.
     fn agrees_with(&self, read: impl FnOnce(&mut [u8], u64) -> bool) -> Option<bool> {
-        /// Bytes of a sample. A copy is read in larger units, which shows a sample.
-        const SAMPLE: u64 = 4096;
-        if self.sample.get().is_none() {
-            let mut storage = self.storage.lock();
-            if let Some(read) = storage.as_ref() {
-                let range = sample(self.len, SAMPLE);
-                let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-                if read(&mut bytes, range.start).is_ok() {
-                    let _ = self.sample.set((range.start, bytes));
-                    *storage = None;
-                }
-            }
-        }
+        self.take_sample();
         let (offset, expected) = self.sample.get()?;
         let mut found = vec![0; expected.len()];
         read(&mut found, *offset).then(|| found == *expected)
     }
 
-    /// Closes the storage. Peers that were not compared with it before are never asked.
+    /// Reads a sample of the storage, unless there is one, and closes the storage then.
+    fn take_sample(&self) {
+        /// Bytes of a sample. A copy is read in larger units, which shows a sample.
+        const SAMPLE: u64 = 4096;
+        if self.sample.get().is_some() {
+            return;
+        }
+        let mut storage = self.storage.lock();
+        let Some(read) = storage.as_ref() else { return };
+        let range = sample(self.len, SAMPLE);
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+        if read(&mut bytes, range.start).is_ok() {
+            let _ = self.sample.set((range.start, bytes));
+            *storage = None;
+        }
+    }
+
+    /// Closes the storage. Peers that appear later are compared with a sample of it.
     pub fn close_storage(&self) {
+        self.take_sample();
         *self.storage.lock() = None;
     }
 
@@ -405,6 +411,23 @@ mod tests {
         let failed =
             archive.read(&mut buffer, 0, Requester::Reader, |_, _| Err(Error::corrupt("damaged")));
         assert!(failed.is_err(), "an error of the storage is one of the read");
+    }
+
+    /// A copy may be complete before the first peer is found.
+    #[test]
+    fn peers_are_compared_after_the_storage_was_closed() {
+        let group = group();
+        let archive = archive(&group);
+        archive.close_storage();
+        let sends = |byte: u8| {
+            move |buffer: &mut [u8], _: u64| {
+                buffer.fill(byte);
+                true
+            }
+        };
+        assert_eq!(archive.agrees_with(sends(7)), Some(true));
+        assert_eq!(archive.agrees_with(sends(8)), Some(false));
+        assert!(archive.storage.lock().is_none());
     }
 
     #[test]
