@@ -550,6 +550,9 @@ mod tests {
         schedule.pace = Some(Pace::new(PIECE));
         let start = Instant::now() + READER_PAUSE;
         let mut now = start;
+        // Otherwise the place to begin is random.
+        schedule.fills_others = true;
+        schedule.own_at = Some(now + 60 * OWN_INTERVAL);
         let mut fetched = 0;
         for _ in 0..3 {
             // Several, if some of them are short.
@@ -580,6 +583,7 @@ mod tests {
             ArchiveFill { run, ..ARCHIVE }
         };
         let later = now + OWN_INTERVAL;
+        schedule.own_at = Some(later);
         schedule.pace.as_mut().unwrap().take(10 * PIECE, later);
         let found = schedule.next(&granules, mixed, later);
         assert!(
@@ -589,8 +593,8 @@ mod tests {
         schedule.fills_others = true;
         assert!(matches!(schedule.next(&granules, all_of_others, later), Next::Wait(_)));
         // A program may need what is announced.
-        let is_free = |range: &Range<u64>| schedule.free(range).as_ref() == Some(range);
-        let announced = pieces(0..40).into_iter().find(is_free).unwrap();
+        let is_missing = |range: &Range<u64>| granules.first_run(range) == (range.clone(), false);
+        let announced = pieces(0..40).into_iter().find(is_missing).unwrap();
         schedule.announce(announced.clone());
         assert_eq!(schedule.next(&granules, all_of_others, now), Next::Fetch(announced));
         // A program waited, and someone waits until all is there.
