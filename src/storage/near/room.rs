@@ -93,13 +93,13 @@ impl NearCopy {
         if let Some(why) = (self.room)() {
             self.wait_for_room(&why);
         }
+        let left = if self.is_in_memory() { memory::headroom() } else { None };
+        let missing = self.len.saturating_sub(self.copied.load(Ordering::Relaxed));
+        let has_room = left.as_ref().is_none_or(|left| left.bytes / 2 >= missing);
         let unused_max = match &self.file {
             Some(_) => u64::MAX,
-            None => unused_in_page_cache(self.len, self.cache_bytes, memory::headroom()),
+            None => unused_in_page_cache(self.len, self.cache_bytes, left),
         };
-        let missing = self.len.saturating_sub(self.copied.load(Ordering::Relaxed));
-        let spare = |left: Headroom| left.bytes / 2 >= missing;
-        let has_room = !self.is_in_memory() || memory::headroom().is_none_or(spare);
         let mut schedule = self.schedule.lock();
         schedule.unused_max = unused_max;
         schedule.has_room_for_others = has_room;
