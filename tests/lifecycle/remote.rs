@@ -448,6 +448,32 @@ fn a_copy_outlives_an_outage() {
     unmount(&mount_point);
 }
 
+/// Its connections end with the daemon, which is no fault of the server.
+#[test]
+fn a_copy_that_ends_with_the_mount_is_not_warned_of() {
+    let Some((work, mount_point, _clean_up)) = begin() else { return };
+    let tree = tree(work.path());
+    image::make(work.path(), "data.sqfs", &tree, &["-noD", "-noF"]);
+    let is_of_the_copy = |request: &Request| {
+        let (first, last) = request.range();
+        last - first > 300_000
+    };
+    let server = serve(work.path(), move |request| {
+        is_of_the_copy(request).then(|| Reply::status(206).sent(Manner::Never))
+    });
+    let (url, log) = (server.url("/data.sqfs"), work.path().join("log"));
+    let option = format!("--log-file={}", log.display());
+    let words = ["mount", "--keep", "--quiet", "--stage=/dev/shm", &option, &url];
+    does(work.path(), &[&words[..], &[mount_point.to_str().unwrap()]].concat());
+    wait_until("the copy waits", || server.requests().iter().any(is_of_the_copy));
+    unmount(&mount_point);
+    wait_until("the daemon has ended", || {
+        processes_about(&["archfs", "--daemon", work.path().to_str().unwrap()]).is_empty()
+    });
+    let logged = fs::read_to_string(&log).unwrap();
+    assert!(!logged.contains("warning"), "{logged}");
+}
+
 /// Bytes that unlinked files take on the file system of `directory`.
 fn used(directory: &Path) -> u64 {
     let found = rustix::fs::statvfs(directory).unwrap();

@@ -122,10 +122,14 @@ fn fail(copy: &NearCopy, part: &CopiedArchive, range: &Range<u64>, error: Error)
         let StageCounts { copied, total } = copy.counts();
         let (copied, total) = (Size(copied), Size(total));
         let name = &copy.name;
-        match copy.file {
-            Some(_) => log::warn!("{name}: {error}; {copied} of {total} are here, trying again"),
+        match (error.kind(), &copy.file) {
+            // archfs ends, and its connections with it.
+            (Kind::Interrupted, _) => {}
+            (_, Some(_)) => {
+                log::warn!("{name}: {error}; {copied} of {total} are here, trying again");
+            }
             // Readers read the archive itself, and get the error of what they need.
-            None => log::info!("{name}: {error}, trying again"),
+            (_, None) => log::info!("{name}: {error}, trying again"),
         }
     }
     // Others do not pass.
