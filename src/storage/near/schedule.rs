@@ -22,6 +22,10 @@ const READER_PAUSE: Duration = Duration::from_millis(100);
 /// How long after a reader waited the fill fetches from other nodes as fast as it can.
 const READER_NEED: Duration = Duration::from_secs(1);
 
+/// While programs wait for bytes, what is copied for later epochs has its limit divided by this: it
+/// costs them the same links and cores, and does not help them yet.
+const BESIDE_NEED: u64 = 4;
+
 /// While the fill waits because of its pace, the time between two looks for bytes that this node
 /// owns: a look passes all missing parts.
 const OWN_INTERVAL: Duration = Duration::from_secs(1);
@@ -342,16 +346,15 @@ impl Schedule {
                     Some(_) if waits.is_some() => return Next::Wait(waits),
                     Some(free) => {
                         let is_limited = !run.is_own && !self.is_needed(now);
-                        let pace = if is_limited { Paced::Yes } else { Paced::No };
-                        let waits = is_limited
-                            && self.pace.as_ref().is_some_and(|pace| pace.wait(now).is_some());
-                        if waits && self.own_at.is_none_or(|at| now >= at) {
+                        let paced = if is_limited { Paced::Yes } else { Paced::No };
+                        let is_too_soon = self.pace_wait(paced, now).is_some();
+                        if is_too_soon && self.own_at.is_none_or(|at| now >= at) {
                             // Nodes may have ended, and bytes may be readable again.
                             self.own_at = Some(now + OWN_INTERVAL);
                             (self.fills_others, is_left) = (false, false);
                             continue;
                         }
-                        let next = self.admit(free, pace, now);
+                        let next = self.admit(free, paced, now);
                         if let Next::Fetch(range) = &next {
                             self.cursor = range.end;
                         }
@@ -437,10 +440,14 @@ impl Schedule {
             || self.needed_at.is_some_and(|last| now < last + READER_NEED)
     }
 
+    /// Until when to wait at `now` because of the pace, if at all.
+    fn pace_wait(&self, paced: Paced, now: Instant) -> Option<Instant> {
+        self.pace.as_ref().filter(|_| paced == Paced::Yes)?.wait(now)
+    }
+
     /// Fetches `range`, or waits if that is too much at once.
     fn admit(&mut self, range: Range<u64>, paced: Paced, now: Instant) -> Next {
-        let pace = self.pace.as_ref().filter(|_| paced == Paced::Yes);
-        if let Some(until) = pace.and_then(|pace| pace.wait(now)) {
+        if let Some(until) = self.pace_wait(paced, now) {
             return Next::Wait(Some(until));
         }
         let unused = self.unused.saturating_add(self.bytes(Requester::Fill));
@@ -458,8 +465,9 @@ impl Schedule {
         if !self.has_room_for(&range, streams) {
             return Next::Wait(quiet_at);
         }
+        let slower = if self.is_needed(now) { BESIDE_NEED } else { 1 };
         if let Some(pace) = self.pace.as_mut().filter(|_| paced == Paced::Yes) {
-            pace.take(range.end - range.start, now);
+            pace.take(slower * (range.end - range.start), now);
         }
         Next::Fetch(range)
     }
@@ -607,6 +615,41 @@ mod tests {
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Wait(_)));
         schedule.is_awaited = true;
         assert!(matches!(schedule.next(&granules, all_of_others, now), Next::Fetch(_)));
+    }
+
+    #[test]
+    fn copies_for_later_epochs_leave_the_links_to_readers_that_wait() {
+        let fetched = |is_needed: bool| {
+            let (granules, unused) = (Granules::new(PART).unwrap(), Granules::new(PART).unwrap());
+            let mut demand = Demand::new(Arc::new(unused), 1);
+            demand.regions.push(Region { range: 0..PART, is_own: false, left: PART });
+            let mut schedule = Schedule { demand: Some(demand), ..schedule() };
+            (schedule.is_served, schedule.has_room_for_others) = (true, true);
+            schedule.pace = Some(Pace::new(PIECE));
+            let run = Run { is_own: false, ..ALL };
+            let of_others = |_| ArchiveFill { run, is_filled: false, ..ARCHIVE };
+            let start = Instant::now() + READER_PAUSE;
+            let (mut now, mut fetched) = (start, 0);
+            while now < start + Duration::from_secs(20) {
+                if is_needed {
+                    schedule.note_request(Requester::Reader, now);
+                }
+                let step = now + READER_PAUSE;
+                now = match schedule.next(&granules, of_others, now) {
+                    Next::Fetch(range) => {
+                        granules.add(&range);
+                        fetched += range.end - range.start;
+                        now
+                    }
+                    Next::Wait(until) => until.map_or(step, |until| until.min(step)),
+                    Next::End => panic!("{fetched} fetched"),
+                };
+            }
+            fetched / PIECE
+        };
+        let [alone, beside] = [false, true].map(fetched);
+        assert!((19..=21).contains(&alone), "{alone}");
+        assert!((5..=6).contains(&beside), "{beside}");
     }
 
     #[test]
