@@ -293,10 +293,10 @@ pub(super) fn compare(
     outcome
 }
 
-/// `len` bytes somewhere in a file of `of` bytes.
+/// `len` bytes somewhere in a file of `of` bytes, or fewer at its end, but not none.
 fn sample(of: u64, len: u64) -> Range<u64> {
     let random = RandomState::new().hash_one(of);
-    let start = random % (of / len + 1) * len;
+    let start = random % of.div_ceil(len).max(1) * len;
     start.min(of)..start.saturating_add(len).min(of)
 }
 
@@ -411,6 +411,18 @@ mod tests {
         let failed =
             archive.read(&mut buffer, 0, Requester::Reader, |_, _| Err(Error::corrupt("damaged")));
         assert!(failed.is_err(), "an error of the storage is one of the read");
+    }
+
+    /// No peer sends an empty range, so a node with such a sample would have no peers.
+    #[test]
+    fn a_sample_is_not_empty() {
+        for of in [1, 4095, 4096, 4097, 8192] {
+            for _ in 0..1000 {
+                let Range { start, end } = sample(of, 4096);
+                assert!(start < end && end <= of, "{start}..{end} of {of}");
+            }
+        }
+        assert_eq!(sample(0, 4096), 0..0);
     }
 
     /// A copy may be complete before the first peer is found.
