@@ -347,7 +347,10 @@ fn attempts(
                 let level = if outage.becomes_long() { log::Level::Warn } else { log::Level::Info };
                 log::log!(level, "{}: {why}; trying again", server.name());
                 if !outage.wait(after) {
-                    return Err(server.unreachable(outage.describe(&why)));
+                    return Err(match HAS_ENDED.load(Ordering::SeqCst) {
+                        true => Error::new(Kind::Interrupted, why),
+                        false => server.unreachable(outage.describe(&why)),
+                    });
                 }
             }
             // At another host, with other credentials, or with the time of the server.
