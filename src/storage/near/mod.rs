@@ -476,11 +476,8 @@ impl NearCopy {
         };
         let fetched: u64 = missing.iter().map(|run| run.end - run.start).sum();
         let recovered = (range.end - range.start).saturating_sub(fetched);
-        if recovered > 0
-            && flight.requester == Requester::Fill
-            && let Some(pace) = &mut self.schedule.lock().pace
-        {
-            pace.give_back(recovered);
+        if recovered > 0 && flight.requester == Requester::Fill {
+            self.schedule.lock().note_recovered(recovered, Instant::now());
         }
         // First what is there, because the rest may not be to be had.
         let mut next = range.start;

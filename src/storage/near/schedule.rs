@@ -88,7 +88,7 @@ pub(super) struct Schedule {
     /// Whether there is room now for what others own and no reader has asked for.
     pub(super) has_room_for_others: bool,
     streams: Streams,
-    /// For what other nodes own, while no program waits; `None` without a limit.
+    /// For what other nodes own and no program waits for; `None` without a limit.
     pub(super) pace: Option<Pace>,
     /// When to look for bytes that this node owns, although the fill has come to those of others.
     own_at: Option<Instant>,
@@ -445,6 +445,19 @@ impl Schedule {
         self.pace.as_ref().filter(|_| paced == Paced::Yes)?.wait(now)
     }
 
+    /// How many bytes of the pace `len` bytes take at `now`.
+    fn paced_len(&self, len: u64, now: Instant) -> u64 {
+        if self.is_needed(now) { len.saturating_mul(BESIDE_NEED) } else { len }
+    }
+
+    /// Notes that of what the fill was to fetch, `len` bytes were there already.
+    pub(super) fn note_recovered(&mut self, len: u64, now: Instant) {
+        let len = self.paced_len(len, now);
+        if let Some(pace) = &mut self.pace {
+            pace.give_back(len);
+        }
+    }
+
     /// Fetches `range`, or waits if that is too much at once.
     fn admit(&mut self, range: Range<u64>, paced: Paced, now: Instant) -> Next {
         if let Some(until) = self.pace_wait(paced, now) {
@@ -465,9 +478,9 @@ impl Schedule {
         if !self.has_room_for(&range, streams) {
             return Next::Wait(quiet_at);
         }
-        let slower = if self.is_needed(now) { BESIDE_NEED } else { 1 };
+        let len = self.paced_len(range.end - range.start, now);
         if let Some(pace) = self.pace.as_mut().filter(|_| paced == Paced::Yes) {
-            pace.take(slower * (range.end - range.start), now);
+            pace.take(len, now);
         }
         Next::Fetch(range)
     }
