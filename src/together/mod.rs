@@ -452,6 +452,8 @@ impl Drop for Membership {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
     use crate::os::process;
 
@@ -487,29 +489,42 @@ mod tests {
         assert_eq!(Bandwidth::Rate(7).on(None), Some(7));
     }
 
-    /// ARCHFS_TOGETHER_DAEMONS sets how many there are, all in this process.
-    #[test]
-    fn all_daemons_of_a_job_find_each_other() {
-        let count = std::env::var("ARCHFS_TOGETHER_DAEMONS").map_or(12, |it| it.parse().unwrap());
+    /// How many daemons a test starts, all in this process: ARCHFS_TOGETHER_DAEMONS, or so many.
+    fn daemons(default: u64) -> u64 {
         process::enlarge_open_files_max();
-        let work = tempfile::tempdir().unwrap();
-        let settings = Settings {
+        std::env::var("ARCHFS_TOGETHER_DAEMONS").map_or(default, |it| it.parse().unwrap())
+    }
+
+    fn settings(directory: &Path, nodes: u64) -> Settings {
+        Settings {
             is_required: true,
-            directory: Some(work.path().into()),
+            directory: Some(directory.into()),
             interface: Some("lo".into()),
             bandwidth: Bandwidth::default(),
             job: "test-1".into(),
-            nodes: count,
-        };
+            nodes,
+        }
+    }
+
+    type Member = (Arc<Group>, Arc<SharedArchive>, Membership);
+
+    fn join((group, entrance): (Arc<Group>, Entrance)) -> Member {
+        let read: Read = Box::new(|buffer, offset| Sevens.read(buffer, offset));
+        let archive = group.share(Sevens.key().into(), LEN, read);
+        let membership = group.join(entrance, vec![Box::new(Sevens)]).unwrap();
+        (group, archive, membership)
+    }
+
+    #[test]
+    fn all_daemons_of_a_job_find_each_other() {
+        let count = daemons(12);
+        let work = tempfile::tempdir().unwrap();
+        let settings = settings(work.path(), count);
         let start = Instant::now();
-        let members = Vec::from_iter((0..count).map(|_| {
-            let (group, entrance) = Group::new(settings.clone()).unwrap();
-            let read: Read = Box::new(|buffer, offset| Sevens.read(buffer, offset));
-            let archive = group.share(Sevens.key().into(), LEN, read);
-            let membership = group.join(entrance, vec![Box::new(Sevens)]).unwrap();
-            (group, archive, membership)
-        }));
-        let deadline = start + Duration::from_secs(120);
+        let members =
+            Vec::from_iter((0..count).map(|_| join(Group::new(settings.clone()).unwrap())));
+        // Handshakes grow with the square of the number of daemons, and all share the CPU cores.
+        let deadline = start + Duration::from_secs(120 + count * count / 50);
         for (group, ..) in &members {
             while group.counts().peers < count - 1 || !group.has_gathered.load(Ordering::Relaxed) {
                 assert!(Instant::now() < deadline, "{:?} of {count}", group.counts());
@@ -522,5 +537,45 @@ mod tests {
         println!("{count} daemons: found in {found:.1?}, ended in {:.1?}", ending.elapsed());
         let jobs = work.path().read_dir().unwrap().next().unwrap().unwrap().path();
         assert_eq!(jobs.read_dir().unwrap().count(), 0, "no record is left");
+    }
+
+    /// It tries all others, and all try it, as when a job starts. The others do not know each
+    /// other: they have cores of their own in a job, but share them here.
+    #[test]
+    fn one_daemon_of_a_large_job_finds_the_others() {
+        let count = daemons(40);
+        let work = tempfile::tempdir().unwrap();
+        let directories = Vec::from_iter((0..count).map(|nth| work.path().join(nth.to_string())));
+        let new = |directory: &PathBuf| {
+            std::fs::create_dir(directory).unwrap();
+            Group::new(settings(directory, count)).unwrap()
+        };
+        let files = |directory: &Path| {
+            Vec::from_iter(directory.read_dir().unwrap().map(|entry| entry.unwrap().path()))
+        };
+        let records = |directory: &PathBuf| files(&files(directory)[0])[0].clone();
+        let copy = |from: &PathBuf, to: &PathBuf| {
+            for record in files(&records(from)) {
+                std::fs::copy(&record, records(to).join(record.file_name().unwrap())).unwrap();
+            }
+        };
+        let others = Vec::from_iter(directories[1..].iter().map(|directory| join(new(directory))));
+        let one = new(&directories[0]);
+        directories[1..].iter().for_each(|directory| copy(directory, &directories[0]));
+        let given = files(&records(&directories[0]));
+        let start = Instant::now();
+        let one = join(one);
+        let is_own = |record: &PathBuf| !given.contains(record);
+        let own = files(&records(&directories[0])).into_iter().find(is_own).unwrap();
+        for directory in &directories[1..] {
+            std::fs::copy(&own, records(directory).join(own.file_name().unwrap())).unwrap();
+        }
+        let deadline = start + Duration::from_secs(120);
+        let has_found = |(group, ..): &Member, peers| group.counts().peers == peers;
+        while !has_found(&one, count - 1) || !others.iter().all(|other| has_found(other, 1)) {
+            assert!(Instant::now() < deadline, "{:?} of {count}", one.0.counts());
+            thread::sleep(Duration::from_millis(10));
+        }
+        println!("one of {count} daemons: found the others in {:.1?}", start.elapsed());
     }
 }
