@@ -27,6 +27,7 @@ for kind in proc sysfs devtmpfs; do
     mkdir -p /new/$target
     mount -t $kind $kind /new/$target
 done
+for name in fd fd/0=stdin fd/1=stdout fd/2=stderr; do ln -s /proc/self/${{name%=*}} /new/dev/${{name#*=}}; done
 mkdir -p /new/dev/shm /new/dev/pts /new/scratch /new/tmp /new/run /new/lib/modules/{version}
 for target in dev/shm tmp run; do mount -t tmpfs -o mode=1777 tmpfs /new/$target; done
 mount -t devpts devpts /new/dev/pts
@@ -37,7 +38,9 @@ for module in {later}; do chroot /new /sbin/modprobe -q $module; done
 [ -b /dev/vda ] && mount -t ext4 /dev/vda /new/scratch
 {share}
 ip link set lo up
-hostname archfs-vm
+# Without an address that is not the loopback's, getaddrinfo() says that there is no network (TEST-NET-1, RFC 5737).
+ip address add 192.0.2.1/32 dev lo
+hostname archfs-vm; echo 127.0.0.1 archfs-vm >> /new/etc/hosts
 # Files that mark a container.
 rm -f /new/.dockerenv /new/run/.containerenv
 for directory in proc sys dev; do umount -l /$directory; done
@@ -53,7 +56,7 @@ sleep infinity
 
 # Ends the line with the exit status, which the console shows after the output of the command.
 MARKER = "vm-exit-status"
-PROGRAMS = ["sh", "mount", "umount", "mkdir", "rm", "insmod", "echo", "chroot", "ip", "hostname", "switch_root"]
+PROGRAMS = ["sh", "mount", "umount", "mkdir", "rm", "ln", "insmod", "echo", "chroot", "ip", "hostname", "switch_root"]
 
 
 class Ended(Exception):

@@ -127,7 +127,7 @@ left() {
     find "$1"* -maxdepth 2 -path '*/mounts/*' -prune -printf 'directory %p\n' 2> /dev/null
     find /proc -maxdepth 2 -path '/proc/[0-9]*/exe' -lname "$1*/archfs*" -printf 'process %l\n' \
         2> /dev/null
-    grep -rao --no-messages --no-filename "$1[^/]*/mounts/" "/tmp/archfs-$2" | sed 's/^/record /'
+    grep -raoE --no-messages --no-filename "$1([^/]*/)?mounts/" "/tmp/archfs-$2" | sed 's/^/record /'
     return 0
 }
 
