@@ -65,7 +65,12 @@ def device_of(mount_point):
 
 
 def marked(mark):
-    """Processes with this text in their environment: the soak's children and their descendants."""
+    """Processes with this variable in their environment: the soak's children and their descendants."""
+    return marked_with(f"\0{mark}\0")
+
+
+def marked_with(text):
+    """Processes with this text in their environment, in which each variable ends with a NUL."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and start_time(name):
@@ -73,6 +78,6 @@ def marked(mark):
                 environment = pathlib.Path(f"/proc/{name}/environ").read_bytes()
             except OSError:
                 continue
-            if mark.encode() in environment.split(b"\0"):
+            if text.encode() in b"\0" + environment:
                 found.append(int(name))
     return found
