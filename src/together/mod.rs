@@ -554,22 +554,20 @@ mod tests {
             Vec::from_iter(directory.read_dir().unwrap().map(|entry| entry.unwrap().path()))
         };
         let records = |directory: &PathBuf| files(&files(directory)[0])[0].clone();
-        let copy = |from: &PathBuf, to: &PathBuf| {
-            for record in files(&records(from)) {
-                std::fs::copy(&record, records(to).join(record.file_name().unwrap())).unwrap();
-            }
+        let copy = |record: &PathBuf, to: &PathBuf| {
+            std::fs::copy(record, records(to).join(record.file_name().unwrap())).unwrap();
         };
         let others = Vec::from_iter(directories[1..].iter().map(|directory| join(new(directory))));
         let one = new(&directories[0]);
-        directories[1..].iter().for_each(|directory| copy(directory, &directories[0]));
+        for record in directories[1..].iter().flat_map(|directory| files(&records(directory))) {
+            copy(&record, &directories[0]);
+        }
         let given = files(&records(&directories[0]));
         let start = Instant::now();
         let one = join(one);
         let is_own = |record: &PathBuf| !given.contains(record);
         let own = files(&records(&directories[0])).into_iter().find(is_own).unwrap();
-        for directory in &directories[1..] {
-            std::fs::copy(&own, records(directory).join(own.file_name().unwrap())).unwrap();
-        }
+        directories[1..].iter().for_each(|directory| copy(&own, directory));
         let deadline = start + Duration::from_secs(120);
         let has_found = |(group, ..): &Member, peers| group.counts().peers == peers;
         while !has_found(&one, count - 1) || !others.iter().all(|other| has_found(other, 1)) {

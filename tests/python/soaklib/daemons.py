@@ -196,11 +196,11 @@ class Mount:
             subprocess.run(["umount", "--lazy", str(self.mount_point)], check=False)
 
 
-def records(mount_point):
-    """archfs's records of mounts at or below a path. There may be records of other mounts."""
+def records(mount_point, user=os.getuid()):
+    """archfs's records of mounts at or below a path, of one user. There may be records of other mounts."""
     found = []
     for parent in ["/tmp", "/dev/shm", "/var/tmp"]:
-        directory = f"{parent}/archfs-{os.getuid()}"
+        directory = f"{parent}/archfs-{user}"
         names = os.listdir(directory) if os.path.isdir(directory) else []
         found += [f"{directory}/{name}" for name in names
                   if str(mount_point) in processes.text_of(f"{directory}/{name}")]
