@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::mount::{CleanUp, daemon_of, listed};
+use crate::support::stale::one_at_a_time;
 use crate::support::{archfs, image, run, skip_without_user_mounts, wait_until, work_directory};
 
 /// A command line, its exit status, and the error and the hint that it prints.
@@ -309,6 +310,7 @@ fn a_mount_in_use_names_the_processes() {
 
 #[test]
 fn a_stale_mount_is_called_stale() {
+    let _one = one_at_a_time();
     if skip_without_user_mounts() {
         return;
     }

@@ -16,6 +16,7 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::support::mount::{is_mounted, listed, unmount};
 use crate::support::stage::{Stage, has_ended, said, stage, stage_with};
+use crate::support::stale::one_at_a_time;
 use crate::support::{archfs, image, wait_until};
 
 /// How long a reader may wait for its error.
@@ -217,6 +218,7 @@ fn run_returns_its_commands_status_and_reports_that_the_mount_ended() {
 /// > cleared.
 #[test]
 fn gc_clears_the_stale_mount_of_a_daemon_out_of_memory() {
+    let _one = one_at_a_time();
     let Some(stage) = stage_with(|work| of_text(work, 3_000_000, "1M")) else {
         return;
     };

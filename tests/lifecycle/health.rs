@@ -12,6 +12,7 @@ use rustix::process::{Signal, kill_process};
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{Mounted, listed};
 use crate::support::stage::{Stage, said, stage, stage_with, stop};
+use crate::support::stale::one_at_a_time;
 use crate::support::{archfs, image, run, skip_without_mounts, tar, wait_until, work_directory};
 
 fn messages(image: &Path) -> [String; 2] {
@@ -134,6 +135,7 @@ fn requests_that_wait_for_storage_are_counted_before_they_end() {
 
 #[test]
 fn stats_names_mounts_that_have_no_counters() {
+    let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     stage.mount(&["--keep", "-q"]);
     let daemon = stage.daemon();

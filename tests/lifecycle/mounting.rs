@@ -17,6 +17,7 @@ use crate::support;
 use crate::support::mount::{CleanUp, is_mounted, kind_of_mount, unmount, unmount_by};
 use crate::support::skip::skip;
 use crate::support::stage::{has_ended, said, shell, stage, tell};
+use crate::support::stale::one_at_a_time;
 use crate::support::user::OpenDevice;
 use crate::support::{archfs, image, run, tar, wait_until};
 
@@ -301,6 +302,7 @@ fn an_interrupt_or_a_second_signal_ends_a_daemon_with_open_files() {
 
 #[test]
 fn unmount_and_the_next_mount_clear_a_stale_mount() {
+    let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     for clear in ["unmount", "mount", "run"] {
         assert!(stage.mount(&["--keep", "-q"]).status.success());

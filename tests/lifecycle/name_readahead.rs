@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::mount::{daemon_of, is_mounted};
 use crate::support::stage::{Stage, has_ended, processes_about, said, stage_with};
+use crate::support::stale::one_at_a_time;
 use crate::support::{archfs, tar, wait_until};
 
 /// The least number of lookups before names are read ahead.
@@ -151,6 +152,7 @@ fn reading_names_does_not_keep_a_mount_busy() {
 
 #[test]
 fn the_process_ends_with_a_daemon_that_is_killed() {
+    let _one = one_at_a_time();
     let Some((stage, lister)) = with_stopped_lister() else { return };
     let daemon = Pid::from_raw(daemon_of(&stage.mount_point).unwrap()).unwrap();
     kill_process(daemon, Signal::KILL).unwrap();

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::mount::is_mounted;
 use crate::support::skip::skip;
 use crate::support::stage::{Stage, Talker, has_ended, processes_about, said, stage, stage_with};
+use crate::support::stale::one_at_a_time;
 use crate::support::user::User;
 use crate::support::{HIDE_DEVICE, image, run, wait_until};
 
@@ -187,6 +188,7 @@ fn the_keeper_removes_the_files_of_killed_processes() {
 
 #[test]
 fn gc_removes_the_files_if_the_keeper_was_killed_too() {
+    let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     let parent = parent(&stage);
     let (mut shell, path, archfs, command) = started(&stage);

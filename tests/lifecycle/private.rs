@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support;
 use crate::support::mount::{is_mounted, listed};
 use crate::support::stage::{Stage, Stopped, Talker, has_ended, processes_about, said, stage};
+use crate::support::stale::one_at_a_time;
 use crate::support::user::{OpenDevice, User};
 use crate::support::{archfs, run, wait_until};
 
@@ -186,6 +187,7 @@ fn two_private_mounts_can_use_one_mount_point() {
 
 #[test]
 fn a_private_mount_killed_at_once_leaves_at_most_an_empty_directory() {
+    let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     as_both(&stage, 9, |bash, mount_point, who| {
         for is_there in [false, true] {

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::overlay::{CHANGES, as_both, text};
 use crate::support::mount::is_mounted;
 use crate::support::stage::{Talker, has_ended, said, stage};
+use crate::support::stale::one_at_a_time;
 use crate::support::{run, wait_until};
 
 /// The process of fuse-overlayfs that the daemon at `mount_point` has started.
@@ -118,6 +119,7 @@ fn a_layer_that_cannot_be_used_is_refused() {
 /// > What write(2) has written is in the layer, also if the daemon is killed at once.
 #[test]
 fn a_killed_daemon_takes_the_program_with_it() {
+    let _one = one_at_a_time();
     let Some(stage) = stage() else { return };
     as_both(&stage, 34, |bash, work| {
         let mount = "$ARCHFS mount -q --keep --overlay layer $IMAGE mount";

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::support::mount::{CleanUp, listed, unmount};
 use crate::support::stage::said;
+use crate::support::stale::one_at_a_time;
 use crate::support::{archfs, run, skip_without_mounts, source, tar, wait_until, work_directory};
 use crate::test_server::{Reply, TestServer};
 
@@ -126,6 +127,7 @@ impl Work {
 
 #[test]
 fn the_next_mount_fetches_only_what_is_missing_or_damaged() {
+    let _one = one_at_a_time();
     if skip_without_mounts() {
         return;
     }
@@ -192,6 +194,7 @@ fn a_copy_is_free_when_run_returns() {
 
 #[test]
 fn a_copy_in_use_stays_and_the_oldest_makes_room() {
+    let _one = one_at_a_time();
     if skip_without_mounts() {
         return;
     }
@@ -257,6 +260,7 @@ fn a_copy_that_cannot_stay_leaves_nothing_behind() {
 /// 100 rounds with ARCHFS_LONG_TESTS.
 #[test]
 fn after_a_kill_at_any_moment_no_wrong_byte_is_believed() {
+    let _one = one_at_a_time();
     if skip_without_mounts() {
         return;
     }

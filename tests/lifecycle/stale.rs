@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, chown};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,14 +16,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::{CleanUp, daemon_of as daemon_at, is_mounted, listed, unmount};
 use crate::support::stage::{Stage, Stopped, has_ended, said, stage, stop};
+use crate::support::stale::one_at_a_time;
 use crate::support::user::{OpenDevice, User};
 use crate::support::{archfs, run, wait_until};
-
-/// One test at a time: `gc` of one would clear the stale mounts of another.
-fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()

@@ -25,6 +25,7 @@ pub mod skip;
 pub mod snapshot;
 pub mod source;
 pub mod stage;
+pub mod stale;
 pub mod tar;
 pub mod tree;
 pub mod turn;

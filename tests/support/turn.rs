@@ -3,7 +3,8 @@
 //! Cargo runs all tests of a program on threads of one process. Some tests clear all stale mounts
 //! of a user, copy the mount table into a namespace, or change /dev/fuse. Other tests of the same
 //! module allow for that, but tests of other modules do not. So the modules take turns.
-//! scripts/test-programs starts a process for each module, so nothing waits there.
+//! scripts/test-programs starts a process for each module, so nothing waits here. Tests that disturb
+//! those of other modules also there take a lock on a file (`stale::one_at_a_time`).
 
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, PoisonError};

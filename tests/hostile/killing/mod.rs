@@ -26,6 +26,7 @@ use std::thread;
 use std::time::{Instant, SystemTime};
 
 use crate::support;
+use crate::support::stale::one_at_a_time;
 use plan::{Plan, ROOT};
 use process::Processes;
 use table::Table;
@@ -162,6 +163,7 @@ fn open_device() -> impl Drop {
 
 /// Remains of the test after `archfs gc` as each user.
 fn remains(stage: &Stage) -> Vec<String> {
+    let _one = one_at_a_time();
     let mut left = Vec::new();
     for user in [ROOT].into_iter().chain(stage.users) {
         let output = as_user(user, &[stage.archfs.to_str().unwrap(), "gc"]).output().unwrap();
