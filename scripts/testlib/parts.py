@@ -92,8 +92,11 @@ PARTS = [
     # Archives at URLs of real servers.
     Part("servers", with_program("tests/remote/test-servers"), lane=Lane.BACK, needs=("build: program",), lack=NO_PACKAGES),
     # Everything for some time, by many processes.
-    Part("soak", with_program("scripts/soak", "--archfs", STATIC, "--minutes", "1"),
+    Part("soak", with_program("scripts/soak", "--archfs", STATIC, "--minutes", "0.5"),
          with_program("scripts/soak", "--archfs", STATIC, "--minutes", "30"), lane=Lane.BACK,
+         needs=("build: program",), lack=NO_MOUNTS),
+    Part("soak of jobs", with_program("scripts/soak-jobs", "--archfs", STATIC, "--minutes", "0.5"),
+         with_program("scripts/soak-jobs", "--archfs", STATIC, "--minutes", "30"), lane=Lane.BACK,
          needs=("build: program",), lack=NO_MOUNTS),
 
     # Not in the short form: where the machine is emulated and short of CPU time, the kernel in it fails by chance.

@@ -8,9 +8,11 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{exit, mount, term};
+use super::{exit, mount, prepare_to_mount, term};
 use crate::error::{Kind, Result};
-use crate::lifecycle::{self, Background, DAEMON_OPTION, DaemonPlan, Launcher, STEP, Task};
+use crate::lifecycle::{
+    self, Background, DAEMON_OPTION, DaemonPlan, Launcher, STEP, Task, Unfinished,
+};
 use crate::progress::Progress;
 use crate::sync::Arc;
 
@@ -36,7 +38,11 @@ pub(super) fn called_for_overlay(arguments: &[OsString]) -> Option<io::Result<()
 }
 
 fn serve_in_background() -> Result<u8> {
-    let (launcher, DaemonPlan { mount: plan, role, .. }) = Launcher::adopt()?;
+    // Before signals are unblocked, because the launcher has created the record already.
+    let unfinished = Unfinished::begin();
+    prepare_to_mount();
+    lifecycle::receive_while_opening();
+    let (launcher, DaemonPlan { mount: plan, role, .. }) = Launcher::adopt(unfinished)?;
     let Background { source, has_fallback } = role;
     let progress = Arc::new(Progress::default());
     let bar = mount::opening_bar(&plan, &progress);
@@ -52,6 +58,7 @@ fn serve_in_background() -> Result<u8> {
 /// Serves as a task of a job step. The task reports to the launcher and not by its exit status,
 /// because Slurm would report a failed job if a task failed.
 fn serve_in_step() -> Result<u8> {
+    prepare_to_mount();
     let task = Task::own();
     let Some(plan) = task.begin_to_mount()? else { return Ok(0) };
     match task.serve(&plan, &Progress::default()) {

@@ -152,7 +152,6 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = url::named(arguments, has_command);
     with_enough_stack(|| {
         if let Some(serve) = daemon::called(&arguments) {
-            prepare_to_mount();
             return exit::status(serve());
         }
         match mount_helper::of_squashfuse(&arguments) {

@@ -117,6 +117,7 @@ fn mount(args: &Args, ready: &mut Ready) -> Result<u8> {
 fn serve_in_foreground(args: &Args, plan: &MountPlan, ready: &mut Ready) -> Result<u8> {
     // The caller watches a foreground process, so only `--until-pid` names a holder.
     let holder = args.until_pid.map(ProcessId::of).transpose()?;
+    lifecycle::receive_while_opening();
     let progress = Arc::new(Progress::default());
     let bar = opening_bar(plan, &progress);
     let is_seen = plan.verbosity != Verbosity::Quiet && io::stderr().is_terminal();

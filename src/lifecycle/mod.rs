@@ -14,6 +14,7 @@ mod ready;
 mod registry;
 
 pub use crate::os::process::ProcessId;
+pub use crate::os::unfinished::Unfinished;
 pub use crate::storage::Removed;
 pub use commands::gc::{Cleared, gc, remove_kept_copies};
 pub use commands::held_files::{Display, RunOptions};
@@ -32,7 +33,9 @@ pub use daemon::launcher::Launcher;
 pub use daemon::name_readahead::read_names;
 pub use daemon::opening::open_to_read;
 pub use daemon::report::{Percentiles, Snapshot};
-pub use daemon::signals::{ignore_others, leave_to_system_calls, receive_in_order};
+pub use daemon::signals::{
+    ignore_others, leave_to_system_calls, receive_in_order, receive_while_opening,
+};
 pub use daemon::{serve_in_background, serve_in_foreground};
 pub use job_step::{
     JobStepChoice, Nodes, Outcome as StepOutcome, Task, mount as mount_by_step,

@@ -21,5 +21,6 @@ pub(crate) mod record_directory;
 pub mod signal;
 pub mod thread_directory;
 pub mod trust;
+pub mod unfinished;
 pub mod unix_socket;
 pub mod unlinked;

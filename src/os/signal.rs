@@ -28,7 +28,7 @@ pub(crate) const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGHUP, libc::SIGINT];
 pub(crate) struct Mask(libc::sigset_t);
 
 impl Mask {
-    fn of(signals: &[i32]) -> Self {
+    pub(crate) fn of(signals: &[i32]) -> Self {
         let mut set = MaybeUninit::uninit();
         // SAFETY: the pointer is to a set in this stack frame, which the first call initializes.
         // For a number that is not a signal, the other calls return an error.
@@ -176,6 +176,61 @@ pub(crate) fn restore_default(signal: i32) {
     // SAFETY: no handler is installed. For a signal whose action cannot change, the call returns an
     // error.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Makes `handler` handle those of `signals` whose action is the default one. While it runs, all of
+/// them are blocked. System calls that they interrupt continue.
+pub(crate) fn replace_default(signals: &[i32], handler: extern "C" fn(i32)) {
+    let action = libc::sigaction {
+        sa_sigaction: handler as *const () as libc::sighandler_t,
+        sa_flags: libc::SA_RESTART,
+        sa_mask: Mask::of(signals).0,
+        sa_restorer: None,
+    };
+    for &signal in signals {
+        if has_default_action(signal) {
+            // SAFETY: the handler takes the number of the signal, as the flags promise.
+            unsafe { libc::sigaction(signal, &action, ptr::null_mut()) };
+        }
+    }
+}
+
+/// Gives those of `signals` that `handler` handles their default action again.
+pub(crate) fn restore_default_of(signals: &[i32], handler: extern "C" fn(i32)) {
+    for &signal in signals {
+        if action_of(signal) == Some(handler as *const () as libc::sighandler_t) {
+            restore_default(signal);
+        }
+    }
+}
+
+/// Whether the action of `signal` is the default one. Can be called in a handler.
+pub(crate) fn has_default_action(signal: i32) -> bool {
+    action_of(signal) == Some(libc::SIG_DFL)
+}
+
+fn action_of(signal: i32) -> Option<libc::sighandler_t> {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: the pointer is to an action in this stack frame, which a call that succeeds
+    // initializes.
+    unsafe {
+        match libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) {
+            0 => Some(action.assume_init().sa_sigaction),
+            _ => None,
+        }
+    }
+}
+
+/// Ends this process as `signal` does by default, or with that exit status if it is the first
+/// process of a pid namespace, which the kernel spares. Can be called in a handler.
+pub(crate) fn end_process(signal: i32) {
+    restore_default(signal);
+    // SAFETY: the pointer is to a set in this stack frame, and the calls are async-signal-safe.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &Mask::of(&[signal]).0, ptr::null_mut());
+        libc::raise(signal);
+        libc::_exit(128 + signal);
+    }
 }
 
 /// Sends `signal` to `process`, which may have ended.

@@ -6,17 +6,99 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::support::faulty::{Fault, Faulty};
 use crate::support::mount::is_mounted;
-use crate::support::stage::processes_about;
+use crate::support::stage::{processes_about, stage};
 use crate::support::tar::slower_archive;
 use crate::support::{archfs, run, skip_without_mounts, wait_until, work_directory};
 
 fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
+}
+
+/// The records of root about `mount_point`.
+fn records_of(mount_point: &Path) -> Vec<PathBuf> {
+    let text = mount_point.to_str().unwrap().as_bytes();
+    let all = fs::read_dir("/tmp/archfs-0").into_iter().flatten();
+    let all = all.filter_map(|entry| Some(entry.ok()?.path()));
+    // Others may be removed meanwhile.
+    let is_about = |path: &PathBuf| {
+        fs::read(path).is_ok_and(|bytes| bytes.windows(text.len()).any(|part| part == text))
+    };
+    all.filter(is_about).collect()
+}
+
+/// A batch system sends SIGTERM to all processes of a job, also in its first moments.
+///
+/// 2,000 rounds with ARCHFS_LONG_TESTS.
+#[test]
+fn a_signal_at_any_moment_of_the_start_leaves_no_record() {
+    if skip_without_mounts() {
+        return;
+    }
+    let work = work_directory();
+    // Opening takes far longer than a round.
+    let archive = slower_archive(work.path(), 200);
+    let name = archive.to_str().unwrap();
+    let mount_point = work.path().join("mount");
+    let is_long = std::env::var_os("ARCHFS_LONG_TESTS").is_some();
+    for round in 0..if is_long { 2_000 } else { 100 } {
+        let signal = [Signal::TERM, Signal::INT, Signal::HUP][round % 3];
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_archfs")).arg("mount");
+        command.args((round % 4 == 0).then_some("--foreground")).arg(&archive).arg(&mount_point);
+        if round % 2 == 0 {
+            // Then a thread handles the signals for all others.
+            command.env("SLURM_JOB_ID", "1").env_remove("SLURM_TASK_PID");
+        }
+        let mut child = command.process_group(0).stderr(Stdio::null()).spawn().unwrap();
+        // A moment of the start, which takes some milliseconds, and more while other tests run.
+        thread::sleep(Duration::from_micros(round as u64 * 7919 % 20_000));
+        kill_process_group(pid(&child), signal).unwrap();
+        let status = child.wait().unwrap();
+        let what = format!("round {round}: {signal:?}");
+        // In a Slurm job, the launcher may see the end of the daemon first.
+        let is_by_signal = status.signal() == Some(signal.as_raw());
+        assert!(is_by_signal || round % 2 == 0 && !status.success(), "{what}: {status}");
+        wait_until(&format!("{what}: no process is left"), || processes_about(&[name]).is_empty());
+        assert!(records_of(&mount_point).is_empty(), "{what}");
+    }
+}
+
+/// A thread that waits for a file server cannot handle a signal.
+#[test]
+fn a_signal_ends_a_mount_whose_storage_does_not_answer() {
+    let Some(stage) = stage() else { return };
+    let faulty = Faulty::new(&stage.image, &stage.work.path().join("storage"));
+    faulty.set(Fault::Hanging);
+    let name = faulty.file().to_str().unwrap().to_owned();
+    for (options, job) in [(&["-q"][..], ""), (&["-q", "--foreground"], ""), (&["-q"], "1")] {
+        let mut command = Command::new("env");
+        command.args(["--default-signal", env!("CARGO_BIN_EXE_archfs"), "mount"]).args(options);
+        command.arg(faulty.file()).arg(&stage.mount_point).env_remove("SLURM_TASK_PID");
+        if !job.is_empty() {
+            command.env("SLURM_JOB_ID", job);
+        }
+        let before = faulty.reads();
+        let mut child = command.process_group(0).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("it reads", || faulty.reads() > before);
+        kill_process_group(pid(&child), Signal::TERM).unwrap();
+        let what = format!("{options:?} {job}");
+        wait_until(&format!("{what}: no process is left"), || {
+            // Otherwise it stays as a zombie.
+            let _ = child.try_wait();
+            processes_about(&[&name]).is_empty()
+        });
+        assert!(records_of(&stage.mount_point).is_empty(), "{what}");
+    }
+    faulty.set(Fault::None);
 }
 
 #[test]
@@ -66,6 +148,13 @@ fn a_signal_while_opening_an_archive_ends_the_command_at_once() {
                     processes_about(&[&name]).is_empty()
                 });
                 assert!(!is_mounted(&mount_point) && !mount_point.exists(), "{what}");
+                let records = records_of(&mount_point);
+                if signal == Signal::KILL && to_group && word != "index" {
+                    assert_eq!(records.len(), 1, "the next mount would remove it");
+                    fs::remove_file(&records[0]).unwrap();
+                } else {
+                    assert!(records.is_empty(), "{what}");
+                }
             }
         }
     }

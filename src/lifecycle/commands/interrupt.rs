@@ -9,10 +9,10 @@ use std::thread;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
 
 use crate::error::{Error, Result};
 use crate::lifecycle::daemon::signals::is_ignored;
+use crate::os::signal;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 /// Whether this process was asked to stop.
@@ -35,8 +35,7 @@ impl Interrupt {
         let note_signals = move || {
             for signal in &mut signals {
                 if shared.is_requested.load(Ordering::Relaxed) {
-                    // This does not return.
-                    let _ = emulate_default_handler(signal);
+                    signal::end_process(signal);
                 }
                 shared.signal.store(u64::from(signal.unsigned_abs()), Ordering::Relaxed);
                 shared.is_requested.store(true, Ordering::Relaxed);

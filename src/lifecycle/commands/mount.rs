@@ -101,12 +101,12 @@ pub(crate) fn obtain(
     let shown = show(&format!("waiting to mount at {}", mount_point.display()));
     let entry = registry::join_or_lock(&mount_point, plan);
     drop(shown);
-    let lock = match entry? {
+    let mut lock = match entry? {
         JoinOutcome::Joined(client, record) => return Ok((client, Some(record))),
         JoinOutcome::Locked(lock) => lock,
     };
     let role = Background { source: ConnectionSource::Mount, has_fallback };
-    let started = Launched::start(plan, role, Some(&lock))
+    let started = Launched::start(plan, role, Some(&mut lock))
         .and_then(|launched| launched.wait_until_answers(&mount_point))
         .map_err(|error| error.within(mount_point.display()));
     drop(lock);

@@ -3,7 +3,8 @@
 //! `Launched` is the launcher's side, `Launcher` the daemon's. A process with threads cannot fork,
 //! so the program executes itself again.
 //! Invariants: the daemon ends if its launcher ends before "ready". From "ready" on, the connection
-//! between them is the launcher's lease.
+//! between them is the launcher's lease. SIGTERM, SIGINT or SIGHUP to either or both of them before
+//! the daemon mounts leaves no record.
 //!
 //! The daemon's standard input is the lock of the mount point, and its standard output is a socket
 //! to the launcher, whose first line is the plan. If another process mounts, the daemon sends
@@ -25,6 +26,8 @@ use crate::lifecycle::mount::inherited;
 use crate::lifecycle::plan::{self, Background, ConnectionSource, DaemonPlan, MountPlan};
 use crate::lifecycle::registry::{Client, MountLock};
 use crate::os::process::{self, ProcessId};
+use crate::os::signal::{ENDING, Mask};
+use crate::os::unfinished::Unfinished;
 use crate::os::unix_socket;
 
 /// A daemon that is starting. Dropping this closes the connection, and the daemon ends.
@@ -39,11 +42,11 @@ impl Launched {
     pub(crate) fn start(
         plan: &MountPlan,
         role: Background,
-        lock: Option<&MountLock>,
+        lock: Option<&mut MountLock>,
     ) -> Result<Self> {
         let failed = |error| Error::io("cannot start the daemon", error);
         let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let stdin = match lock {
+        let stdin = match &lock {
             Some(lock) => Stdio::from(lock.duplicate()?),
             None => Stdio::null(),
         };
@@ -52,11 +55,15 @@ impl Launched {
             ConnectionSource::Private => "private",
             ConnectionSource::Handed => "handed",
         };
-        let process = process::own_program(plan::daemon_words(plan, value))
-            .stdin(stdin)
-            .stdout(OwnedFd::from(theirs))
-            .spawn()
-            .map_err(failed)?;
+        let mut command = process::own_program(plan::daemon_words(plan, value));
+        command.stdin(stdin).stdout(OwnedFd::from(theirs));
+        // Until it holds them itself.
+        Mask::of(&ENDING).pass_to(&mut command);
+        let process = command.spawn().map_err(failed)?;
+        // The daemon removes them if it gets no plan.
+        if let Some(lock) = lock {
+            lock.keep_files();
+        }
         // If the daemon has exited, it has printed why, and its exit status is read later.
         let _ = DaemonPlan::new(plan, role).write_to(&mut ours);
         let daemon = i32::try_from(process.id()).ok().and_then(|pid| ProcessId::of(pid).ok());
@@ -146,15 +153,17 @@ pub struct Launcher {
     stream: UnixStream,
     /// Standard input as it was inherited.
     input: OwnedFd,
+    /// From the start of this process until it has the lock.
+    unfinished: Option<Unfinished>,
 }
 
 impl Launcher {
     /// Takes over the plan and the descriptors that the launcher handed to this process, and closes
-    /// all others. Call this first.
+    /// all others. `unfinished` has held signals since before this process unblocked them.
     ///
     /// # Errors
     /// `Io` if the launcher has exited.
-    pub fn adopt() -> Result<(Self, DaemonPlan<Background>)> {
+    pub fn adopt(unfinished: Option<Unfinished>) -> Result<(Self, DaemonPlan<Background>)> {
         // Otherwise ps and the kernel log would show `exe`: the process was started as
         // /proc/self/exe.
         let _ = fs::write("/proc/self/comm", "archfs");
@@ -164,25 +173,34 @@ impl Launcher {
         let failed = |error| Error::io("cannot take over the descriptors of the launcher", error);
         let own = |descriptor: rustix::fd::BorrowedFd<'_>| descriptor.try_clone_to_owned();
         let stream = UnixStream::from(own(rustix::stdio::stdout()).map_err(failed)?);
+        let input = own(rustix::stdio::stdin()).map_err(failed)?;
         let plan = match is_open(&stream) {
-            true => DaemonPlan::read_from(&mut BufReader::new(&stream))?,
-            false => None,
+            true => DaemonPlan::<Background>::read_from(&mut BufReader::new(&stream)),
+            false => Ok(None),
         };
-        let Some(plan) = plan else {
-            return Err(Error::new(Kind::Io, "the process that started this mount has exited"));
+        let exited = || Error::new(Kind::Io, "the process that started this mount has exited");
+        let plan = match plan.and_then(|plan| plan.ok_or_else(exited)) {
+            Ok(plan) => plan,
+            Err(error) => {
+                MountLock::remove_inherited(input);
+                return Err(error);
+            }
         };
         inherited::close_all(&inherited::kept(&plan.mount));
-        let input = own(rustix::stdio::stdin()).map_err(failed)?;
-        Ok((Self { stream, input }, plan))
+        // Otherwise there is no record.
+        let unfinished = unfinished.filter(|_| plan.role.source == ConnectionSource::Mount);
+        Ok((Self { stream, input, unfinished }, plan))
     }
 
     /// The lock of `mount_point`, inherited as standard input.
-    pub(crate) fn lock(&self, mount_point: &Path) -> Result<MountLock> {
+    pub(crate) fn lock(&mut self, mount_point: &Path) -> Result<MountLock> {
         let input = self
             .input
             .try_clone()
             .map_err(|error| Error::io("no lock of the mount point", error))?;
-        MountLock::adopt(input, mount_point)
+        let mut lock = MountLock::adopt(input, mount_point)?;
+        lock.remove_on_signal(self.unfinished.take());
+        Ok(lock)
     }
 
     /// Asks for a FUSE connection; `None` if the launcher could not mount, and printed why.

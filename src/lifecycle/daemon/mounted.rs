@@ -70,30 +70,15 @@ impl Mounted {
         lock: MountLock,
         mut record: Record,
     ) -> Result<(Arc<Self>, OwnedFd)> {
-        if let Some(entry) = lock.detach_stale(mount_point)? {
-            return Err(mount_point::taken(mount_point, &entry));
-        }
-        let directory = mount_point::prepare(mount_point, plan.covers_files, &mut || {
-            record.creates_directory = true;
-            lock.write(&record)
-        })?;
-        let source = source(&record.archives);
-        let layered = match &plan.overlay {
-            Some(layer) => {
-                let archives = MountPlan { overlay: None, ..plan.clone() };
-                let identity = registry::identity_on_all_nodes(&archives);
-                Some(Prepared::new(mount_point, layer, &identity)?)
+        let made = match Made::new(mount_point, plan, &lock, &mut record) {
+            Ok(made) => made,
+            Err(error) => {
+                // No other process may be left to do it.
+                lock.remove();
+                return Err(error);
             }
-            None => None,
         };
-        let attached = Attached::new(mount_point, &source, plan.restrictions(), &lock);
-        if attached.is_err() {
-            // A helper may have mounted before it was killed.
-            lock.detach_stale(mount_point)?;
-        }
-        let (attached, connection) = attached?;
-        record.mount = Some(MountId::of(attached.entry()));
-        lock.write(&record)?;
+        let Made { directory, layered, attached, connection } = made;
         let (attached, directory) = (Some(attached), Some(directory));
         let lock = Some((lock, record));
         let parts = Parts { reserve: reserve(), attached, directory, lock, direct: None };
@@ -261,6 +246,50 @@ impl Mounted {
             Ok(lock) => *self.detached.lock() = Some(lock),
             Err(error) => log::info!("{}: {error}", self.mount_point.display()),
         }
+    }
+}
+
+/// What a daemon made to mount.
+struct Made {
+    attached: Attached,
+    connection: OwnedFd,
+    layered: Option<(Prepared, OwnedFd)>,
+    directory: OwnedDirectory,
+}
+
+impl Made {
+    /// Mounts at `mount_point`, whose lock is `lock`, and writes that to `record`.
+    fn new(
+        mount_point: &Path,
+        plan: &MountPlan,
+        lock: &MountLock,
+        record: &mut Record,
+    ) -> Result<Self> {
+        if let Some(entry) = lock.detach_stale(mount_point)? {
+            return Err(mount_point::taken(mount_point, &entry));
+        }
+        let directory = mount_point::prepare(mount_point, plan.covers_files, &mut || {
+            record.creates_directory = true;
+            lock.write(record)
+        })?;
+        let source = source(&record.archives);
+        let layered = match &plan.overlay {
+            Some(layer) => {
+                let archives = MountPlan { overlay: None, ..plan.clone() };
+                let identity = registry::identity_on_all_nodes(&archives);
+                Some(Prepared::new(mount_point, layer, &identity)?)
+            }
+            None => None,
+        };
+        let attached = Attached::new(mount_point, &source, plan.restrictions(), lock);
+        if attached.is_err() {
+            // A helper may have mounted before it was killed.
+            lock.detach_stale(mount_point)?;
+        }
+        let (attached, connection) = attached?;
+        record.mount = Some(MountId::of(attached.entry()));
+        lock.write(record)?;
+        Ok(Self { attached, connection, layered, directory })
     }
 }
 

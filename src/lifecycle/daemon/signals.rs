@@ -126,6 +126,15 @@ pub fn receive_in_order() {
     }
 }
 
+/// Until `watch`, makes a thread handle the signals that ask archfs to end, because a thread that
+/// waits for a file server that does not answer cannot. In a Slurm job, there is such a thread
+/// already, which stays.
+pub fn receive_while_opening() {
+    if !SlurmEnd::is_in_job() {
+        signal::receive_in_one_thread(&ENDING);
+    }
+}
+
 /// The signals that this process ignores now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IgnoredNow(u64);
@@ -170,6 +179,10 @@ pub(crate) fn watch(ignored: Ignored) -> Result<(WakeSources, SessionEnd)> {
         None => &[SIGTERM, SIGHUP],
     };
     let received = SignalReceiver::new(signals.iter().copied().filter(|signal| handles(*signal)))?;
+    if slurm.is_none() {
+        // Ends `receive_while_opening`. This thread must not run on past a SIGINT.
+        Mask::clear();
+    }
     Ok((WakeSources { received, pipe: reader, interrupted, slurm }, SessionEnd(writer)))
 }
 

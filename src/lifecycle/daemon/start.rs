@@ -50,7 +50,6 @@ pub fn serve_in_background(
     progress: &Progress,
     opened: impl FnOnce(),
 ) -> Result<()> {
-    set_up_process(plan)?;
     let mount_point = || mount_point::locate(&plan.mount_point);
     let connector = match source {
         ConnectionSource::Mount => {
@@ -61,6 +60,10 @@ pub fn serve_in_background(
         ConnectionSource::Private => Connector::Launcher(&mut launcher, Some(mount_point()?)),
         ConnectionSource::Handed => Connector::Launcher(&mut launcher, None),
     };
+    if let Err(error) = set_up_process(plan) {
+        connector.give_up();
+        return Err(error);
+    }
     match start(plan, connector, Ignored::AreHandled, progress, opened)? {
         Some(mut daemon) => {
             daemon.leases.grant_to(launcher.ready()?)?;
@@ -91,7 +94,7 @@ fn start(
         }
     };
     opened();
-    // From here on there is something to clear up, so a signal must not end the process by itself.
+    // From here on there is more to clear up than the record.
     let wakes = signals::watch(ignored)?;
     let Some(Connected { mount, connection, listener }) = connector.connect(plan)? else {
         return Ok(None);
@@ -126,7 +129,8 @@ impl Connector<'_> {
     fn connect(self, plan: &MountPlan) -> Result<Option<Connected>> {
         let (mount, connection, listener) = match self {
             Self::Own(reserved) => {
-                let Reserved { mount_point, lock, record, listener } = *reserved;
+                let Reserved { mount_point, mut lock, record, listener } = *reserved;
+                lock.keep_files();
                 let (mount, connection) = Mounted::attach(&mount_point, plan, lock, record)?;
                 (mount, connection, Some(listener))
             }

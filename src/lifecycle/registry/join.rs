@@ -29,6 +29,7 @@ use crate::lifecycle::MountPlan;
 use crate::lifecycle::mount::mount_point::taken;
 use crate::lifecycle::mount::owned_directory;
 use crate::os::mountinfo::MountEntry;
+use crate::os::unfinished::Unfinished;
 
 /// How long a daemon that has mounted may take to answer.
 const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -56,9 +57,11 @@ pub(crate) fn join_or_lock(mount_point: &Path, plan: &MountPlan) -> Result<JoinO
     let record = first_record(mount_point, plan)?;
     let mut waiting = JoinWait::new(mount_point);
     loop {
+        let unfinished = Unfinished::begin();
         if let Some(lock) = MountLock::try_acquire(&record)? {
-            return clean_up_and_record(mount_point, lock, &record);
+            return clean_up_and_record(mount_point, lock, &record, unfinished);
         }
+        drop(unfinished);
         let (entry, snapshot) = match mount_state(mount_point)? {
             MountState::Alive(entry, snapshot, _) => (Some(entry), snapshot),
             MountState::Starting(snapshot) => (None, snapshot),
@@ -97,12 +100,19 @@ pub(crate) fn join_or_lock(mount_point: &Path, plan: &MountPlan) -> Result<JoinO
 }
 
 /// Removes what a killed daemon has left at `mount_point`, of which `lock` is the lock, and writes
-/// `record` to the record file.
+/// `record` to the record file. From then on a signal, also one that `unfinished` holds, removes
+/// the file. While it has the record of the killed daemon, it stays.
 fn clean_up_and_record(
     mount_point: &Path,
-    lock: MountLock,
+    mut lock: MountLock,
     record: &Record,
+    unfinished: Option<Unfinished>,
 ) -> Result<JoinOutcome> {
+    let is_new = lock.record().as_ref() == Some(record);
+    match is_new {
+        true => lock.remove_on_signal(unfinished),
+        false => drop(unfinished),
+    }
     if let Some(entry) = lock.detach_stale(mount_point)? {
         lock.remove();
         return Err(taken(mount_point, &entry));
@@ -113,7 +123,11 @@ fn clean_up_and_record(
         owned_directory::remove_unused(mount_point, creation_start);
     }
     clean_up::remove_ended_records(mount_point);
-    lock.write(record)?;
+    if !is_new {
+        let unfinished = Unfinished::begin();
+        lock.write(record)?;
+        lock.remove_on_signal(unfinished);
+    }
     Ok(JoinOutcome::Locked(lock))
 }
 

@@ -6,6 +6,10 @@
 //! passes it on to fusermount, which may outlive it. The kernel frees the lock when the last of
 //! them has ended, for whatever reason.
 //!
+//! Until the daemon watches for signals itself, a signal removes the file and ends the process that
+//! mounts (`os::unfinished`): the launcher from before it creates the file until it has started the
+//! daemon, and the daemon from its start.
+//!
 //! Invariant: a locked file is the one that its path names.
 
 use std::fs::{self, File};
@@ -22,10 +26,13 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, retry_on_intr};
 
-use super::record::{Record, is_named, private_record_name, read_record, record_name, socket_name};
+use super::record::{
+    RECORD_SUFFIX, Record, is_named, private_record_name, read_record, record_name, socket_name,
+};
 use crate::error::{Error, Kind, Result};
 use crate::lifecycle::mount::attach;
 use crate::os::record_directory::{RecordDirectory, chmod_0600, open_0600};
+use crate::os::unfinished::Unfinished;
 
 /// How often to retry a lock that another process holds.
 pub(crate) const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -40,6 +47,8 @@ pub(crate) struct MountLock {
     file: File,
     name: String,
     record_directory: RecordDirectory,
+    /// `Some` while a signal, or dropping this, removes the files.
+    unfinished: Option<Unfinished>,
     /// Keeps systemd-tmpfiles from removing the file for its age.
     _tmpfiles_lock: Option<File>,
 }
@@ -160,7 +169,7 @@ impl MountLock {
 
     fn of_locked(file: File, name: String, record_directory: RecordDirectory) -> Self {
         let _tmpfiles_lock = record_directory.lock_against_tmpfiles();
-        Self { file, name, record_directory, _tmpfiles_lock }
+        Self { file, name, record_directory, unfinished: None, _tmpfiles_lock }
     }
 
     /// The lock of `mount_point`, which the parent process passed on as `descriptor`.
@@ -172,6 +181,36 @@ impl MountLock {
             }
         }
         Err(Error::new(Kind::Usage, "standard input is not the lock of the mount point"))
+    }
+
+    /// Removes the files of the lock that a parent process passed on as `descriptor` before it
+    /// ended.
+    pub(crate) fn remove_inherited(descriptor: OwnedFd) {
+        let file = File::from(descriptor);
+        for record_directory in RecordDirectory::all() {
+            let mut names = record_directory.names(RECORD_SUFFIX).into_iter();
+            if let Some(name) = names.find(|name| is_named(&file, &record_directory.join(name))) {
+                return Self::of_locked(file, name, record_directory).remove();
+            }
+        }
+    }
+
+    /// From now on a signal that `unfinished` holds removes the files and ends the process.
+    pub(crate) fn remove_on_signal(&mut self, unfinished: Option<Unfinished>) {
+        self.unfinished = unfinished;
+        self.arm();
+    }
+
+    fn arm(&self) {
+        if let Some(unfinished) = &self.unfinished {
+            unfinished.remove_on_signal([&self.socket(), &self.path()], self.record_directory());
+        }
+    }
+
+    /// From now on this process does not remove the files on a signal or an error. A signal that
+    /// was held ends it here.
+    pub(crate) fn keep_files(&mut self) {
+        self.unfinished = None;
     }
 
     pub(crate) fn duplicate(&self) -> Result<OwnedFd> {
@@ -209,12 +248,15 @@ impl MountLock {
 
     /// Listens on the socket of the mount point; replaces a socket that an earlier daemon has left.
     pub(crate) fn listen(&self) -> Result<UnixListener> {
+        // A thread that handles a signal must not remove the files before all are there.
+        self.unfinished.iter().for_each(Unfinished::hold);
         let socket = self.socket();
         let _ = fs::remove_file(&socket);
         let listening = UnixListener::bind(&socket).and_then(|listener| {
             chmod_0600(&socket)?;
             Ok(listener)
         });
+        self.arm();
         listening.map_err(|error| Error::io(format!("{}: cannot listen", socket.display()), error))
     }
 
@@ -239,7 +281,14 @@ impl MountLock {
     }
 
     /// Removes the files and frees the lock.
-    pub(crate) fn remove(self) {
+    pub(crate) fn remove(mut self) {
+        self.remove_files();
+        self.keep_files();
+    }
+
+    fn remove_files(&self) {
+        // Once the files are removed, other processes may create some of the same names.
+        self.unfinished.iter().for_each(Unfinished::hold);
         // The record goes last: until then no other process can listen on the socket.
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_file(self.path());
@@ -252,6 +301,14 @@ impl MountLock {
 
     fn socket(&self) -> PathBuf {
         self.record_directory.join(&socket_name(&self.name))
+    }
+}
+
+impl Drop for MountLock {
+    fn drop(&mut self) {
+        if self.unfinished.is_some() {
+            self.remove_files();
+        }
     }
 }
 
