@@ -25,6 +25,7 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit, test_kill_process,
 };
 use rustix::stdio;
+use rustix::thread::gettid;
 
 use crate::error::{Error, Kind, Result};
 use crate::os::kernel_file;
@@ -43,6 +44,14 @@ pub fn enlarge_open_files_max() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
+/// The threads of this process; only the calling one if /proc does not show them.
+pub fn threads() -> Vec<Pid> {
+    let named = |thread: fs::DirEntry| thread.file_name().to_str()?.parse().ok();
+    let listed = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let threads: Vec<_> = listed.filter_map(named).filter_map(Pid::from_raw).collect();
+    if threads.is_empty() { vec![gettid()] } else { threads }
+}
+
 /// Descriptors that the table of this process has room for after `enlarge_descriptor_table`.
 const DESCRIPTORS: u64 = 1024;
 
@@ -50,8 +59,7 @@ const DESCRIPTORS: u64 = 1024;
 /// start: if a process has threads, the kernel waits for an RCU grace period first
 /// (expand_fdtable in fs/file.c), which takes 10 to 20 ms.
 pub fn enlarge_descriptor_table() {
-    let threads = || fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
-    debug_assert_eq!(threads(), 1, "the kernel would wait");
+    debug_assert_eq!(threads().len(), 1, "the kernel would wait");
     let last = DESCRIPTORS.min(open_files_max()).saturating_sub(1);
     // Without it, the start only takes longer.
     let _ = RawFd::try_from(last).map(|last| fcntl_dupfd_cloexec(stdio::stderr(), last));

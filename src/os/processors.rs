@@ -14,7 +14,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Error, Kind, Result};
 use crate::os::control_group::Group;
-use crate::os::{kernel_file, mountinfo};
+use crate::os::{kernel_file, mountinfo, process};
 
 /// The number of CPU cores this process may use, limited by its CPU affinity and control groups.
 /// Computed once, because it reads several files of /proc and /sys.
@@ -93,31 +93,53 @@ pub fn are_named_by_group() -> bool {
     Group::own("cpuset").iter().any(|group| !is_root(group) && names_cores(group))
 }
 
-/// Runs this thread, and all threads and processes that it starts from now on, on these cores.
+/// Runs the threads of this process, and those and the processes that they start from now on, on
+/// these cores.
 ///
 /// # Errors
 /// `Usage` if the control group does not have all of them; `Io` if the kernel refuses.
 pub fn run_on(cores: &Cores) -> Result<()> {
-    let failed = |error: Errno| Error::io("cannot choose CPU cores", error.into());
-    let before = sched_getaffinity(None).map_err(failed)?;
-    // The kernel leaves out cores that the control group does not have.
-    set((0..CpuSet::MAX_CPU).collect()).map_err(failed)?;
-    let all = sched_getaffinity(None).map_err(failed)?;
-    let all: BTreeSet<_> = (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).collect();
-    let wanted = match cores {
-        Cores::All => match &all - &isolated() {
+    let wanted = choose(cores)?;
+    let mask = mask_of(&wanted);
+    for thread in process::threads() {
+        match sched_setaffinity(Some(thread), &mask) {
+            // It has ended.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => return Err(cannot_choose(error)),
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of these cores, of those that the control group has.
+fn choose(cores: &Cores) -> Result<BTreeSet<usize>> {
+    let all = all()?;
+    match cores {
+        Cores::All => Ok(match &all - &isolated() {
             none if none.is_empty() => all,
             balanced => balanced,
-        },
-        Cores::These(wanted) if wanted.is_subset(&all) => wanted.clone(),
+        }),
+        Cores::These(wanted) if wanted.is_subset(&all) => Ok(wanted.clone()),
         Cores::These(_) => {
-            sched_setaffinity(None, &before).map_err(failed)?;
             let context = format!("CPU cores {cores}: this job has only {}", Cores::These(all));
             let hint = "name some of these with --cpus or ARCHFS_CPUS, or all";
-            return Err(Error::new(Kind::Usage, context).with_hint(hint));
+            Err(Error::new(Kind::Usage, context).with_hint(hint))
         }
-    };
-    set(wanted).map_err(failed)
+    }
+}
+
+/// The cores of the control group.
+fn all() -> Result<BTreeSet<usize>> {
+    let before = sched_getaffinity(None).map_err(cannot_choose)?;
+    // The kernel leaves out cores that the control group does not have.
+    sched_setaffinity(None, &mask_of(&(0..CpuSet::MAX_CPU).collect())).map_err(cannot_choose)?;
+    let all = sched_getaffinity(None).map_err(cannot_choose)?;
+    sched_setaffinity(None, &before).map_err(cannot_choose)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).collect())
+}
+
+fn cannot_choose(error: Errno) -> Error {
+    Error::io("cannot choose CPU cores", error.into())
 }
 
 /// The cores that the kernel isolates from load balancing.
@@ -129,10 +151,10 @@ fn isolated() -> BTreeSet<usize> {
     }
 }
 
-fn set(cores: BTreeSet<usize>) -> rustix::io::Result<()> {
+fn mask_of(cores: &BTreeSet<usize>) -> CpuSet {
     let mut mask = CpuSet::new();
-    cores.into_iter().for_each(|core| mask.set(core));
-    sched_setaffinity(None, &mask)
+    cores.iter().for_each(|&core| mask.set(core));
+    mask
 }
 
 #[cfg(test)]
@@ -159,19 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_runs_on_the_cores_it_chose_and_on_no_others() {
+    fn chooses_cores_of_the_control_group_and_no_others_also_if_this_thread_is_bound() {
         thread::spawn(|| {
-            run_on(&Cores::All).unwrap();
-            let all = sched_getaffinity(None).unwrap();
-            let last = (0..CpuSet::MAX_CPU).rfind(|&core| all.is_set(core)).unwrap();
-            run_on(&Cores::These([last].into())).unwrap();
-            let chosen = sched_getaffinity(None).unwrap();
-            assert!(chosen.is_set(last) && chosen.count() == 1);
-            let error = run_on(&Cores::These([last, CpuSet::MAX_CPU - 1].into())).unwrap_err();
-            assert_eq!(error.kind(), Kind::Usage);
-            assert_eq!(sched_getaffinity(None).unwrap(), chosen);
-            run_on(&Cores::All).unwrap();
-            assert_eq!(sched_getaffinity(None).unwrap(), all);
+            let all = choose(&Cores::All).unwrap();
+            let last = [*all.last().unwrap()].into();
+            sched_setaffinity(None, &mask_of(&last)).unwrap();
+            assert_eq!(choose(&Cores::All).unwrap(), all);
+            assert_eq!(choose(&Cores::These(all.clone())).unwrap(), all);
+            let absent = Cores::These([CpuSet::MAX_CPU - 1].into());
+            assert_eq!(choose(&absent).unwrap_err().kind(), Kind::Usage);
+            assert_eq!(sched_getaffinity(None).unwrap(), mask_of(&last), "the thread stays bound");
         })
         .join()
         .unwrap();

@@ -7,11 +7,11 @@ use crate::support::skip::skip_part;
 use crate::support::stage::{Stage, stage};
 use crate::support::{archfs, run};
 
-/// The CPU cores of a thread, in the list format of cpuset(7).
-fn cores(task: &str) -> String {
-    let status = fs::read_to_string(format!("/proc/{task}/status")).unwrap();
+/// The CPU cores of a thread, in the list format of cpuset(7); `None` if it has ended.
+fn cores(task: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{task}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    line.unwrap().trim().to_owned()
+    Some(line.unwrap().trim().to_owned())
 }
 
 /// The cores of all threads of the daemon, each list once.
@@ -19,7 +19,8 @@ fn cores_of_daemon(stage: &Stage) -> Vec<String> {
     let daemon = stage.daemon().as_raw_pid();
     let tasks = fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
     let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
-    let mut found: Vec<_> = ids.map(|id| cores(&format!("{daemon}/task/{id}"))).collect();
+    let mut found: Vec<_> = ids.filter_map(|id| cores(&format!("{daemon}/task/{id}"))).collect();
+    assert!(!found.is_empty(), "the daemon has ended");
     found.sort();
     found.dedup();
     found
@@ -27,7 +28,7 @@ fn cores_of_daemon(stage: &Stage) -> Vec<String> {
 
 /// The last core of this process, and all of them.
 fn last_and_own() -> (String, String) {
-    let own = cores("self");
+    let own = cores("self").unwrap();
     let last = own.rsplit([',', '-']).next().unwrap().to_owned();
     if last == own {
         skip_part("there is one CPU core, which is used with and without --cpus");
